@@ -98,7 +98,10 @@ $(CARGO_PARTS): tests-%: helm
 
 .PHONY: quick
 quick: ## Run unit tests, the gRPC services and the checks of sources and docs on simulated pools; about a minute, no root
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --features fault --lib --test service --test shape --test docs
+	$(CARGO) test --locked --features fault --lib --test unprivileged --no-run
+	export RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))}; \
+	$(CARGO) test --locked --features fault --lib && \
+	$(CARGO) test --locked --features fault --test unprivileged -- service:: shape:: docs::
 
 .PHONY: helm
 helm: # builds helm, which the tests of the chart use
@@ -106,7 +109,7 @@ helm: # builds helm, which the tests of the chart use
 
 .PHONY: soak
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
-	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test cut --test host_linux --test guard --test databases --test fault_sweep --test state_machine --test kill
+	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated -- cut:: host_linux:: guard:: databases:: kill:: fault_sweep:: state_machine::
 
 .PHONY: fuzz
 fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target

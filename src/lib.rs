@@ -7,8 +7,8 @@
 //!
 //! # Reading order
 //!
-//! A module uses only modules above it in this list. `cargo test --test shape` enforces the exact
-//! rules.
+//! A module uses only modules above it in this list. `cargo test --test unprivileged shape::`
+//! enforces the exact rules.
 //!
 //! 1. [`error`] and [`model`]: the error type; ids, sizes and parameters, without I/O.
 //! 2. [`host`]: kernel, disk and programs behind one trait, with a real implementation

@@ -17,6 +17,7 @@
 pub mod client;
 pub mod disk;
 pub mod guest;
+pub mod image_pool;
 pub mod left_out;
 pub mod node;
 pub mod server;

@@ -1,0 +1,143 @@
+//! The udev rule of the chart, with a real udev and LVM in a guest kernel (tests/guest): the host
+//! ignores the content that a tenant writes to a volume, and everything else works as before.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and starts programs"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::guest;
+
+/// For events that happen without further action.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const RULE: &str = "deploy/chart/files/59-slackwater.rules";
+const VOLUME: &str = "0d7e3f5c-1111-4222-8333-444455556666";
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {complaint}"
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_string()
+}
+
+/// A loop device on a new file of 128 MiB: btrfs needs 109.
+fn attached(image: &Path) -> String {
+    fs::create_dir_all(image.parent().unwrap()).unwrap();
+    fs::File::create(image).unwrap().set_len(128 << 20).unwrap();
+    let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
+    run("udevadm", &["settle"]);
+    device
+}
+
+fn changed(device: &str) {
+    run(
+        "udevadm",
+        &["trigger", "--settle", "--action=change", device],
+    );
+}
+
+/// An action of a tenant: creates a file system with a label. A change event for udev follows.
+fn labelled(device: &str, label: &str) {
+    run("mkfs.ext4", &["-q", "-F", "-L", label, device]);
+    changed(device);
+}
+
+fn by_label(label: &str) -> bool {
+    Path::new("/dev/disk/by-label").join(label).exists()
+}
+
+fn properties(device: &str) -> String {
+    run("udevadm", &["info", "--query=property", device])
+}
+
+/// A physical volume with a volume group, as a tenant's virtual machine creates it.
+fn group(device: &str, name: &str) {
+    run("pvcreate", &["--yes", "--quiet", device]);
+    run("vgcreate", &["--yes", "--quiet", name, device]);
+    changed(device);
+}
+
+#[test]
+fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
+    let test = "guest_udev::the_host_ignores_the_content_that_a_tenant_writes_to_a_volume";
+    guest::in_guest(test, &["pool:1G"], || {
+        let disk = guest::disk("pool");
+        run("mkfs.xfs", &["-q", "-f", &disk]);
+        let pool = PathBuf::from("/mnt/pool");
+        fs::create_dir_all(&pool).unwrap();
+        run("mount", &[&disk, pool.to_str().unwrap()]);
+        let volume = pool.join("volumes").join(VOLUME).join("data.img");
+
+        // Without the rule, the host reacts; otherwise this test would prove nothing.
+        let device = attached(&volume);
+        labelled(&device, "tenant-before");
+        assert!(by_label("tenant-before"), "udev probes loop devices");
+        assert!(properties(&device).contains("ID_FS_TYPE=ext4"));
+        run("losetup", &["--detach", &device]);
+        run("udevadm", &["settle"]);
+
+        let rules = Path::new("/run/udev/rules.d");
+        fs::create_dir_all(rules).unwrap();
+        fs::copy(root().join(RULE), rules.join("59-slackwater.rules")).unwrap();
+        run("udevadm", &["control", "--reload"]);
+
+        let device = attached(&volume);
+        // udev reads changed rules with a delay: it checks at most every 3 s, and `reload` was
+        // observed to return before the new rules were in use.
+        let start = Instant::now();
+        while !properties(&device).contains("SYSTEMD_READY=0") {
+            assert!(
+                start.elapsed() < WAIT_TIMEOUT,
+                "udev does not read the rule"
+            );
+            changed(&device);
+        }
+        labelled(&device, "tenant-after");
+        assert!(!by_label("tenant-after"), "{}", properties(&device));
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("ID_FS_TYPE=ext4"),
+            "{udev_properties}"
+        );
+        assert!(
+            udev_properties.contains("SYSTEMD_READY=0"),
+            "{udev_properties}"
+        );
+        group(&device, "tenants");
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("LVM2_member"),
+            "{udev_properties}"
+        );
+        run("mkfs.btrfs", &["-q", "-f", &device]);
+        changed(&device);
+        let udev_properties = properties(&device);
+        assert!(
+            !udev_properties.contains("ID_BTRFS_READY"),
+            "{udev_properties}"
+        );
+        assert!(
+            !udev_properties.contains("ID_FS_TYPE=btrfs"),
+            "{udev_properties}"
+        );
+
+        // The pool's own image, and foreign images, work as before.
+        for (image, label) in [("pool.img", "pool-image"), ("volumes/other.img", "others")] {
+            let device = attached(&pool.join(image));
+            labelled(&device, label);
+            assert!(by_label(label), "{image}: {}", properties(&device));
+        }
+    });
+}

@@ -1,0 +1,8 @@
+//! Tests of functions that the running kernel may lack or refuse. Each test runs in a guest kernel
+//! (README.md), for which it needs root.
+
+mod guest_dm;
+mod guest_ext4;
+mod guest_udev;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,82 @@
+//! What the leading router writes, with a small API server whose watches report no changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use slackwater::router::Cluster;
+use slackwater::router::kube::lease::Pace;
+use slackwater::router::kube::{AgentReports, InCluster, Options};
+
+use crate::kube::api::{Agents, DRIVER, eventually};
+use crate::kube::kubelet::ApiServer;
+
+const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
+const REJECTED: &str = "11111111-2222-4333-8444-000000000001";
+const GOOD: &str = "11111111-2222-4333-8444-000000000002";
+
+fn put_list(api: &ApiServer, path: &str, kind: &str, items: &[Value]) {
+    let list = json!({"kind": format!("{kind}List"), "apiVersion": "v1",
+        "metadata": {"resourceVersion": "1"}, "items": items});
+    api.put(path, list);
+}
+
+#[test]
+fn an_object_that_the_api_server_rejects_stops_no_other() {
+    let api = ApiServer::new();
+    let key = format!("topology.{DRIVER}/home");
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {
+        "name": "node-1", "resourceVersion": "5", "labels": {&key: "home-old"},
+    }});
+    put_list(&api, "/api/v1/nodes", "Node", std::slice::from_ref(&node));
+    put_list(&api, "/api/v1/persistentvolumes", "PersistentVolume", &[]);
+    put_list(&api, POOLS, "Pool", &[]);
+    api.put("/api/v1/nodes/node-1", node);
+    api.forbid(&format!("{POOLS}/{REJECTED}/status"));
+    let agents = Arc::<Agents>::default();
+    agents.say("node-1", "home-1", &[REJECTED, GOOD]);
+    let options = Options {
+        look_every: Duration::from_millis(100),
+        pace: Pace {
+            every: Duration::from_millis(100),
+            ..Pace::default()
+        },
+        ..Options::new(DRIVER, "slackwater", "router-a")
+    };
+    let client = api.client();
+    let inside = api.runtime.enter();
+    let cluster = InCluster::start(client, options, agents as Arc<dyn AgentReports>);
+    drop(inside);
+
+    let field = |path: &str, field: &str| {
+        let objects = api.objects.lock().unwrap();
+        let object = objects.at.get(path)?;
+        object.pointer(field)?.as_str().map(String::from)
+    };
+    let health = |id: &str| field(&format!("{POOLS}/{id}"), "/status/health");
+    eventually("the other pool has a status", || {
+        health(GOOD).as_deref() == Some("Healthy")
+    });
+    let label = format!("/metadata/labels/{}", key.replace('/', "~1"));
+    eventually("the label is right", || {
+        field("/api/v1/nodes/node-1", &label).as_deref() == Some("home-1")
+    });
+    eventually("the rejected one is tried again", || {
+        api.asked(&format!("{REJECTED}/status")) >= 3
+    });
+    assert_eq!(health(REJECTED), None);
+    api.objects.lock().unwrap().forbidden.clear();
+    eventually("it is accepted now", || {
+        health(REJECTED).as_deref() == Some("Healthy")
+    });
+    let labeled = |(_, path, _): &&(String, String, Value)| path.contains("/nodes/");
+    let changes = || api.objects.lock().unwrap().changes.clone();
+    assert_eq!(changes().iter().filter(labeled).count(), 1, "labeled once");
+
+    api.runtime.block_on(cluster.shut_down());
+    assert!(!cluster.is_leader());
+    std::thread::sleep(Duration::from_millis(500));
+    let before = changes().len();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(changes().len(), before, "it writes nothing any more");
+}

@@ -1,0 +1,280 @@
+//! A guard that a supervisor starts, as in a cluster, where it runs in a container next to the
+//! driver's: the driver only connects to it, and may be unable to see its process.
+
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::signal::Signal;
+use slackwater::cut::guard::GuardClient;
+use slackwater::host::freezer::FreezeLimits;
+use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
+use slackwater::host::{Freezer, Result};
+use slackwater::model::FsType::{Ext4, Xfs};
+
+use crate::guard::deaths::{STEPS, each_step};
+use crate::guard::driver::{Driver, Sight, Task};
+use crate::guard::fixture::{
+    Fixture, ProbeWrite, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long,
+    signal,
+};
+use crate::host_linux::scratch::{error_text, text};
+
+/// `slackwater guard`. It is killed when this is dropped.
+struct SupervisedGuard(Child);
+
+impl SupervisedGuard {
+    /// Starts one, with an optional fault, and waits until it listens.
+    fn start(fixture: &Fixture, fault: &str) -> SupervisedGuard {
+        let socket = fixture.state.join("guard.sock");
+        let child = Command::new(env!("CARGO_BIN_EXE_slackwater"))
+            .args(["guard", "--socket", text(&socket)])
+            .args(["--state-dir", text(&fixture.state)])
+            .env("SLACKWATER_GUARD_FAULT", fault)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually_within("a guard that listens", || {
+            Channel::connect(&socket).is_ok_and(|channel| channel.is_some())
+        });
+        SupervisedGuard(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn kill(&mut self) {
+        signal(self.pid(), Signal::SIGKILL);
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for SupervisedGuard {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn asked(fixture: &Fixture) -> GuardClient {
+    guard_of(&fixture.state).started_by_others()
+}
+
+fn error_of(outcome: Result<impl Sized>) -> String {
+    outcome
+        .err()
+        .map_or_else(String::new, |error| error_text(&error))
+}
+
+/// Answers for a while as a guard with another protocol version does. It runs in this process, so a
+/// driver that killed it would end the test.
+fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHandle<usize> {
+    std::fs::create_dir_all(&fixture.state).unwrap();
+    let socket = fixture.state.join("guard.sock");
+    let listener = Listener::bind(&socket).unwrap();
+    std::thread::spawn(move || {
+        let end = std::time::Instant::now() + time;
+        let mut sessions = 0;
+        while std::time::Instant::now() < end {
+            let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut ready, 10u16).unwrap() == 0 {
+                continue;
+            }
+            let channel = listener.accept().unwrap();
+            let mut bytes = [0; MESSAGE];
+            if let Ok(Some(_)) = channel.receive_with_fds(&mut bytes, 200) {
+                sessions += 1;
+                let mut answer = [0; MESSAGE];
+                answer[0] = 2;
+                answer[4] = 1;
+                let _ = channel.send(&answer);
+            }
+        }
+        std::fs::remove_file(&socket).unwrap();
+        sessions
+    })
+}
+
+#[test]
+fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
+    let fixture = Fixture::new(&[Ext4]);
+    let other = of_another_protocol(&fixture, Duration::from_secs(1));
+    let why = error_of(asked(&fixture).ready());
+    assert!(why.contains("does not answer"), "{why}");
+    // The driver's own guard takes over once the other one has ended.
+    let session = fixture.frozen(&[Ext4], long());
+    assert!(session.thaw(0).unwrap());
+    drop(session);
+    assert!(other.join().unwrap() >= 2);
+    assert_eq!(guards(&fixture.state).len(), 1);
+    assert!(fixture.journal_is_empty());
+}
+
+#[test]
+fn a_supervised_guard_is_used_and_never_started() {
+    let fixture = Fixture::new(&[Ext4]);
+    let guard = asked(&fixture);
+    for error_text in [
+        error_of(guard.ready()),
+        error_of(guard.begin(fixture.members(&[Ext4]), long())),
+    ] {
+        assert!(
+            error_text.contains("check that its container is running"),
+            "{error_text}"
+        );
+    }
+    assert!(guards(&fixture.state).is_empty());
+    assert!(fixture.journal_is_empty());
+
+    let beside = SupervisedGuard::start(&fixture, "");
+    guard.ready().unwrap();
+    let session = guard.begin(fixture.members(&[Ext4]), long()).unwrap();
+    session.sync().unwrap();
+    session.freeze().unwrap();
+    assert!(is_frozen(&fixture.volumes[0].target));
+    assert!(session.thaw(0).unwrap());
+    drop(session);
+    assert_eq!(
+        guards(&fixture.state),
+        [beside.pid()],
+        "the driver does not end it"
+    );
+    fixture.assert_all_thawed();
+}
+
+#[test]
+fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
+    let fixture = Fixture::new(&[Ext4]);
+    let (guard, beside) = (asked(&fixture), SupervisedGuard::start(&fixture, ""));
+    guard.ready().unwrap();
+    signal(beside.pid(), Signal::SIGSTOP);
+    await_stop(beside.pid());
+    assert!(error_of(guard.ready()).contains("does not answer"));
+    // More connections than its queue holds: none of them hangs.
+    let socket = fixture.state.join("guard.sock");
+    let waiting: Vec<_> = (0..100)
+        .map(|_| Channel::connect(&socket).unwrap())
+        .collect();
+    assert!(waiting.iter().any(Option::is_none), "its queue is full");
+    assert!(error_of(guard.ready()).contains("does not answer"));
+    drop(waiting);
+    signal(beside.pid(), Signal::SIGCONT);
+    eventually_within("a guard that continues", || guard.ready().is_ok());
+}
+
+/// The driver runs its whole session, whatever happens to its guard; then nothing is frozen, and
+/// the next guard works.
+fn session_beside_a_guard_that(meets: &str, sight: Sight) {
+    let kinds = [Ext4, Xfs];
+    let fixture = Fixture::new(&kinds);
+    let mut beside = SupervisedGuard::start(&fixture, meets);
+    // A killed guard is detected at once; a stopped one when it is late, unless everything was
+    // thawed before.
+    let is_awaited = meets.ends_with("stop") && !meets.starts_with("ended");
+    let limit = match is_awaited {
+        true => FreezeLimits {
+            sync: Duration::from_secs(5),
+            freeze: Duration::from_secs(1),
+        },
+        false => long(),
+    };
+    let mut driver = Driver::beside(&fixture, &kinds, &Task::Cut(limit), &[], Some(sight));
+    driver.go_on();
+    let mut words = Vec::new();
+    while let Some(word) = driver.word() {
+        words.push(word);
+    }
+    driver.wait();
+    let is_proven = words.iter().any(|word| word == "[true, true]");
+    assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
+    for volume in &fixture.volumes {
+        ProbeWrite::start(&volume.target).goes_on();
+    }
+    // A supervisor that restarts the guard.
+    beside.kill();
+    drop(driver);
+    fixture.guard.sweep().unwrap();
+    fixture.assert_all_thawed();
+    let _beside = SupervisedGuard::start(&fixture, "");
+    let session = asked(&fixture)
+        .begin(fixture.members(&kinds), long())
+        .unwrap();
+    session.sync().unwrap();
+    session.freeze().unwrap();
+    assert!(
+        session.thaw(0).unwrap() && session.thaw(1).unwrap(),
+        "{meets}"
+    );
+}
+
+#[test]
+fn a_supervised_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
+    for step in STEPS {
+        session_beside_a_guard_that(&format!("{step}:kill"), Sight::Seen);
+    }
+}
+
+#[test]
+fn a_supervised_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
+    for step in STEPS {
+        session_beside_a_guard_that(&format!("{step}:stop"), Sight::Seen);
+    }
+}
+
+/// The driver cannot kill it, and thaws by itself.
+#[test]
+fn a_guard_in_another_pid_namespace_that_is_stopped_or_killed_leaves_nothing_frozen() {
+    for step in ["freeze-before", "freeze-after", "thaw-before"] {
+        session_beside_a_guard_that(&format!("{step}:stop"), Sight::Apart);
+        session_beside_a_guard_that(&format!("{step}:kill"), Sight::Apart);
+    }
+}
+
+/// A freeze that completes in a continued guard, long after the driver has given it up, must not
+/// stay either.
+#[test]
+fn a_guard_in_another_pid_namespace_that_continues_later_freezes_nothing() {
+    for step in ["freeze-before", "freeze-after"] {
+        let kinds = [Ext4, Xfs];
+        let fixture = Fixture::new(&kinds);
+        let beside = SupervisedGuard::start(&fixture, &format!("{step}:stop"));
+        let task = Task::Cut(limits(Duration::from_secs(1)));
+        let mut driver = Driver::beside(&fixture, &kinds, &task, &[], Some(Sight::Apart));
+        driver.go_on();
+        while driver.word().is_some() {}
+        driver.wait();
+        for volume in &fixture.volumes {
+            ProbeWrite::start(&volume.target).goes_on();
+        }
+        signal(beside.pid(), Signal::SIGCONT);
+        eventually_within("a guard that has finished the session", || {
+            fixture.guard.sweep().unwrap();
+            fixture.journal_is_empty()
+        });
+        fixture.assert_all_thawed();
+    }
+}
+
+fn each_step_of_a_driver_beside(mode: &str, sight: Sight) {
+    let fixture = Fixture::new(&[Ext4, Xfs]);
+    let beside = SupervisedGuard::start(&fixture, "");
+    each_step(&fixture, mode, Some(sight), || {
+        eventually_within("an empty journal", || {
+            fixture.guard.sweep().unwrap();
+            fixture.journal_is_empty()
+        });
+    });
+    assert_eq!(guards(&fixture.state), [beside.pid()]);
+    fixture.assert_all_thawed();
+}
+
+#[test]
+fn a_driver_with_a_supervised_guard_that_is_killed_after_any_step_leaves_nothing_frozen() {
+    each_step_of_a_driver_beside("kill-after", Sight::Seen);
+}
+
+#[test]
+fn a_driver_with_a_supervised_guard_that_is_stopped_after_any_step_leaves_nothing_frozen() {
+    each_step_of_a_driver_beside("stop-after", Sight::Seen);
+}

@@ -1,0 +1,13 @@
+//! Tests that need nothing: the services, the router, the command line, and checks of the sources and
+//! pages. A few of them need root, and are left out without it.
+
+mod cli;
+mod descriptor;
+mod docs;
+mod readme;
+mod router;
+mod runs;
+mod service;
+mod shape;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,237 @@
+//! `/metrics`, `/healthz` and `/readyz`.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use slackwater::csi::*;
+use slackwater::host::memory::MemoryHost;
+use slackwater::model::Alpha;
+use slackwater::operation::CutCounts;
+use slackwater::telemetry::router::{AgentStatus, ClusterStatus, Orphans, RouterView};
+use slackwater::telemetry::{Metrics, http};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::service::gate::GatedHost;
+use crate::service::harness::*;
+
+async fn listen(metrics: Arc<Metrics>) -> SocketAddr {
+    let listener = http::listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(http::serve(listener, metrics, std::future::pending()));
+    address
+}
+
+/// The status and the whole answer.
+async fn ask(address: SocketAddr, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer)
+}
+
+#[tokio::test]
+async fn readiness_follows_the_driver() {
+    let metrics = Arc::new(Metrics::new());
+    let early = listen(metrics.clone()).await;
+    assert_eq!(ask(early, "GET /healthz").await.0, 200);
+    let (status, text) = ask(early, "GET /readyz").await;
+    assert!(status == 503 && text.contains("are not served"), "{text}");
+    assert_eq!(ask(early, "GET /metrics").await.0, 200);
+
+    let machine = MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
+    let address = listen(node.metrics.clone()).await;
+    node.create("v").await;
+    assert_eq!(ask(address, "GET /readyz").await.0, 200);
+    host.set_missing(&["mkfs.ext4 is not installed (package e2fsprogs)"]);
+    let (status, text) = ask(address, "GET /readyz").await;
+    assert!(status == 503 && text.contains("e2fsprogs"), "{text}");
+    host.set_missing(&[]);
+    node.stop().await;
+    assert_eq!(ask(address, "GET /readyz").await.0, 503);
+    assert_eq!(ask(address, "GET /healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_refused() {
+    let node = Node::start().await;
+    let address = listen(node.metrics.clone()).await;
+    assert_eq!(ask(address, "GET /").await.0, 404);
+    assert_eq!(ask(address, "GET /metrics/x").await.0, 404);
+    let (status, text) = ask(address, "POST /metrics").await;
+    assert!(status == 405 && text.contains("allow: GET, HEAD"), "{text}");
+    node.stop().await;
+}
+
+async fn scrape(node: &Node) -> String {
+    let address = listen(node.metrics.clone()).await;
+    let (status, text) = ask(address, "GET /metrics").await;
+    assert_eq!(status, 200);
+    assert!(
+        text.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        "{text}"
+    );
+    text.split_once("\r\n\r\n").unwrap().1.to_string()
+}
+
+fn value(text: &str, metric: &str) -> f64 {
+    let line = text.lines().find(|line| line.starts_with(metric));
+    let line = line.unwrap_or_else(|| panic!("no {metric} in\n{text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn calls_pools_and_devices_are_counted() {
+    let node = Node::start().await;
+    let id = node.staged("v").await;
+    node.create("w").await;
+    node.node
+        .clone()
+        .node_stage_volume(stage("nothing"))
+        .await
+        .unwrap_err();
+    let _ = node
+        .node
+        .clone()
+        .node_get_volume_stats(NodeGetVolumeStatsRequest::default())
+        .await;
+    let text = scrape(&node).await;
+    for (metric, expected) in [
+        (
+            "slackwater_calls_total{method=\"CreateVolume\",code=\"OK\"}",
+            2.0,
+        ),
+        (
+            "slackwater_calls_total{method=\"NodeStageVolume\",code=\"OK\"}",
+            1.0,
+        ),
+        (
+            "slackwater_calls_total{method=\"NodeStageVolume\",code=\"NOT_FOUND\"}",
+            1.0,
+        ),
+        (
+            "slackwater_call_duration_seconds_count{method=\"NodeStageVolume\"}",
+            2.0,
+        ),
+        ("slackwater_operations_running ", 0.0),
+        ("slackwater_pool_volumes{pool=\"default\"}", 2.0),
+        ("slackwater_pool_served{pool=\"default\"}", 1.0),
+        ("slackwater_pool_damaged_records{pool=\"default\"}", 0.0),
+        (
+            "slackwater_pool_promised_bytes{pool=\"default\"}",
+            2.0 * GIB as f64,
+        ),
+        ("slackwater_loop_devices ", 1.0),
+        ("slackwater_formats_total ", 1.0),
+        ("slackwater_recovered{pool=\"default\",kind=\"loop\"}", 0.0),
+    ] {
+        assert_eq!(value(&text, metric), expected, "{metric} in\n{text}");
+    }
+    assert!(value(&text, "slackwater_pool_total_bytes{pool=\"default\"}") > 0.0);
+    assert!(
+        text.contains(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION"))),
+        "{text}"
+    );
+    assert!(text.ends_with("# EOF\n"));
+    assert!(!text.contains(&id), "ids are no labels");
+    node.stop().await;
+}
+
+/// A path that no service has must not become a label.
+#[tokio::test]
+async fn an_unknown_method_is_counted_as_such() {
+    let node = Node::start().await;
+    let request = GetSnapshotRequest::default();
+    let alpha = node.controller.clone().get_snapshot(request).await;
+    alpha.unwrap_err();
+    let mut grpc = tonic::client::Grpc::new(channel(node.path.clone()));
+    grpc.ready().await.unwrap();
+    let path = http_path("/csi.v1.Node/Surprise");
+    let codec = tonic_prost::ProstCodec::<ProbeRequest, ProbeResponse>::default();
+    let answer = grpc
+        .unary(tonic::Request::new(ProbeRequest {}), path, codec)
+        .await;
+    assert_eq!(answer.unwrap_err().code(), tonic::Code::Unimplemented);
+    let text = scrape(&node).await;
+    let of =
+        |method| format!("slackwater_calls_total{{method=\"{method}\",code=\"UNIMPLEMENTED\"}}");
+    assert_eq!(value(&text, &of("GetSnapshot")), 1.0);
+    assert_eq!(value(&text, &of("unknown")), 1.0);
+    node.stop().await;
+}
+
+fn http_path(path: &'static str) -> ::http::uri::PathAndQuery {
+    ::http::uri::PathAndQuery::from_static(path)
+}
+
+#[derive(Default)]
+struct NoAgents(CutCounts);
+
+impl RouterView for NoAgents {
+    fn cluster(&self) -> Option<ClusterStatus> {
+        Some(ClusterStatus {
+            leads: true,
+            dropped_events: 7,
+            orphans: Some(Orphans {
+                volumes: 3,
+                snapshots: Some(1),
+            }),
+            ..ClusterStatus::default()
+        })
+    }
+    fn agents(&self) -> Vec<AgentStatus> {
+        Vec::new()
+    }
+
+    fn cuts(&self) -> &CutCounts {
+        &self.0
+    }
+
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[tokio::test]
+async fn every_metric_is_in_the_manual() {
+    let node = Node::start().await;
+    node.create("v").await;
+    // A node reports no agents. This one is made to, so that all metrics are on one page.
+    node.metrics.router().observe(Arc::new(NoAgents::default()));
+    node.metrics.show_certificate(|| Some(1_800_000_000));
+    node.metrics.show_refused_connections(|| 5);
+    let text = scrape(&node).await;
+    assert_eq!(value(&text, "slackwater_orphans{kind=\"volume\"}"), 3.0);
+    assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
+    let expires = value(&text, "slackwater_certificate_expiry_seconds");
+    assert_eq!(expires, 1_800_000_000.0);
+    let shown: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .map(|line| {
+            let (name, kind) = line.split_once(' ').unwrap();
+            match kind {
+                "counter" => format!("{name}_total"),
+                "info" => format!("{name}_info"),
+                _ => name.to_string(),
+            }
+        })
+        .collect();
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let manual = std::fs::read_to_string(manual).unwrap();
+    let documented: BTreeSet<String> = manual
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|line| line.split(['`', '{']).next())
+        .map(str::to_string)
+        .collect();
+    assert_eq!(shown, documented);
+    node.stop().await;
+}

@@ -1,0 +1,140 @@
+//! The structure of the sources: which module may use which, and how large a part may be.
+//!
+//! The permitted dependencies and their reasons are in docs/architecture.md; these tests enforce
+//! them. The rules themselves are tested on small inputs, so that a checker that finds nothing does
+//! not pass.
+
+mod calls;
+mod layers;
+mod rules;
+mod tokens;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rules::{Source, complaints, module_of};
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The sources of the workspace. Modules of `core` are named like the driver's; `guard` is one
+/// module.
+fn sources() -> Vec<Source> {
+    let mut sources = below("src");
+    let core = below("core/src").into_iter();
+    sources.extend(core.filter(|source| source.path != "lib.rs"));
+    sources.extend(below("guard/src").into_iter().map(|source| Source {
+        path: format!("guard/{}", source.path),
+        ..source
+    }));
+    sources
+}
+
+fn below(folder: &str) -> Vec<Source> {
+    let mut found = Vec::new();
+    let top = root().join(folder);
+    let mut folders = vec![top.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                found.push(read(&top, &path));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn read(top: &Path, path: &Path) -> Source {
+    let inside = path.strip_prefix(top).expect("a path below the top folder");
+    Source {
+        path: inside.to_str().expect("a plain name").to_string(),
+        text: fs::read_to_string(path).expect("a source is text"),
+    }
+}
+
+#[test]
+fn the_sources_follow_the_structural_rules() {
+    let found = complaints(&sources());
+    assert!(found.is_empty(), "\n{}\n", found.join("\n"));
+}
+
+#[test]
+fn the_checker_reads_the_sources() {
+    let sources = sources();
+    let stage = sources
+        .iter()
+        .find(|source| source.path == "operation/volume/stage.rs")
+        .expect("src/operation/volume/stage.rs exists");
+    let used = rules::uses(&stage.path, &tokens::tokens(&stage.text));
+    for module in ["backend", "host", "record", "model", "error"] {
+        assert!(
+            used.iter().any(|(to, _)| to == module),
+            "{module}: {used:?}"
+        );
+    }
+}
+
+#[test]
+fn the_map_names_every_module_and_only_files_that_exist() {
+    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("the map exists");
+    for source in sources() {
+        let module = module_of(&source.path);
+        if module == "bin" {
+            continue;
+        }
+        let named = match module {
+            "guard" => ["guard/src/lib.rs".to_string(), "guard/".to_string()],
+            "error" | "model" | "host" | "record" => [
+                format!("core/src/{module}.rs"),
+                format!("core/src/{module}/"),
+            ],
+            module => [format!("src/{module}.rs"), format!("src/{module}/")],
+        };
+        assert!(
+            named.iter().any(|name| map.contains(name)),
+            "docs/architecture.md doesn't name {}",
+            named.join(" or ")
+        );
+    }
+    let named = map
+        .split('`')
+        .filter(|text| {
+            ["src/", "core/", "guard/"]
+                .iter()
+                .any(|top| text.starts_with(top))
+        })
+        .filter(|text| !text.contains(' '));
+    for name in named {
+        assert!(
+            root().join(name).exists(),
+            "docs/architecture.md names {name}"
+        );
+    }
+}
+
+#[test]
+fn temporary_files_have_the_projects_prefix() {
+    let nameless = [
+        "tempfile::tempdir()",
+        "tempfile::tempdir_in(",
+        "TempDir::new()",
+        "TempDir::new_in(",
+        "NamedTempFile::new()",
+        "NamedTempFile::new_in(",
+    ];
+    let sources = sources().into_iter().chain(below("tests"));
+    for source in sources.filter(|source| !source.path.starts_with("unprivileged/shape")) {
+        for word in nameless {
+            assert!(
+                !source.text.contains(word),
+                "{}: {word} has no prefix `slackwater-` (CONTRIBUTING.md)",
+                source.path
+            );
+        }
+    }
+}
