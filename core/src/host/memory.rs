@@ -2,21 +2,25 @@
 //!
 //! A [`MemoryHost`] is a handle of one *process* on one *machine*. Disk, loop devices, mounts and
 //! the boot ID belong to the machine and survive the process; open devices, locks and pinned
-//! directories are released with the process ([`MemoryHost::restart_process`]).
-//! [`MemoryHost::reboot`] removes mounts and loop devices, and with a power loss everything that
+//! directories are released with the process (`restart_process`).
+//! `reboot` removes mounts and loop devices, and with a power loss everything that
 //! was not synced, in the most adverse way that the kernel permits.
 //!
-//! The simulation records when an invariant of the driver is broken ([`MemoryHost::violations`]):
+//! The simulation records when an invariant of the driver is broken (`violations`):
 //! data formatted over, a second loop device on an image, a rename of a file that was not synced.
 //! Because every change passes through [`super::Host::perform`], a test can make any of them fail
-//! or be the last ([`MemoryHost::fail_effect`]).
+//! or be the last (`fail_effect`).
+
+#![cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(dead_code, reason = "only tests cause these states")
+)]
 
 mod check;
 mod clones;
 mod content;
 mod disk;
 mod fault;
-mod foreign;
 mod freezer;
 mod kernel;
 mod lasting;
@@ -25,10 +29,12 @@ mod machine;
 mod mounts;
 mod perform;
 mod targets;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 #[cfg(test)]
 mod tests;
+mod unreadable;
 mod user;
-mod watch;
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -38,10 +44,11 @@ use crate::error::{HostCause, HostError};
 use crate::model::size::GIB;
 use disk::Ino;
 pub use fault::FaultMode;
-pub use foreign::{Held, Unreadable};
 pub use freezer::FOREIGN_TOKEN;
-pub use lasting::Hung;
 use machine::{Machine, Process};
+#[cfg(any(test, feature = "testing"))]
+pub use testing::{Held, Hung};
+pub use unreadable::Unreadable;
 
 /// The directory that exists on every simulated machine, on its pool's disk; pools are created
 /// below it.
@@ -138,14 +145,6 @@ impl MemoryHost {
         MemoryHost::with_options(MemoryOptions::default())
     }
 
-    /// Like [`MemoryHost::new`], with the size of the pool's disk in bytes.
-    pub fn with_capacity(capacity: u64) -> MemoryHost {
-        MemoryHost::with_options(MemoryOptions {
-            capacity,
-            ..MemoryOptions::default()
-        })
-    }
-
     /// Like [`MemoryHost::new`], with the whole configuration.
     pub fn with_options(options: MemoryOptions) -> MemoryHost {
         let mut machine = Machine::boot(options);
@@ -170,14 +169,6 @@ impl MemoryHost {
             .map_err(|errno| HostError::errno("make", path, errno))
     }
 
-    /// Kills this process and starts another on the same machine: its loop holds, locks and pinned
-    /// directories are released, and its further calls fail.
-    pub fn restart_process(&self) -> MemoryHost {
-        self.lock().kill(self.process);
-        self.released.notify_all();
-        self.another_process()
-    }
-
     /// Starts another process on the same machine.
     pub fn another_process(&self) -> MemoryHost {
         let process = self.lock().start_process();
@@ -186,19 +177,6 @@ impl MemoryHost {
             released: Arc::clone(&self.released),
             process,
         }
-    }
-
-    /// Ends all processes, removes mounts and loop devices, and starts a process in a new boot.
-    /// With a power loss, everything that was not synced is lost.
-    pub fn reboot(&self, power_loss: bool) -> MemoryHost {
-        self.lock().reboot(power_loss);
-        self.released.notify_all();
-        self.another_process()
-    }
-
-    /// Whether this process is alive.
-    pub fn is_alive(&self) -> bool {
-        self.lock().is_alive(self.process)
     }
 
     /// Ignores poisoning: a panic of another thread leaves the machine in one of its valid states.

@@ -28,8 +28,6 @@ pub(super) enum ContentKind {
     Fs(FsContent),
     /// Bytes written by a user.
     Raw(Vec<u64>),
-    /// Something else that blkid reports with this name.
-    Foreign(String),
 }
 
 /// A file system and the tokens that users have written to it.
@@ -82,30 +80,20 @@ impl Content {
             ContentKind::Blank => 0,
             ContentKind::Fs(fs) => fs.used(),
             ContentKind::Raw(tokens) => tokens.len() as u64 * BLOCK,
-            ContentKind::Foreign(_) => BLOCK,
-        }
-    }
-
-    /// The tokens that users have written.
-    pub(super) fn tokens(&self) -> &[u64] {
-        match &self.kind {
-            ContentKind::Fs(fs) => &fs.tokens,
-            ContentKind::Raw(tokens) => tokens,
-            ContentKind::Blank | ContentKind::Foreign(_) => &[],
         }
     }
 
     pub(super) fn fs(&self) -> Option<&FsContent> {
         match &self.kind {
             ContentKind::Fs(fs) => Some(fs),
-            ContentKind::Blank | ContentKind::Raw(_) | ContentKind::Foreign(_) => None,
+            ContentKind::Blank | ContentKind::Raw(_) => None,
         }
     }
 
     pub(super) fn fs_mut(&mut self) -> Option<&mut FsContent> {
         match &mut self.kind {
             ContentKind::Fs(fs) => Some(fs),
-            ContentKind::Blank | ContentKind::Raw(_) | ContentKind::Foreign(_) => None,
+            ContentKind::Blank | ContentKind::Raw(_) => None,
         }
     }
 
@@ -114,7 +102,6 @@ impl Content {
         match &self.kind {
             _ if self.reads_blank => Signature::None,
             ContentKind::Blank | ContentKind::Raw(_) => Signature::None,
-            ContentKind::Foreign(name) => Signature::Other(name.clone()),
             ContentKind::Fs(content) => Signature::Fs {
                 name: content.fs.name().into(),
                 uuid: content.uuid.to_string(),

@@ -30,7 +30,7 @@ pub(super) enum Node {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Dir {
     pub(super) live: BTreeMap<String, Ino>,
-    durable: BTreeMap<String, Ino>,
+    pub(super) durable: BTreeMap<String, Ino>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -96,14 +96,14 @@ impl Data {
 
 /// A rename between two directories, neither of which has been synced since.
 #[derive(Clone, Debug)]
-struct Move {
-    ends: [(Ino, String); 2],
+pub(super) struct Move {
+    pub(super) ends: [(Ino, String); 2],
 }
 
 #[derive(Debug)]
 pub(super) struct Disk {
-    nodes: BTreeMap<Ino, Node>,
-    moves: Vec<Move>,
+    pub(super) nodes: BTreeMap<Ino, Node>,
+    pub(super) moves: Vec<Move>,
     next: Ino,
     /// Number of blocks allocated so far; no address is used twice.
     placed: u64,
@@ -323,7 +323,7 @@ impl Disk {
         Ok(())
     }
 
-    fn reach(&self, from: &mut Vec<Ino>, with_durable: bool) -> BTreeSet<Ino> {
+    pub(super) fn reach(&self, from: &mut Vec<Ino>, with_durable: bool) -> BTreeSet<Ino> {
         let mut seen = BTreeSet::new();
         while let Some(ino) = from.pop() {
             if seen.insert(ino)
@@ -370,44 +370,5 @@ impl Disk {
         let seen = self.reach(&mut from, true);
         self.nodes.retain(|ino, _| seen.contains(ino));
         self.collect_at = 2 * self.nodes.len() + 64;
-    }
-
-    /// A clean shutdown: everything becomes durable.
-    pub(super) fn sync_all(&mut self) {
-        self.moves.clear();
-        for node in self.nodes.values_mut() {
-            match node {
-                Node::Dir(dir) => dir.durable = dir.live.clone(),
-                Node::File(file) => file.durable = file.live.clone(),
-            }
-        }
-    }
-
-    /// After a power loss, or the loss of the disk of one directory: drops everything there that
-    /// was not durable.
-    pub(super) fn lose_power_below(&mut self, folder: Option<Ino>) {
-        let lost = folder.map(|folder| self.reach(&mut vec![folder], true));
-        let is_lost = |ino: &Ino| lost.as_ref().is_none_or(|lost| lost.contains(ino));
-        self.moves
-            .retain(|one| !one.ends.iter().any(|(dir, _)| is_lost(dir)));
-        let nodes = self.nodes.iter_mut();
-        for (_, node) in nodes.filter(|(ino, _)| is_lost(ino)) {
-            match node {
-                Node::Dir(dir) => dir.live = dir.durable.clone(),
-                Node::File(file) => file.live = file.durable.clone(),
-            }
-        }
-    }
-
-    /// Every path of a file or directory below an inode.
-    pub(super) fn paths_below(&self, ino: Ino, prefix: &str, into: &mut Vec<String>) {
-        let Some(Node::Dir(dir)) = self.nodes.get(&ino) else {
-            return;
-        };
-        for (name, child) in &dir.live {
-            let path = format!("{prefix}/{name}");
-            into.push(path.clone());
-            self.paths_below(*child, &path, into);
-        }
     }
 }

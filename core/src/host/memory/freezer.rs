@@ -3,7 +3,7 @@
 //!
 //! Its steps are counted with the effects and fail by the same plan ("freeze_journal",
 //! "freeze_sync", "freeze", "thaw", "freeze_written"). Time does not pass here: a deadline passes
-//! when a test calls [`MemoryHost::pass_deadline`].
+//! when a test calls `pass_deadline`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,19 +37,13 @@ pub(super) enum Froze {
 /// The guard and its journal, which survives processes but not a reboot.
 #[derive(Debug, Default)]
 pub(super) struct GuardState {
-    sessions: BTreeMap<u64, Session>,
+    pub(super) sessions: BTreeMap<u64, Session>,
     /// The guard dies together with the process that it serves.
-    dies: bool,
-}
-
-impl GuardState {
-    pub(super) fn forget(&mut self) {
-        self.sessions.clear();
-    }
+    pub(super) dies: bool,
 }
 
 #[derive(Debug)]
-struct Session {
+pub(super) struct Session {
     owner: Process,
     /// The thread that froze, while anything is frozen.
     thread: Option<ThreadId>,
@@ -398,29 +392,6 @@ impl MemoryHost {
             device: device.clone(),
             keep: Box::new(self.keep(Closes::Opener(key))),
         })
-    }
-
-    /// Makes the guard die with the process that it serves: frozen file systems then stay frozen
-    /// until the next process sweeps.
-    pub fn let_guard_die(&self, dies: bool) {
-        self.lock().guard.dies = dies;
-    }
-
-    /// The deadline of all freezes passes: the guard thaws.
-    pub fn pass_deadline(&self) {
-        let mut machine = self.lock();
-        let froze = |froze: &Froze| matches!(froze, Froze::Session(_));
-        machine.frozen.retain(|_, by| !froze(by));
-        machine.settle();
-    }
-
-    /// Loop devices whose file system is frozen, and whether a foreign process froze it.
-    pub fn frozen(&self) -> Vec<(u32, bool)> {
-        let machine = self.lock();
-        let frozen = machine.frozen.iter();
-        frozen
-            .map(|(number, froze)| (*number, *froze == Froze::Foreign))
-            .collect()
     }
 }
 

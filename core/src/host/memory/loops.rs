@@ -274,9 +274,7 @@ impl Machine {
             return Err(refuse(format!("{} bytes are too few for {fs}", dev.bytes)));
         }
         let content = &self.content(number)?;
-        if content.used_before
-            || matches!(content.kind, ContentKind::Raw(_) | ContentKind::Foreign(_))
-        {
+        if content.used_before || matches!(content.kind, ContentKind::Raw(_)) {
             self.violation(format!(
                 "mkfs of loop{number}: its image was in use before, its data is lost"
             ));

@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
 use super::fault::Faults;
-use super::foreign::{Flawed, Unreadable};
 use super::freezer::{Froze, GuardState};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
+use super::unreadable::{Flawed, Unreadable};
 use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
 
@@ -66,11 +66,11 @@ pub(super) struct Machine {
     /// Files whose content cannot be read.
     pub(super) unreadable: BTreeMap<Ino, Flawed>,
     pub(super) openers: BTreeMap<u64, Opener>,
-    alive: BTreeSet<Process>,
+    pub(super) alive: BTreeSet<Process>,
     pub(super) pins: BTreeMap<u64, (Process, Ino)>,
     /// Pinned directories of a file system that has died and was mounted again since.
     pub(super) dead_pins: BTreeSet<u64>,
-    locks: BTreeMap<Ino, Process>,
+    pub(super) locks: BTreeMap<Ino, Process>,
     pub(super) boot: Uuid,
     pub(super) faults: Faults,
     /// The kernel refuses to grow mounted ext4 file systems for the machine's processes.
@@ -174,35 +174,6 @@ impl Machine {
         self.pins.retain(|_, (owner, _)| *owner != process);
         self.locks.retain(|_, owner| *owner != process);
         self.orphan(process);
-        self.settle();
-    }
-
-    /// Ends mounts, loop devices and processes; the disk stays, and with it the files at CSI paths.
-    pub(super) fn reboot(&mut self, power_loss: bool) {
-        if power_loss {
-            self.disk.lose_power_below(None);
-        } else {
-            let mounted: Vec<u32> = self.supers.keys().copied().collect();
-            for number in mounted {
-                // As at any other time, data for which there is no space is lost.
-                let _ = self.write_back(number);
-            }
-            for folder in &self.dead {
-                self.disk.lose_power_below(Some(*folder));
-            }
-            self.disk.sync_all();
-        }
-        self.alive.clear();
-        self.openers.clear();
-        self.pins.clear();
-        self.locks.clear();
-        self.mounts.clear();
-        self.supers.clear();
-        self.frozen.clear();
-        self.guard.forget();
-        self.loops.clear();
-        self.boot = self.uuid();
-        self.mount_base();
         self.settle();
     }
 

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::mounts::Shown;
-use super::{FaultMode, MemoryHost};
+use super::super::content::{Content, ContentKind};
+use super::super::disk::{Disk, Ino, Node};
+use super::super::mounts::Shown;
+use super::super::{FaultMode, MemoryHost};
 
 impl MemoryHost {
     /// Lets time pass on this machine; no other machine is affected.
@@ -131,5 +133,30 @@ impl MemoryHost {
             .keys()
             .map(|number| (*number, machine.openers_of(*number) > 0))
             .collect()
+    }
+}
+
+impl Disk {
+    /// Every path of a file or directory below an inode.
+    fn paths_below(&self, ino: Ino, prefix: &str, into: &mut Vec<String>) {
+        let Some(Node::Dir(dir)) = self.nodes.get(&ino) else {
+            return;
+        };
+        for (name, child) in &dir.live {
+            let path = format!("{prefix}/{name}");
+            into.push(path.clone());
+            self.paths_below(*child, &path, into);
+        }
+    }
+}
+
+impl Content {
+    /// The tokens that users have written.
+    pub(super) fn tokens(&self) -> &[u64] {
+        match &self.kind {
+            ContentKind::Fs(fs) => &fs.tokens,
+            ContentKind::Raw(tokens) => tokens,
+            ContentKind::Blank => &[],
+        }
     }
 }

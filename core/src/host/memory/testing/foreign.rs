@@ -1,47 +1,17 @@
-//! Foreign processes on a simulated machine: they hold, freeze and detach devices, and remove
+//! What other processes do on a simulated machine: they hold, freeze and detach devices, and remove
 //! disks.
 
 use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::freezer::Froze;
-use super::loops::{Backing, LoopDev};
-use super::machine::{Opened, Opener};
-use super::user::Answer;
-use super::{Closes, Keep, MemoryHost};
+use super::super::freezer::Froze;
+use super::super::loops::{Backing, LoopDev};
+use super::super::machine::{Opened, Opener};
+use super::super::unreadable::{Flawed, Unreadable};
+use super::super::user::Answer;
+use super::super::{Closes, Keep, MemoryHost};
 use crate::host::FileId;
-
-/// How reading the content of a file fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unreadable {
-    /// Reading it fails with EIO.
-    Error,
-    /// Reading returns zeros instead of the content.
-    Zeros,
-}
-
-/// A file that can't be read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Flawed {
-    how: Unreadable,
-    /// Number of reads that succeed before.
-    reads: usize,
-    /// A process that replaces it cannot have read it.
-    pub(super) is_hidden: bool,
-}
-
-impl Flawed {
-    /// How one more read fails, if it does.
-    pub(super) fn read(&mut self) -> Option<Unreadable> {
-        if self.reads > 0 {
-            self.reads -= 1;
-            return None;
-        }
-        self.is_hidden = true;
-        Some(self.how)
-    }
-}
 
 /// An object that a foreign process has open; closed when this is dropped.
 pub struct Held {
@@ -215,6 +185,29 @@ impl MemoryHost {
         }
         machine.targets.remove(path);
         Ok(())
+    }
+
+    /// Makes the guard die with the process that it serves: frozen file systems then stay frozen
+    /// until the next process sweeps.
+    pub fn let_guard_die(&self, dies: bool) {
+        self.lock().guard.dies = dies;
+    }
+
+    /// The deadline of all freezes passes: the guard thaws.
+    pub fn pass_deadline(&self) {
+        let mut machine = self.lock();
+        let froze = |froze: &Froze| matches!(froze, Froze::Session(_));
+        machine.frozen.retain(|_, by| !froze(by));
+        machine.settle();
+    }
+
+    /// Loop devices whose file system is frozen, and whether a foreign process froze it.
+    pub fn frozen(&self) -> Vec<(u32, bool)> {
+        let machine = self.lock();
+        let frozen = machine.frozen.iter();
+        frozen
+            .map(|(number, froze)| (*number, *froze == Froze::Foreign))
+            .collect()
     }
 }
 
