@@ -386,11 +386,12 @@ fn the_shipped_configuration_is_valid() {
 fn the_image_has_the_programs_that_the_driver_starts() {
     let program = read(&root().join("core/src/host/linux/program.rs"));
     let program = program.split("#[cfg(test)]").next().unwrap_or(&program);
-    let packages = program.split("package: \"").skip(1);
+    let programs = program.split("Program::new(\"").skip(1);
     let dockerfile = read(&root().join("Dockerfile"));
     let demo = read(&root().join("deploy/deps"));
     let mut count = 0;
-    for package in packages.filter_map(|rest| rest.split('"').next()) {
+    // Its name, a comma, and its package.
+    for package in programs.filter_map(|rest| rest.split('"').nth(2)) {
         assert!(dockerfile.contains(package), "Dockerfile lacks {package}");
         assert!(demo.contains(package), "deploy/deps lacks {package}");
         count += 1;

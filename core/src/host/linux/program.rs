@@ -28,42 +28,15 @@ pub(super) struct Program {
     pub(super) package: &'static str,
 }
 
-pub(super) const MKFS_EXT4: Program = Program {
-    name: "mkfs.ext4",
-    package: "e2fsprogs",
-};
-pub(super) const MKFS_XFS: Program = Program {
-    name: "mkfs.xfs",
-    package: "xfsprogs",
-};
-pub(super) const MKFS_BTRFS: Program = Program {
-    name: "mkfs.btrfs",
-    package: "btrfs-progs",
-};
-pub(super) const BTRFSTUNE: Program = Program {
-    name: "btrfstune",
-    package: "btrfs-progs",
-};
-pub(super) const E2FSCK: Program = Program {
-    name: "e2fsck",
-    package: "e2fsprogs",
-};
-pub(super) const RESIZE2FS: Program = Program {
-    name: "resize2fs",
-    package: "e2fsprogs",
-};
-pub(super) const XFS_REPAIR: Program = Program {
-    name: "xfs_repair",
-    package: "xfsprogs",
-};
-pub(super) const BTRFS: Program = Program {
-    name: "btrfs",
-    package: "btrfs-progs",
-};
-pub(super) const BLKID: Program = Program {
-    name: "blkid",
-    package: "util-linux",
-};
+pub(super) const MKFS_EXT4: Program = Program::new("mkfs.ext4", "e2fsprogs");
+pub(super) const MKFS_XFS: Program = Program::new("mkfs.xfs", "xfsprogs");
+pub(super) const MKFS_BTRFS: Program = Program::new("mkfs.btrfs", "btrfs-progs");
+pub(super) const BTRFSTUNE: Program = Program::new("btrfstune", "btrfs-progs");
+pub(super) const E2FSCK: Program = Program::new("e2fsck", "e2fsprogs");
+pub(super) const RESIZE2FS: Program = Program::new("resize2fs", "e2fsprogs");
+pub(super) const XFS_REPAIR: Program = Program::new("xfs_repair", "xfsprogs");
+pub(super) const BTRFS: Program = Program::new("btrfs", "btrfs-progs");
+pub(super) const BLKID: Program = Program::new("blkid", "util-linux");
 
 /// The result of a program that has exited.
 pub(super) struct Ended {
@@ -74,6 +47,10 @@ pub(super) struct Ended {
 }
 
 impl Program {
+    const fn new(name: &'static str, package: &'static str) -> Program {
+        Program { name, package }
+    }
+
     pub(super) fn find(self) -> Option<PathBuf> {
         FOLDERS
             .iter()

@@ -46,6 +46,7 @@ pub const SHARED: u32 = 0x2000;
 
 /// `struct fiemap`.
 #[repr(C)]
+#[derive(Default)]
 struct Head {
     start: u64,
     length: u64,
@@ -69,14 +70,7 @@ impl Map {
     /// An empty map with space for one answer.
     pub fn new() -> Box<Map> {
         Box::new(Map {
-            head: Head {
-                start: 0,
-                length: 0,
-                flags: 0,
-                mapped: 0,
-                room: 0,
-                reserved: 0,
-            },
+            head: Head::default(),
             records: [Record::default(); RECORDS],
         })
     }
@@ -88,9 +82,8 @@ impl Map {
             start,
             length: u64::MAX - start,
             flags: if sync { SYNC } else { 0 },
-            mapped: 0,
             room: RECORDS as u32,
-            reserved: 0,
+            ..Head::default()
         };
         let request = request_code_readwrite!(b'f', 11, size_of::<Head>());
         // SAFETY: FS_IOC_FIEMAP reads and writes a fiemap and at most `room` records behind it.
@@ -107,12 +100,8 @@ impl Map {
 /// Number of records of a file's map, without writing back dirty pages.
 pub fn count(file: impl AsFd) -> Result<u64> {
     let mut head = Head {
-        start: 0,
         length: u64::MAX,
-        flags: 0,
-        mapped: 0,
-        room: 0,
-        reserved: 0,
+        ..Head::default()
     };
     let request = request_code_readwrite!(b'f', 11, size_of::<Head>());
     // SAFETY: FS_IOC_FIEMAP with room for no record reads and writes a fiemap.
