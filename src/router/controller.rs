@@ -13,23 +13,9 @@ use super::Router;
 use super::call::Call;
 use super::checked::same;
 use super::route::{Owner, absent};
+use crate::csi;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::controller_server::Controller;
-use crate::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
-    ControllerGetCapabilitiesRequest, ControllerGetCapabilitiesResponse,
-    ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
-    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
-    ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest,
-    ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
-    ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse,
-    CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
-    DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse,
-    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
-    ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
-    ValidateVolumeCapabilitiesResponse,
-};
 use crate::error::{Kind, Result};
 use crate::service::{Rpc, RpcResult, ids, log_and_unwrap, only_if, reply, request};
 
@@ -79,11 +65,11 @@ impl Router {
 impl Controller for Router {
     async fn create_volume(
         &self,
-        request: Request<CreateVolumeRequest>,
-    ) -> RpcResult<CreateVolumeResponse> {
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> RpcResult<csi::CreateVolumeResponse> {
         let call = self.call(Rpc::CreateVolume, &request);
         let created = self.place(&call, log_and_unwrap(request)).await;
-        if let Ok(CreateVolumeResponse {
+        if let Ok(csi::CreateVolumeResponse {
             volume: Some(created),
         }) = &created
         {
@@ -95,8 +81,8 @@ impl Controller for Router {
     /// A volume whose pool is lost, or whose ID is not valid, counts as deleted.
     async fn delete_volume(
         &self,
-        request: Request<DeleteVolumeRequest>,
-    ) -> RpcResult<DeleteVolumeResponse> {
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> RpcResult<csi::DeleteVolumeResponse> {
         let call = self.call(Rpc::DeleteVolume, &request);
         let message = log_and_unwrap(request);
         let deleted = async {
@@ -108,7 +94,7 @@ impl Controller for Router {
                     };
                     call.forward(&agent, message, ask).await
                 }
-                Owner::Nowhere(_) => Ok(DeleteVolumeResponse {}),
+                Owner::Nowhere(_) => Ok(csi::DeleteVolumeResponse {}),
             }
         };
         call.answer(deleted.await)
@@ -116,8 +102,8 @@ impl Controller for Router {
 
     async fn controller_publish_volume(
         &self,
-        request: Request<ControllerPublishVolumeRequest>,
-    ) -> RpcResult<ControllerPublishVolumeResponse> {
+        request: Request<csi::ControllerPublishVolumeRequest>,
+    ) -> RpcResult<csi::ControllerPublishVolumeResponse> {
         let call = self.call(Rpc::ControllerPublishVolume, &request);
         let attached = self.attach(&call, log_and_unwrap(request)).await;
         call.answer(attached)
@@ -126,17 +112,17 @@ impl Controller for Router {
     /// An attachment has no state, so a detach never waits for any agent.
     async fn controller_unpublish_volume(
         &self,
-        request: Request<ControllerUnpublishVolumeRequest>,
-    ) -> RpcResult<ControllerUnpublishVolumeResponse> {
+        request: Request<csi::ControllerUnpublishVolumeRequest>,
+    ) -> RpcResult<csi::ControllerUnpublishVolumeResponse> {
         let call = self.call(Rpc::ControllerUnpublishVolume, &request);
         let detached = request::detach(&log_and_unwrap(request));
-        call.answer(detached.map(|()| ControllerUnpublishVolumeResponse {}))
+        call.answer(detached.map(|()| csi::ControllerUnpublishVolumeResponse {}))
     }
 
     async fn list_volumes(
         &self,
-        request: Request<ListVolumesRequest>,
-    ) -> RpcResult<ListVolumesResponse> {
+        request: Request<csi::ListVolumesRequest>,
+    ) -> RpcResult<csi::ListVolumesResponse> {
         let call = self.call(Rpc::ListVolumes, &request);
         let listed = self
             .list_volumes_of_all(&call, &log_and_unwrap(request))
@@ -146,8 +132,8 @@ impl Controller for Router {
 
     async fn controller_list_volume_health(
         &self,
-        request: Request<ControllerListVolumeHealthRequest>,
-    ) -> RpcResult<ControllerListVolumeHealthResponse> {
+        request: Request<csi::ControllerListVolumeHealthRequest>,
+    ) -> RpcResult<csi::ControllerListVolumeHealthResponse> {
         let call = self.call(Rpc::ControllerListVolumeHealth, &request);
         only_if(self.options.alpha.health, call.rpc(), "health")?;
         let listed = self
@@ -158,8 +144,8 @@ impl Controller for Router {
 
     async fn get_capacity(
         &self,
-        request: Request<GetCapacityRequest>,
-    ) -> RpcResult<GetCapacityResponse> {
+        request: Request<csi::GetCapacityRequest>,
+    ) -> RpcResult<csi::GetCapacityResponse> {
         let call = self.call(Rpc::GetCapacity, &request);
         let capacity = self.capacity(&call, log_and_unwrap(request)).await;
         call.answer(capacity)
@@ -167,8 +153,8 @@ impl Controller for Router {
 
     async fn controller_get_capabilities(
         &self,
-        request: Request<ControllerGetCapabilitiesRequest>,
-    ) -> RpcResult<ControllerGetCapabilitiesResponse> {
+        request: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> RpcResult<csi::ControllerGetCapabilitiesResponse> {
         log_and_unwrap(request);
         let alpha = self.options.alpha;
         Ok(Response::new(reply::controller_capabilities(alpha)))
@@ -176,11 +162,11 @@ impl Controller for Router {
 
     async fn create_snapshot(
         &self,
-        request: Request<CreateSnapshotRequest>,
-    ) -> RpcResult<CreateSnapshotResponse> {
+        request: Request<csi::CreateSnapshotRequest>,
+    ) -> RpcResult<csi::CreateSnapshotResponse> {
         let call = self.call(Rpc::CreateSnapshot, &request);
         let created = self.snapshot(&call, log_and_unwrap(request)).await;
-        if let Ok(CreateSnapshotResponse {
+        if let Ok(csi::CreateSnapshotResponse {
             snapshot: Some(created),
         }) = &created
         {
@@ -191,8 +177,8 @@ impl Controller for Router {
 
     async fn delete_snapshot(
         &self,
-        request: Request<DeleteSnapshotRequest>,
-    ) -> RpcResult<DeleteSnapshotResponse> {
+        request: Request<csi::DeleteSnapshotRequest>,
+    ) -> RpcResult<csi::DeleteSnapshotResponse> {
         let call = self.call(Rpc::DeleteSnapshot, &request);
         let deleted = self
             .delete_snapshot_of_csi(&call, log_and_unwrap(request))
@@ -202,8 +188,8 @@ impl Controller for Router {
 
     async fn list_snapshots(
         &self,
-        request: Request<ListSnapshotsRequest>,
-    ) -> RpcResult<ListSnapshotsResponse> {
+        request: Request<csi::ListSnapshotsRequest>,
+    ) -> RpcResult<csi::ListSnapshotsResponse> {
         let call = self.call(Rpc::ListSnapshots, &request);
         let listed = self
             .list_snapshots_of_all(&call, log_and_unwrap(request))
@@ -213,8 +199,8 @@ impl Controller for Router {
 
     async fn validate_volume_capabilities(
         &self,
-        request: Request<ValidateVolumeCapabilitiesRequest>,
-    ) -> RpcResult<ValidateVolumeCapabilitiesResponse> {
+        request: Request<csi::ValidateVolumeCapabilitiesRequest>,
+    ) -> RpcResult<csi::ValidateVolumeCapabilitiesResponse> {
         let call = self.call(Rpc::ValidateVolumeCapabilities, &request);
         let message = log_and_unwrap(request);
         let answered = async {
@@ -230,8 +216,8 @@ impl Controller for Router {
 
     async fn controller_expand_volume(
         &self,
-        request: Request<ControllerExpandVolumeRequest>,
-    ) -> RpcResult<ControllerExpandVolumeResponse> {
+        request: Request<csi::ControllerExpandVolumeRequest>,
+    ) -> RpcResult<csi::ControllerExpandVolumeResponse> {
         let call = self.call(Rpc::ControllerExpandVolume, &request);
         let message = log_and_unwrap(request);
         let answered = async {
@@ -247,8 +233,8 @@ impl Controller for Router {
 
     async fn controller_modify_volume(
         &self,
-        request: Request<ControllerModifyVolumeRequest>,
-    ) -> RpcResult<ControllerModifyVolumeResponse> {
+        request: Request<csi::ControllerModifyVolumeRequest>,
+    ) -> RpcResult<csi::ControllerModifyVolumeResponse> {
         let call = self.call(Rpc::ControllerModifyVolume, &request);
         let message = log_and_unwrap(request);
         let answered = async {
@@ -264,8 +250,8 @@ impl Controller for Router {
 
     async fn controller_get_volume(
         &self,
-        request: Request<ControllerGetVolumeRequest>,
-    ) -> RpcResult<ControllerGetVolumeResponse> {
+        request: Request<csi::ControllerGetVolumeRequest>,
+    ) -> RpcResult<csi::ControllerGetVolumeResponse> {
         let call = self.call(Rpc::ControllerGetVolume, &request);
         only_if(self.options.alpha.get_volume, call.rpc(), "get-volume")?;
         let message = log_and_unwrap(request);
@@ -275,7 +261,7 @@ impl Controller for Router {
             let ask = |mut client: Client, request| async move {
                 client.controller_get_volume(request).await
             };
-            let look = |answer: &ControllerGetVolumeResponse| {
+            let look = |answer: &csi::ControllerGetVolumeResponse| {
                 same(&id, answer.volume.as_ref().map(|one| &*one.volume_id))
             };
             self.about_one(&call, (Kind::Volume, &id), message, ask, look)
@@ -286,8 +272,8 @@ impl Controller for Router {
 
     async fn controller_get_volume_health(
         &self,
-        request: Request<ControllerGetVolumeHealthRequest>,
-    ) -> RpcResult<ControllerGetVolumeHealthResponse> {
+        request: Request<csi::ControllerGetVolumeHealthRequest>,
+    ) -> RpcResult<csi::ControllerGetVolumeHealthResponse> {
         let call = self.call(Rpc::ControllerGetVolumeHealth, &request);
         only_if(self.options.alpha.health, call.rpc(), "health")?;
         let message = log_and_unwrap(request);
@@ -297,7 +283,7 @@ impl Controller for Router {
             let ask = |mut client: Client, request| async move {
                 client.controller_get_volume_health(request).await
             };
-            let look = |answer: &ControllerGetVolumeHealthResponse| {
+            let look = |answer: &csi::ControllerGetVolumeHealthResponse| {
                 same(
                     &id,
                     answer.volume_health.as_ref().map(|one| &*one.volume_id),
@@ -311,8 +297,8 @@ impl Controller for Router {
 
     async fn get_snapshot(
         &self,
-        request: Request<GetSnapshotRequest>,
-    ) -> RpcResult<GetSnapshotResponse> {
+        request: Request<csi::GetSnapshotRequest>,
+    ) -> RpcResult<csi::GetSnapshotResponse> {
         let call = self.call(Rpc::GetSnapshot, &request);
         only_if(self.options.alpha.get_snapshot, call.rpc(), "get-snapshot")?;
         let message = log_and_unwrap(request);
@@ -321,7 +307,7 @@ impl Controller for Router {
             let id = message.snapshot_id.clone();
             let ask =
                 |mut client: Client, request| async move { client.get_snapshot(request).await };
-            let look = |answer: &GetSnapshotResponse| {
+            let look = |answer: &csi::GetSnapshotResponse| {
                 same(&id, answer.snapshot.as_ref().map(|one| &*one.snapshot_id))
             };
             self.about_one(&call, (Kind::Snapshot, &id), message, ask, look)

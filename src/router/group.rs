@@ -14,13 +14,8 @@ use super::cluster::{Content, ObjectRef, Reached};
 use super::cut_event::about;
 use super::cutting::Wanted;
 use super::resolve::Asked;
+use crate::csi;
 use crate::csi::group_controller_server::GroupController;
-use crate::csi::{
-    CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
-    DeleteVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotResponse,
-    GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
-    GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
-};
 use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, HomeId, VolumeId};
 use crate::operation::{CreateGroup, Group, Key, NamedGroup, same_members, same_request};
@@ -35,16 +30,16 @@ const CONTENT_NAME: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 impl GroupController for Router {
     async fn group_controller_get_capabilities(
         &self,
-        request: Request<GroupControllerGetCapabilitiesRequest>,
-    ) -> RpcResult<GroupControllerGetCapabilitiesResponse> {
+        request: Request<csi::GroupControllerGetCapabilitiesRequest>,
+    ) -> RpcResult<csi::GroupControllerGetCapabilitiesResponse> {
         log_and_unwrap(request);
         Ok(tonic::Response::new(reply::group_capabilities()))
     }
 
     async fn create_volume_group_snapshot(
         &self,
-        request: Request<CreateVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<CreateVolumeGroupSnapshotResponse> {
+        request: Request<csi::CreateVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
         let patience = patience(&request);
         let message = log_and_unwrap(request);
         let content = message.parameters.get(CONTENT_NAME).cloned();
@@ -59,36 +54,40 @@ impl GroupController for Router {
             };
             self.cluster.note(&Content::Group(content), reached);
         }
-        Ok(tonic::Response::new(CreateVolumeGroupSnapshotResponse {
-            group_snapshot: Some(reply::group(
-                &group,
-                self.snapshot_topology_key().as_deref(),
-            )),
-        }))
+        Ok(tonic::Response::new(
+            csi::CreateVolumeGroupSnapshotResponse {
+                group_snapshot: Some(reply::group(
+                    &group,
+                    self.snapshot_topology_key().as_deref(),
+                )),
+            },
+        ))
     }
 
     async fn delete_volume_group_snapshot(
         &self,
-        request: Request<DeleteVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<DeleteVolumeGroupSnapshotResponse> {
+        request: Request<csi::DeleteVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::DeleteVolumeGroupSnapshotResponse> {
         let deleted = match request::delete_group(&log_and_unwrap(request)) {
             Ok(named) => self.delete_group(named).await,
             Err(error) => Err(error),
         };
         deleted.map_err(|error| status(Rpc::DeleteVolumeGroupSnapshot, &error))?;
-        Ok(tonic::Response::new(DeleteVolumeGroupSnapshotResponse {}))
+        Ok(tonic::Response::new(
+            csi::DeleteVolumeGroupSnapshotResponse {},
+        ))
     }
 
     async fn get_volume_group_snapshot(
         &self,
-        request: Request<GetVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<GetVolumeGroupSnapshotResponse> {
+        request: Request<csi::GetVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::GetVolumeGroupSnapshotResponse> {
         let got = match request::get_group(&log_and_unwrap(request)) {
             Ok(named) => self.get_group(named).await,
             Err(error) => Err(error),
         };
         let group = got.map_err(|error| status(Rpc::GetVolumeGroupSnapshot, &error))?;
-        Ok(tonic::Response::new(GetVolumeGroupSnapshotResponse {
+        Ok(tonic::Response::new(csi::GetVolumeGroupSnapshotResponse {
             group_snapshot: Some(reply::group(
                 &group,
                 self.snapshot_topology_key().as_deref(),
@@ -111,7 +110,7 @@ impl Router {
 
     async fn create_group(
         &self,
-        asked: CreateVolumeGroupSnapshotRequest,
+        asked: csi::CreateVolumeGroupSnapshotRequest,
         patience: Duration,
     ) -> Result<Group> {
         let request = warn_misplaced_policy(request::create_group(&asked)?);

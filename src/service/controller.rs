@@ -3,30 +3,16 @@
 use tonic::{Request, Response};
 
 use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, only_if, reply, request};
+use crate::csi;
 use crate::csi::controller_server::Controller;
-use crate::csi::{
-    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
-    ControllerGetCapabilitiesRequest, ControllerGetCapabilitiesResponse,
-    ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
-    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
-    ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest,
-    ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
-    ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse,
-    CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
-    DeleteVolumeRequest, DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse,
-    GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest, ListSnapshotsResponse,
-    ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
-    ValidateVolumeCapabilitiesResponse,
-};
 use crate::operation::{Capacity, Driver, ListSnapshots, ListVolumes};
 
 #[tonic::async_trait]
 impl Controller for Service {
     async fn create_volume(
         &self,
-        request: Request<CreateVolumeRequest>,
-    ) -> RpcResult<CreateVolumeResponse> {
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> RpcResult<csi::CreateVolumeResponse> {
         let key = self.driver.topology_key();
         let args = request::create_volume(&log_and_unwrap(request), &key);
         let volume = self
@@ -38,39 +24,39 @@ impl Controller for Service {
 
     async fn delete_volume(
         &self,
-        request: Request<DeleteVolumeRequest>,
-    ) -> RpcResult<DeleteVolumeResponse> {
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> RpcResult<csi::DeleteVolumeResponse> {
         let args = request::delete_volume(&log_and_unwrap(request));
         self.run(Rpc::DeleteVolume, args, |driver, id| {
             driver.delete_volume(id)
         })
         .await?;
-        answer(DeleteVolumeResponse {})
+        answer(csi::DeleteVolumeResponse {})
     }
 
     async fn controller_publish_volume(
         &self,
-        request: Request<ControllerPublishVolumeRequest>,
-    ) -> RpcResult<ControllerPublishVolumeResponse> {
+        request: Request<csi::ControllerPublishVolumeRequest>,
+    ) -> RpcResult<csi::ControllerPublishVolumeResponse> {
         let args = request::attach(&log_and_unwrap(request));
         self.run(Rpc::ControllerPublishVolume, args, Driver::attach_volume)
             .await?;
-        answer(ControllerPublishVolumeResponse::default())
+        answer(csi::ControllerPublishVolumeResponse::default())
     }
 
     async fn controller_unpublish_volume(
         &self,
-        request: Request<ControllerUnpublishVolumeRequest>,
-    ) -> RpcResult<ControllerUnpublishVolumeResponse> {
+        request: Request<csi::ControllerUnpublishVolumeRequest>,
+    ) -> RpcResult<csi::ControllerUnpublishVolumeResponse> {
         let args = request::detach(&log_and_unwrap(request));
         args.map_err(|error| super::status(Rpc::ControllerUnpublishVolume, &error))?;
-        answer(ControllerUnpublishVolumeResponse {})
+        answer(csi::ControllerUnpublishVolumeResponse {})
     }
 
     async fn validate_volume_capabilities(
         &self,
-        request: Request<ValidateVolumeCapabilitiesRequest>,
-    ) -> RpcResult<ValidateVolumeCapabilitiesResponse> {
+        request: Request<csi::ValidateVolumeCapabilitiesRequest>,
+    ) -> RpcResult<csi::ValidateVolumeCapabilitiesResponse> {
         let message = log_and_unwrap(request);
         let args = request::validate(&message);
         let verdict = self
@@ -85,8 +71,8 @@ impl Controller for Service {
 
     async fn list_volumes(
         &self,
-        request: Request<ListVolumesRequest>,
-    ) -> RpcResult<ListVolumesResponse> {
+        request: Request<csi::ListVolumesRequest>,
+    ) -> RpcResult<csi::ListVolumesResponse> {
         let pool = request::only_pool(request.metadata());
         let args = request::list_volumes(&log_and_unwrap(request));
         let args = args.and_then(|args| {
@@ -103,8 +89,8 @@ impl Controller for Service {
 
     async fn controller_list_volume_health(
         &self,
-        request: Request<ControllerListVolumeHealthRequest>,
-    ) -> RpcResult<ControllerListVolumeHealthResponse> {
+        request: Request<csi::ControllerListVolumeHealthRequest>,
+    ) -> RpcResult<csi::ControllerListVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerListVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
         let pool = request::only_pool(request.metadata());
@@ -116,7 +102,7 @@ impl Controller for Service {
             })
         });
         let (entries, next_token) = self.run(RPC, args, Driver::list_volume_health).await?;
-        answer(ControllerListVolumeHealthResponse {
+        answer(csi::ControllerListVolumeHealthResponse {
             entries: entries.into_iter().map(reply::volume_health).collect(),
             next_token,
         })
@@ -124,23 +110,23 @@ impl Controller for Service {
 
     async fn controller_get_volume_health(
         &self,
-        request: Request<ControllerGetVolumeHealthRequest>,
-    ) -> RpcResult<ControllerGetVolumeHealthResponse> {
+        request: Request<csi::ControllerGetVolumeHealthRequest>,
+    ) -> RpcResult<csi::ControllerGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
         let args = request::get_health(&log_and_unwrap(request));
         let health = self
             .run(RPC, args, |driver, id| driver.volume_health(id))
             .await?;
-        answer(ControllerGetVolumeHealthResponse {
+        answer(csi::ControllerGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),
         })
     }
 
     async fn get_capacity(
         &self,
-        request: Request<GetCapacityRequest>,
-    ) -> RpcResult<GetCapacityResponse> {
+        request: Request<csi::GetCapacityRequest>,
+    ) -> RpcResult<csi::GetCapacityResponse> {
         let args = request::capacity(&log_and_unwrap(request), &self.driver.topology_key());
         let ask = |driver: &Driver, args: &Option<_>| match args {
             Some(args) => driver.capacity(args),
@@ -152,16 +138,16 @@ impl Controller for Service {
 
     async fn controller_get_capabilities(
         &self,
-        request: Request<ControllerGetCapabilitiesRequest>,
-    ) -> RpcResult<ControllerGetCapabilitiesResponse> {
+        request: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> RpcResult<csi::ControllerGetCapabilitiesResponse> {
         log_and_unwrap(request);
         answer(reply::controller_capabilities(self.alpha))
     }
 
     async fn create_snapshot(
         &self,
-        request: Request<CreateSnapshotRequest>,
-    ) -> RpcResult<CreateSnapshotResponse> {
+        request: Request<csi::CreateSnapshotRequest>,
+    ) -> RpcResult<csi::CreateSnapshotResponse> {
         let (key, patience) = (self.snapshot_topology_key(), super::patience(&request));
         let args = request::create_snapshot(&log_and_unwrap(request), key.as_deref())
             .map(super::warn_misplaced_policy);
@@ -173,7 +159,7 @@ impl Controller for Service {
             .run(Rpc::CreateSnapshot, args, Driver::create_snapshot)
             .await?;
         ids::record_snapshot_id(&snapshot.id);
-        let mut answer = Response::new(CreateSnapshotResponse {
+        let mut answer = Response::new(csi::CreateSnapshotResponse {
             snapshot: Some(reply::snapshot(&snapshot, key.as_deref())),
         });
         super::reached::put(answer.metadata_mut(), &snapshot);
@@ -182,20 +168,20 @@ impl Controller for Service {
 
     async fn delete_snapshot(
         &self,
-        request: Request<DeleteSnapshotRequest>,
-    ) -> RpcResult<DeleteSnapshotResponse> {
+        request: Request<csi::DeleteSnapshotRequest>,
+    ) -> RpcResult<csi::DeleteSnapshotResponse> {
         let args = request::delete_snapshot(&log_and_unwrap(request));
         self.run(Rpc::DeleteSnapshot, args, |driver, id| {
             driver.delete_snapshot(id)
         })
         .await?;
-        answer(DeleteSnapshotResponse {})
+        answer(csi::DeleteSnapshotResponse {})
     }
 
     async fn list_snapshots(
         &self,
-        request: Request<ListSnapshotsRequest>,
-    ) -> RpcResult<ListSnapshotsResponse> {
+        request: Request<csi::ListSnapshotsRequest>,
+    ) -> RpcResult<csi::ListSnapshotsResponse> {
         let pool = request::only_pool(request.metadata());
         let args = request::list_snapshots(&log_and_unwrap(request));
         let args = args.and_then(|args| {
@@ -215,15 +201,15 @@ impl Controller for Service {
 
     async fn get_snapshot(
         &self,
-        request: Request<GetSnapshotRequest>,
-    ) -> RpcResult<GetSnapshotResponse> {
+        request: Request<csi::GetSnapshotRequest>,
+    ) -> RpcResult<csi::GetSnapshotResponse> {
         const RPC: Rpc = Rpc::GetSnapshot;
         only_if(self.alpha.get_snapshot, RPC, "get-snapshot")?;
         let args = request::get_snapshot(&log_and_unwrap(request));
         let snapshot = self
             .run(RPC, args, |driver, id| driver.get_snapshot(id))
             .await?;
-        answer(GetSnapshotResponse {
+        answer(csi::GetSnapshotResponse {
             snapshot: Some(reply::snapshot(
                 &snapshot,
                 self.snapshot_topology_key().as_deref(),
@@ -233,13 +219,13 @@ impl Controller for Service {
 
     async fn controller_expand_volume(
         &self,
-        request: Request<ControllerExpandVolumeRequest>,
-    ) -> RpcResult<ControllerExpandVolumeResponse> {
+        request: Request<csi::ControllerExpandVolumeRequest>,
+    ) -> RpcResult<csi::ControllerExpandVolumeResponse> {
         let args = request::expand_volume(&log_and_unwrap(request));
         let expanded = self
             .run(Rpc::ControllerExpandVolume, args, Driver::expand_volume)
             .await?;
-        answer(ControllerExpandVolumeResponse {
+        answer(csi::ControllerExpandVolumeResponse {
             capacity_bytes: reply::bytes(expanded.size),
             node_expansion_required: expanded.node_expansion_required,
         })
@@ -247,8 +233,8 @@ impl Controller for Service {
 
     async fn controller_get_volume(
         &self,
-        request: Request<ControllerGetVolumeRequest>,
-    ) -> RpcResult<ControllerGetVolumeResponse> {
+        request: Request<csi::ControllerGetVolumeRequest>,
+    ) -> RpcResult<csi::ControllerGetVolumeResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolume;
         only_if(self.alpha.get_volume, RPC, "get-volume")?;
         let args = request::get_volume(&log_and_unwrap(request));
@@ -260,11 +246,11 @@ impl Controller for Service {
 
     async fn controller_modify_volume(
         &self,
-        request: Request<ControllerModifyVolumeRequest>,
-    ) -> RpcResult<ControllerModifyVolumeResponse> {
+        request: Request<csi::ControllerModifyVolumeRequest>,
+    ) -> RpcResult<csi::ControllerModifyVolumeResponse> {
         let args = request::modify_volume(&log_and_unwrap(request));
         self.run(Rpc::ControllerModifyVolume, args, Driver::modify_volume)
             .await?;
-        answer(ControllerModifyVolumeResponse {})
+        answer(csi::ControllerModifyVolumeResponse {})
     }
 }

@@ -3,29 +3,24 @@
 use tonic::Request;
 
 use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, reply, request};
+use crate::csi;
 use crate::csi::group_controller_server::GroupController;
-use crate::csi::{
-    CreateVolumeGroupSnapshotRequest, CreateVolumeGroupSnapshotResponse,
-    DeleteVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotResponse,
-    GetVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotResponse,
-    GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse,
-};
 use crate::operation::Driver;
 
 #[tonic::async_trait]
 impl GroupController for Service {
     async fn group_controller_get_capabilities(
         &self,
-        request: Request<GroupControllerGetCapabilitiesRequest>,
-    ) -> RpcResult<GroupControllerGetCapabilitiesResponse> {
+        request: Request<csi::GroupControllerGetCapabilitiesRequest>,
+    ) -> RpcResult<csi::GroupControllerGetCapabilitiesResponse> {
         log_and_unwrap(request);
         answer(reply::group_capabilities())
     }
 
     async fn create_volume_group_snapshot(
         &self,
-        request: Request<CreateVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<CreateVolumeGroupSnapshotResponse> {
+        request: Request<csi::CreateVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
         let patience = super::patience(&request);
         let args =
             request::create_group(&log_and_unwrap(request)).map(super::warn_misplaced_policy);
@@ -38,31 +33,31 @@ impl GroupController for Service {
             .await?;
         ids::grouped(group.id);
         let key = self.snapshot_topology_key();
-        answer(CreateVolumeGroupSnapshotResponse {
+        answer(csi::CreateVolumeGroupSnapshotResponse {
             group_snapshot: Some(reply::group(&group, key.as_deref())),
         })
     }
 
     async fn delete_volume_group_snapshot(
         &self,
-        request: Request<DeleteVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<DeleteVolumeGroupSnapshotResponse> {
+        request: Request<csi::DeleteVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::DeleteVolumeGroupSnapshotResponse> {
         let args = request::delete_group(&log_and_unwrap(request));
         self.run(Rpc::DeleteVolumeGroupSnapshot, args, Driver::delete_group)
             .await?;
-        answer(DeleteVolumeGroupSnapshotResponse {})
+        answer(csi::DeleteVolumeGroupSnapshotResponse {})
     }
 
     async fn get_volume_group_snapshot(
         &self,
-        request: Request<GetVolumeGroupSnapshotRequest>,
-    ) -> RpcResult<GetVolumeGroupSnapshotResponse> {
+        request: Request<csi::GetVolumeGroupSnapshotRequest>,
+    ) -> RpcResult<csi::GetVolumeGroupSnapshotResponse> {
         let args = request::get_group(&log_and_unwrap(request));
         let group = self
             .run(Rpc::GetVolumeGroupSnapshot, args, Driver::get_group)
             .await?;
         let key = self.snapshot_topology_key();
-        answer(GetVolumeGroupSnapshotResponse {
+        answer(csi::GetVolumeGroupSnapshotResponse {
             group_snapshot: Some(reply::group(&group, key.as_deref())),
         })
     }

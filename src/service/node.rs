@@ -4,69 +4,61 @@ use tonic::Request;
 
 use super::request::Publish;
 use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, only_if, reply, request, status};
+use crate::csi;
 use crate::csi::node_server::Node;
-use crate::csi::{
-    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
-    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse,
-    NodeGetStorageHealthRequest, NodeGetStorageHealthResponse, NodeGetVolumeHealthRequest,
-    NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
-    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest,
-    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
-};
 use crate::operation::Driver;
 
 #[tonic::async_trait]
 impl Node for Service {
     async fn node_stage_volume(
         &self,
-        request: Request<NodeStageVolumeRequest>,
-    ) -> RpcResult<NodeStageVolumeResponse> {
+        request: Request<csi::NodeStageVolumeRequest>,
+    ) -> RpcResult<csi::NodeStageVolumeResponse> {
         let args = request::stage(&log_and_unwrap(request));
         self.run(Rpc::NodeStageVolume, args, Driver::stage_volume)
             .await?;
-        answer(NodeStageVolumeResponse {})
+        answer(csi::NodeStageVolumeResponse {})
     }
 
     async fn node_unstage_volume(
         &self,
-        request: Request<NodeUnstageVolumeRequest>,
-    ) -> RpcResult<NodeUnstageVolumeResponse> {
+        request: Request<csi::NodeUnstageVolumeRequest>,
+    ) -> RpcResult<csi::NodeUnstageVolumeResponse> {
         let args = request::unstage(&log_and_unwrap(request));
         let unstage =
             |driver: &Driver, (id, path): &(String, String)| driver.unstage_volume(id, path);
         self.run(Rpc::NodeUnstageVolume, args, unstage).await?;
-        answer(NodeUnstageVolumeResponse {})
+        answer(csi::NodeUnstageVolumeResponse {})
     }
 
     async fn node_publish_volume(
         &self,
-        request: Request<NodePublishVolumeRequest>,
-    ) -> RpcResult<NodePublishVolumeResponse> {
+        request: Request<csi::NodePublishVolumeRequest>,
+    ) -> RpcResult<csi::NodePublishVolumeResponse> {
         let args = request::publish(&log_and_unwrap(request));
         let publish = |driver: &Driver, args: &Publish| match args {
             Publish::Persistent(args) => driver.publish_volume(args),
             Publish::Ephemeral(args) => driver.publish_ephemeral(args),
         };
         self.run(Rpc::NodePublishVolume, args, publish).await?;
-        answer(NodePublishVolumeResponse {})
+        answer(csi::NodePublishVolumeResponse {})
     }
 
     async fn node_unpublish_volume(
         &self,
-        request: Request<NodeUnpublishVolumeRequest>,
-    ) -> RpcResult<NodeUnpublishVolumeResponse> {
+        request: Request<csi::NodeUnpublishVolumeRequest>,
+    ) -> RpcResult<csi::NodeUnpublishVolumeResponse> {
         let args = request::unpublish(&log_and_unwrap(request));
         let unpublish =
             |driver: &Driver, (id, path): &(String, String)| driver.unpublish_volume(id, path);
         self.run(Rpc::NodeUnpublishVolume, args, unpublish).await?;
-        answer(NodeUnpublishVolumeResponse {})
+        answer(csi::NodeUnpublishVolumeResponse {})
     }
 
     async fn node_get_volume_stats(
         &self,
-        request: Request<NodeGetVolumeStatsRequest>,
-    ) -> RpcResult<NodeGetVolumeStatsResponse> {
+        request: Request<csi::NodeGetVolumeStatsRequest>,
+    ) -> RpcResult<csi::NodeGetVolumeStatsResponse> {
         let args = request::stats(&log_and_unwrap(request));
         let stats = self
             .run(Rpc::NodeGetVolumeStats, args, Driver::volume_stats)
@@ -76,23 +68,23 @@ impl Node for Service {
 
     async fn node_get_volume_health(
         &self,
-        request: Request<NodeGetVolumeHealthRequest>,
-    ) -> RpcResult<NodeGetVolumeHealthResponse> {
+        request: Request<csi::NodeGetVolumeHealthRequest>,
+    ) -> RpcResult<csi::NodeGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::NodeGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
         let args = request::node_health(&log_and_unwrap(request));
         let health = self
             .run(RPC, args, |driver, id| driver.volume_health(id))
             .await?;
-        answer(NodeGetVolumeHealthResponse {
+        answer(csi::NodeGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),
         })
     }
 
     async fn node_get_storage_health(
         &self,
-        request: Request<NodeGetStorageHealthRequest>,
-    ) -> RpcResult<NodeGetStorageHealthResponse> {
+        request: Request<csi::NodeGetStorageHealthRequest>,
+    ) -> RpcResult<csi::NodeGetStorageHealthResponse> {
         const RPC: Rpc = Rpc::NodeGetStorageHealth;
         only_if(self.alpha.health, RPC, "health")?;
         log_and_unwrap(request);
@@ -104,29 +96,29 @@ impl Node for Service {
 
     async fn node_expand_volume(
         &self,
-        request: Request<NodeExpandVolumeRequest>,
-    ) -> RpcResult<NodeExpandVolumeResponse> {
+        request: Request<csi::NodeExpandVolumeRequest>,
+    ) -> RpcResult<csi::NodeExpandVolumeResponse> {
         let args = request::expand_node(&log_and_unwrap(request));
         let size = self
             .run(Rpc::NodeExpandVolume, args, Driver::expand_node)
             .await?;
-        answer(NodeExpandVolumeResponse {
+        answer(csi::NodeExpandVolumeResponse {
             capacity_bytes: reply::bytes(size),
         })
     }
 
     async fn node_get_capabilities(
         &self,
-        request: Request<NodeGetCapabilitiesRequest>,
-    ) -> RpcResult<NodeGetCapabilitiesResponse> {
+        request: Request<csi::NodeGetCapabilitiesRequest>,
+    ) -> RpcResult<csi::NodeGetCapabilitiesResponse> {
         log_and_unwrap(request);
         answer(reply::node_capabilities(self.alpha))
     }
 
     async fn node_get_info(
         &self,
-        request: Request<NodeGetInfoRequest>,
-    ) -> RpcResult<NodeGetInfoResponse> {
+        request: Request<csi::NodeGetInfoRequest>,
+    ) -> RpcResult<csi::NodeGetInfoResponse> {
         log_and_unwrap(request);
         let settings = self.driver.settings();
         let settled = self.driver.settled_home();

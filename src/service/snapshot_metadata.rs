@@ -17,11 +17,8 @@ use tracing::Instrument;
 
 use super::request::metadata::{self, Streamed};
 use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, status};
+use crate::csi;
 use crate::csi::snapshot_metadata_server::SnapshotMetadata;
-use crate::csi::{
-    BlockMetadata, BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataAllocatedResponse,
-    GetMetadataDeltaRequest, GetMetadataDeltaResponse,
-};
 use crate::error::{Error, Result};
 use crate::operation::{AskMetadata, Driver, MetadataPage};
 
@@ -71,7 +68,7 @@ struct Filler<T> {
     rpc: Rpc,
     ask: AskMetadata,
     in_message: usize,
-    message: fn(i64, Vec<BlockMetadata>) -> T,
+    message: fn(i64, Vec<csi::BlockMetadata>) -> T,
     to: mpsc::Sender<Sent<T>>,
 }
 
@@ -112,7 +109,7 @@ impl<T> Filler<T> {
 
     /// Returns false once the caller has disconnected.
     async fn send(&self, page: &MetadataPage, ranges: &[(u64, u64)]) -> bool {
-        let blocks = ranges.iter().map(|(offset, bytes)| BlockMetadata {
+        let blocks = ranges.iter().map(|(offset, bytes)| csi::BlockMetadata {
             byte_offset: *offset as i64,
             size_bytes: *bytes as i64,
         });
@@ -126,7 +123,7 @@ impl Service {
         &self,
         rpc: Rpc,
         asked: Result<Streamed>,
-        message: fn(i64, Vec<BlockMetadata>) -> T,
+        message: fn(i64, Vec<csi::BlockMetadata>) -> T,
     ) -> RpcResult<BoxStream<T>> {
         let Streamed { ask, in_message } = asked.map_err(|error| status(rpc, &error))?;
         let first = self
@@ -154,11 +151,11 @@ impl Service {
 impl SnapshotMetadata for Service {
     async fn get_metadata_allocated(
         &self,
-        request: Request<GetMetadataAllocatedRequest>,
-    ) -> RpcResult<BoxStream<GetMetadataAllocatedResponse>> {
+        request: Request<csi::GetMetadataAllocatedRequest>,
+    ) -> RpcResult<BoxStream<csi::GetMetadataAllocatedResponse>> {
         let asked = metadata::allocated(&log_and_unwrap(request));
-        let message = |volume_capacity_bytes, block_metadata| GetMetadataAllocatedResponse {
-            block_metadata_type: BlockMetadataType::VariableLength.into(),
+        let message = |volume_capacity_bytes, block_metadata| csi::GetMetadataAllocatedResponse {
+            block_metadata_type: csi::BlockMetadataType::VariableLength.into(),
             volume_capacity_bytes,
             block_metadata,
         };
@@ -167,11 +164,11 @@ impl SnapshotMetadata for Service {
 
     async fn get_metadata_delta(
         &self,
-        request: Request<GetMetadataDeltaRequest>,
-    ) -> RpcResult<BoxStream<GetMetadataDeltaResponse>> {
+        request: Request<csi::GetMetadataDeltaRequest>,
+    ) -> RpcResult<BoxStream<csi::GetMetadataDeltaResponse>> {
         let asked = metadata::delta(&log_and_unwrap(request));
-        let message = |volume_capacity_bytes, block_metadata| GetMetadataDeltaResponse {
-            block_metadata_type: BlockMetadataType::VariableLength.into(),
+        let message = |volume_capacity_bytes, block_metadata| csi::GetMetadataDeltaResponse {
+            block_metadata_type: csi::BlockMetadataType::VariableLength.into(),
             volume_capacity_bytes,
             block_metadata,
         };
