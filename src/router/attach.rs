@@ -27,7 +27,7 @@ impl Router {
         // An agent knows only itself: it checks whether it has the volume, for its own node.
         message.node_id = agent.node().to_string();
         let attached = call
-            .forward(&agent, message, |mut client, request| async move {
+            .forward(&agent, message, async |mut client, request| {
                 client.controller_publish_volume(request).await
             })
             .await?;

@@ -67,7 +67,7 @@ impl Router {
         agent: &Arc<Agent>,
         message: GetCapacityRequest,
     ) -> Result<GetCapacityResponse> {
-        call.forward(agent, message, |mut client, request| async move {
+        call.forward(agent, message, async |mut client, request| {
             client.get_capacity(request).await
         })
         .await

@@ -86,12 +86,11 @@ impl Controller for Router {
         let call = self.call(Rpc::DeleteVolume, &request);
         let message = log_and_unwrap(request);
         let deleted = async {
-            let id = request::delete_volume(&message)?;
+            let id = request::volume_id(&message.volume_id)?;
             match self.owner(&id).await? {
                 Owner::Agent(agent) => {
-                    let ask = |mut client: Client, request| async move {
-                        client.delete_volume(request).await
-                    };
+                    let ask =
+                        async |mut client: Client, request| client.delete_volume(request).await;
                     call.forward(&agent, message, ask).await
                 }
                 Owner::Nowhere(_) => Ok(csi::DeleteVolumeResponse {}),
@@ -204,9 +203,8 @@ impl Controller for Router {
         let call = self.call(Rpc::ValidateVolumeCapabilities, &request);
         let message = log_and_unwrap(request);
         let answered = async {
-            request::validate(&message)?;
-            let id = message.volume_id.clone();
-            let ask = |mut client: Client, request| async move {
+            let id = request::validate(&message)?.volume_id;
+            let ask = async |mut client: Client, request| {
                 client.validate_volume_capabilities(request).await
             };
             self.one(&call, Kind::Volume, &id, message, ask).await
@@ -221,11 +219,9 @@ impl Controller for Router {
         let call = self.call(Rpc::ControllerExpandVolume, &request);
         let message = log_and_unwrap(request);
         let answered = async {
-            request::expand_volume(&message)?;
-            let id = message.volume_id.clone();
-            let ask = |mut client: Client, request| async move {
-                client.controller_expand_volume(request).await
-            };
+            let id = request::expand_volume(&message)?.volume_id;
+            let ask =
+                async |mut client: Client, request| client.controller_expand_volume(request).await;
             self.one(&call, Kind::Volume, &id, message, ask).await
         };
         call.answer(answered.await)
@@ -238,11 +234,9 @@ impl Controller for Router {
         let call = self.call(Rpc::ControllerModifyVolume, &request);
         let message = log_and_unwrap(request);
         let answered = async {
-            request::modify_volume(&message)?;
-            let id = message.volume_id.clone();
-            let ask = |mut client: Client, request| async move {
-                client.controller_modify_volume(request).await
-            };
+            let id = request::modify_volume(&message)?.volume_id;
+            let ask =
+                async |mut client: Client, request| client.controller_modify_volume(request).await;
             self.one(&call, Kind::Volume, &id, message, ask).await
         };
         call.answer(answered.await)
@@ -256,11 +250,9 @@ impl Controller for Router {
         only_if(self.options.alpha.get_volume, call.rpc(), "get-volume")?;
         let message = log_and_unwrap(request);
         let answered = async {
-            request::get_volume(&message)?;
-            let id = message.volume_id.clone();
-            let ask = |mut client: Client, request| async move {
-                client.controller_get_volume(request).await
-            };
+            let id = request::volume_id(&message.volume_id)?;
+            let ask =
+                async |mut client: Client, request| client.controller_get_volume(request).await;
             let look = |answer: &csi::ControllerGetVolumeResponse| {
                 same(&id, answer.volume.as_ref().map(|one| &*one.volume_id))
             };
@@ -278,9 +270,8 @@ impl Controller for Router {
         only_if(self.options.alpha.health, call.rpc(), "health")?;
         let message = log_and_unwrap(request);
         let answered = async {
-            request::get_health(&message)?;
-            let id = message.volume_id.clone();
-            let ask = |mut client: Client, request| async move {
+            let id = request::volume_id(&message.volume_id)?;
+            let ask = async |mut client: Client, request| {
                 client.controller_get_volume_health(request).await
             };
             let look = |answer: &csi::ControllerGetVolumeHealthResponse| {
@@ -303,10 +294,8 @@ impl Controller for Router {
         only_if(self.options.alpha.get_snapshot, call.rpc(), "get-snapshot")?;
         let message = log_and_unwrap(request);
         let answered = async {
-            request::get_snapshot(&message)?;
-            let id = message.snapshot_id.clone();
-            let ask =
-                |mut client: Client, request| async move { client.get_snapshot(request).await };
+            let id = request::snapshot_id(&message.snapshot_id)?;
+            let ask = async |mut client: Client, request| client.get_snapshot(request).await;
             let look = |answer: &csi::GetSnapshotResponse| {
                 same(&id, answer.snapshot.as_ref().map(|one| &*one.snapshot_id))
             };

@@ -33,13 +33,12 @@ impl Router {
         call: &Call<'_>,
         message: csi::DeleteSnapshotRequest,
     ) -> Result<Deleted> {
-        let id = request::delete_snapshot(&message)?;
+        let id = request::snapshot_id(&message.snapshot_id)?;
         let Owner::Agent(agent) = self.owner(&id).await? else {
             return Ok(Deleted {});
         };
-        let ask = |mut client: ControllerClient<_>, request| async move {
-            client.delete_snapshot(request).await
-        };
+        let ask =
+            async |mut client: ControllerClient<_>, request| client.delete_snapshot(request).await;
         match call.forward(&agent, message, ask).await {
             // The snapshot may belong to a group that has members on other nodes.
             Err(first) if has_code(&first, Code::Aborted) => {

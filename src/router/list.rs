@@ -15,19 +15,15 @@ use super::checked;
 use crate::error::{Error, Result};
 use crate::model::{PoolId, VolumeId};
 use crate::operation::MOST_LISTED;
-use crate::service::ONLY_POOL;
+use crate::service::{ONLY_POOL, request};
 use futures_util::future::try_join_all;
 
 /// Number of agents that are asked at a time for one page.
 const AT_ONCE: usize = 32;
 
-/// One page of an agent's entries.
-pub(super) struct Part<T> {
-    /// Ordered by ID.
-    pub(super) entries: Vec<T>,
-    /// Empty at the end of the list.
-    pub(super) next_token: String,
-}
+/// One page of an agent's entries, ordered by ID, and the token of the next page, which is empty at
+/// the end of the list.
+pub(super) type Part<T> = (Vec<T>, String);
 
 /// The requested part of a list.
 pub(super) struct Wanted {
@@ -37,14 +33,14 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// Parses it from a request.
-    pub(super) fn new(max_entries: usize, starting_token: &str) -> Result<Wanted> {
+    pub(super) fn new(max_entries: i32, starting_token: &str) -> Result<Wanted> {
         let after = match starting_token {
             "" => None,
             token => Some(token.parse().map_err(|_| Error::BadToken {
                 token: token.to_string(),
             })?),
         };
-        let limit = match max_entries {
+        let limit = match request::entries(max_entries)? {
             0 => MOST_LISTED,
             some => some.min(MOST_LISTED),
         };
@@ -173,12 +169,12 @@ impl Router {
                 starting_token: last.map(|last| last.to_string()).unwrap_or_default(),
                 pool: listed.pool,
             };
-            let part = ask(listed.agent.clone(), question).await?;
-            let goes_on = !part.next_token.is_empty();
-            let ids: Vec<String> = part.entries.iter().map(&id).collect();
+            let (part, next_token) = ask(listed.agent.clone(), question).await?;
+            let goes_on = !next_token.is_empty();
+            let ids: Vec<String> = part.iter().map(&id).collect();
             let verdict = checked::page(listed.pool, last, left, (&ids, goes_on));
             last = self.checked(&listed.agent, verdict)?;
-            entries.extend(part.entries);
+            entries.extend(part);
             if !goes_on {
                 break;
             }

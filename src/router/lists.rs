@@ -7,7 +7,7 @@ use tonic::transport::Channel;
 use super::Router;
 use super::call::Call;
 use super::checked::{same, same_pool};
-use super::list::{Part, Wanted, of_pool};
+use super::list::{Wanted, of_pool};
 use super::resolve::InPart;
 use super::route::Owner;
 use crate::csi::controller_client::ControllerClient;
@@ -17,7 +17,6 @@ use crate::csi::{
     list_snapshots_response, list_volumes_response,
 };
 use crate::error::Result;
-use crate::service::request;
 
 type Client = ControllerClient<Channel>;
 
@@ -27,8 +26,7 @@ impl Router {
         call: &Call<'_>,
         message: &ListVolumesRequest,
     ) -> Result<ListVolumesResponse> {
-        let asked = request::list_volumes(message)?;
-        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
+        let wanted = Wanted::new(message.max_entries, &message.starting_token)?;
         let id = |entry: &list_volumes_response::Entry| {
             let volume = entry.volume.as_ref();
             volume
@@ -43,14 +41,9 @@ impl Router {
                     starting_token: ask.starting_token.clone(),
                 };
                 let question = of_pool(call, question, &ask)?;
-                let answer = call
-                    .ask(&agent, client.list_volumes(question))
-                    .await?
-                    .into_inner();
-                Ok(Part {
-                    entries: answer.entries,
-                    next_token: answer.next_token,
-                })
+                let answer = client.list_volumes(question);
+                let answer = call.ask(&agent, answer).await?.into_inner();
+                Ok((answer.entries, answer.next_token))
             })
             .await?;
         Ok(ListVolumesResponse {
@@ -64,8 +57,7 @@ impl Router {
         call: &Call<'_>,
         message: &ControllerListVolumeHealthRequest,
     ) -> Result<ControllerListVolumeHealthResponse> {
-        let asked = request::list_health(message)?;
-        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
+        let wanted = Wanted::new(message.max_entries, &message.starting_token)?;
         let id = |entry: &VolumeHealth| entry.volume_id.clone();
         let secrets = &message.secrets;
         let (entries, next_token) = self
@@ -79,10 +71,7 @@ impl Router {
                 let question = of_pool(call, question, &ask)?;
                 let answer = client.controller_list_volume_health(question);
                 let answer = call.ask(&agent, answer).await?.into_inner();
-                Ok(Part {
-                    entries: answer.entries,
-                    next_token: answer.next_token,
-                })
+                Ok((answer.entries, answer.next_token))
             })
             .await?;
         Ok(ControllerListVolumeHealthResponse {
@@ -99,21 +88,19 @@ impl Router {
         call: &Call<'_>,
         message: ListSnapshotsRequest,
     ) -> Result<ListSnapshotsResponse> {
-        let asked = request::list_snapshots(&message)?;
-        let wanted = Wanted::new(asked.max_entries, &asked.starting_token)?;
-        for filter in [&asked.snapshot_id, &asked.source_volume_id] {
+        let wanted = Wanted::new(message.max_entries, &message.starting_token)?;
+        for filter in [&message.snapshot_id, &message.source_volume_id] {
             if filter.is_empty() {
                 continue;
             }
             let Owner::Agent(agent) = self.owner(filter).await? else {
                 return Ok(ListSnapshotsResponse::default());
             };
-            let ask =
-                |mut client: Client, request| async move { client.list_snapshots(request).await };
-            let mut answer = call.forward(&agent, message, ask).await?;
+            let ask = async |mut client: Client, request| client.list_snapshots(request).await;
+            let mut answer = call.forward(&agent, message.clone(), ask).await?;
             let about = |entry: &list_snapshots_response::Entry| {
                 let snapshot = entry.snapshot.as_ref();
-                let value = snapshot.map(|snapshot| match asked.snapshot_id.is_empty() {
+                let value = snapshot.map(|snapshot| match message.snapshot_id.is_empty() {
                     true => &*snapshot.source_volume_id,
                     false => &*snapshot.snapshot_id,
                 });
@@ -123,7 +110,7 @@ impl Router {
             };
             let verdict = answer.entries.iter().try_for_each(about);
             self.checked(&agent, verdict)?;
-            if asked.snapshot_id.is_empty() {
+            if message.snapshot_id.is_empty() {
                 self.hide(&mut answer.entries, &self.groups_in_part()).await;
             }
             return Ok(answer);
@@ -148,14 +135,9 @@ impl Router {
                     ..ListSnapshotsRequest::default()
                 };
                 let question = of_pool(call, question, &ask)?;
-                let answer = call
-                    .ask(&agent, client.list_snapshots(question))
-                    .await?
-                    .into_inner();
-                Ok(Part {
-                    entries: answer.entries,
-                    next_token: answer.next_token,
-                })
+                let answer = client.list_snapshots(question);
+                let answer = call.ask(&agent, answer).await?.into_inner();
+                Ok((answer.entries, answer.next_token))
             })
             .await?;
         self.hide(&mut entries, &in_part).await;

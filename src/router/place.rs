@@ -199,7 +199,7 @@ impl Router {
         asked: &CreateVolume,
     ) -> Result<CreateVolumeResponse> {
         let source = message.volume_content_source.clone();
-        let ask = |mut client: ControllerClient<Channel>, request| async move {
+        let ask = async |mut client: ControllerClient<Channel>, request| {
             client.create_volume(request).await
         };
         let answer = call.forward(agent, message, ask).await?;

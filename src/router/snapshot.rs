@@ -65,7 +65,7 @@ impl Router {
         }
         let content = message.parameters.get(CONTENT_NAME).cloned();
         let answer = call
-            .forward_whole(&agent, message, |mut client, request| async move {
+            .forward_whole(&agent, message, async |mut client, request| {
                 client.create_snapshot(request).await
             })
             .await?;

@@ -5,7 +5,7 @@ use tonic::{Request, Response};
 use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, only_if, reply, request};
 use crate::csi;
 use crate::csi::controller_server::Controller;
-use crate::operation::{Capacity, Driver, ListSnapshots, ListVolumes};
+use crate::operation::{Capacity, Driver};
 
 #[tonic::async_trait]
 impl Controller for Service {
@@ -26,11 +26,9 @@ impl Controller for Service {
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> RpcResult<csi::DeleteVolumeResponse> {
-        let args = request::delete_volume(&log_and_unwrap(request));
-        self.run(Rpc::DeleteVolume, args, |driver, id| {
-            driver.delete_volume(id)
-        })
-        .await?;
+        let id = request::volume_id(&log_and_unwrap(request).volume_id);
+        let delete = |driver: &Driver, id: &String| driver.delete_volume(id);
+        self.run(Rpc::DeleteVolume, id, delete).await?;
         answer(csi::DeleteVolumeResponse {})
     }
 
@@ -74,13 +72,8 @@ impl Controller for Service {
         request: Request<csi::ListVolumesRequest>,
     ) -> RpcResult<csi::ListVolumesResponse> {
         let pool = request::only_pool(request.metadata());
-        let args = request::list_volumes(&log_and_unwrap(request));
-        let args = args.and_then(|args| {
-            Ok(ListVolumes {
-                pool: pool?,
-                ..args
-            })
-        });
+        let message = log_and_unwrap(request);
+        let args = request::page(message.max_entries, &message.starting_token, pool);
         let page = self
             .run(Rpc::ListVolumes, args, Driver::list_volumes)
             .await?;
@@ -94,13 +87,8 @@ impl Controller for Service {
         const RPC: Rpc = Rpc::ControllerListVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
         let pool = request::only_pool(request.metadata());
-        let args = request::list_health(&log_and_unwrap(request));
-        let args = args.and_then(|args| {
-            Ok(ListVolumes {
-                pool: pool?,
-                ..args
-            })
-        });
+        let message = log_and_unwrap(request);
+        let args = request::page(message.max_entries, &message.starting_token, pool);
         let (entries, next_token) = self.run(RPC, args, Driver::list_volume_health).await?;
         answer(csi::ControllerListVolumeHealthResponse {
             entries: entries.into_iter().map(reply::volume_health).collect(),
@@ -114,9 +102,9 @@ impl Controller for Service {
     ) -> RpcResult<csi::ControllerGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
-        let args = request::get_health(&log_and_unwrap(request));
+        let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let health = self
-            .run(RPC, args, |driver, id| driver.volume_health(id))
+            .run(RPC, id, |driver, id| driver.volume_health(id))
             .await?;
         answer(csi::ControllerGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),
@@ -170,11 +158,9 @@ impl Controller for Service {
         &self,
         request: Request<csi::DeleteSnapshotRequest>,
     ) -> RpcResult<csi::DeleteSnapshotResponse> {
-        let args = request::delete_snapshot(&log_and_unwrap(request));
-        self.run(Rpc::DeleteSnapshot, args, |driver, id| {
-            driver.delete_snapshot(id)
-        })
-        .await?;
+        let id = request::snapshot_id(&log_and_unwrap(request).snapshot_id);
+        let delete = |driver: &Driver, id: &String| driver.delete_snapshot(id);
+        self.run(Rpc::DeleteSnapshot, id, delete).await?;
         answer(csi::DeleteSnapshotResponse {})
     }
 
@@ -183,13 +169,7 @@ impl Controller for Service {
         request: Request<csi::ListSnapshotsRequest>,
     ) -> RpcResult<csi::ListSnapshotsResponse> {
         let pool = request::only_pool(request.metadata());
-        let args = request::list_snapshots(&log_and_unwrap(request));
-        let args = args.and_then(|args| {
-            Ok(ListSnapshots {
-                pool: pool?,
-                ..args
-            })
-        });
+        let args = request::list_snapshots(&log_and_unwrap(request), pool);
         let page = self
             .run(Rpc::ListSnapshots, args, Driver::list_snapshots)
             .await?;
@@ -205,9 +185,9 @@ impl Controller for Service {
     ) -> RpcResult<csi::GetSnapshotResponse> {
         const RPC: Rpc = Rpc::GetSnapshot;
         only_if(self.alpha.get_snapshot, RPC, "get-snapshot")?;
-        let args = request::get_snapshot(&log_and_unwrap(request));
+        let id = request::snapshot_id(&log_and_unwrap(request).snapshot_id);
         let snapshot = self
-            .run(RPC, args, |driver, id| driver.get_snapshot(id))
+            .run(RPC, id, |driver, id| driver.get_snapshot(id))
             .await?;
         answer(csi::GetSnapshotResponse {
             snapshot: Some(reply::snapshot(
@@ -237,9 +217,9 @@ impl Controller for Service {
     ) -> RpcResult<csi::ControllerGetVolumeResponse> {
         const RPC: Rpc = Rpc::ControllerGetVolume;
         only_if(self.alpha.get_volume, RPC, "get-volume")?;
-        let args = request::get_volume(&log_and_unwrap(request));
+        let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let volume = self
-            .run(RPC, args, |driver, id| driver.get_volume(id))
+            .run(RPC, id, |driver, id| driver.get_volume(id))
             .await?;
         answer(reply::get_volume(&volume, &self.driver.topology_key()))
     }

@@ -72,9 +72,9 @@ impl Node for Service {
     ) -> RpcResult<csi::NodeGetVolumeHealthResponse> {
         const RPC: Rpc = Rpc::NodeGetVolumeHealth;
         only_if(self.alpha.health, RPC, "health")?;
-        let args = request::node_health(&log_and_unwrap(request));
+        let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let health = self
-            .run(RPC, args, |driver, id| driver.volume_health(id))
+            .run(RPC, id, |driver, id| driver.volume_health(id))
             .await?;
         answer(csi::NodeGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),

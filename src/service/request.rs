@@ -142,17 +142,22 @@ pub fn only_pool(metadata: &MetadataMap) -> Result<Option<PoolId>> {
     }
 }
 
-/// Parses the limits of a page of a list.
-fn page(max_entries: i32, starting_token: &str) -> Result<ListVolumes> {
+/// Parses the limits of a page of ListVolumes or ControllerListVolumeHealth. `pool` is the result of
+/// [`only_pool`].
+pub fn page(
+    max_entries: i32,
+    starting_token: &str,
+    pool: Result<Option<PoolId>>,
+) -> Result<ListVolumes> {
     Ok(ListVolumes {
         max_entries: entries(max_entries)?,
         starting_token: starting_token.to_string(),
-        pool: None,
+        pool: pool?,
     })
 }
 
 /// Maximum number of entries of a list; 0 means no limit.
-fn entries(max_entries: i32) -> Result<usize> {
+pub fn entries(max_entries: i32) -> Result<usize> {
     usize::try_from(max_entries).map_err(|_| {
         let problem =
             format!("{max_entries} is negative; give 0 for no limit, or a positive number");

@@ -4,14 +4,12 @@ use std::collections::HashMap;
 
 use super::{
     NODE_ID_BYTES, bounded, bounded_context, bounded_map, capability, capacity_range, check_mkfs,
-    growth_range, name, page, required, segment, snapshot::content_source,
+    growth_range, name, required, segment, snapshot::content_source,
 };
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::model::{MutableParameters, VolumeParameters};
-use crate::operation::{
-    AskCapacity, Attach, CreateVolume, ExpandVolume, ListVolumes, ModifyVolume, Validate,
-};
+use crate::operation::{AskCapacity, Attach, CreateVolume, ExpandVolume, ModifyVolume, Validate};
 
 /// Parses CreateVolume. `key` is the driver's topology key.
 pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<CreateVolume> {
@@ -61,14 +59,9 @@ fn class(class: &Map, attributes: &Map) -> Result<VolumeParameters> {
     Ok(parsed)
 }
 
-/// Parses DeleteVolume.
-pub fn delete_volume(request: &csi::DeleteVolumeRequest) -> Result<String> {
-    volume_id(&request.volume_id)
-}
-
 /// Checks that an ID is present. It may be any text: one that refers to nothing is "not found", or
 /// already deleted.
-pub(in crate::service) fn volume_id(id: &str) -> Result<String> {
+pub fn volume_id(id: &str) -> Result<String> {
     required("volume_id", id).map(str::to_string)
 }
 
@@ -115,26 +108,6 @@ pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Vali
         parameters,
         mutable: mutable.unwrap_or_default(),
     })
-}
-
-/// Parses ListVolumes.
-pub fn list_volumes(request: &csi::ListVolumesRequest) -> Result<ListVolumes> {
-    page(request.max_entries, &request.starting_token)
-}
-
-/// Parses ControllerListVolumeHealth.
-pub fn list_health(request: &csi::ControllerListVolumeHealthRequest) -> Result<ListVolumes> {
-    page(request.max_entries, &request.starting_token)
-}
-
-/// Parses ControllerGetVolume.
-pub fn get_volume(request: &csi::ControllerGetVolumeRequest) -> Result<String> {
-    volume_id(&request.volume_id)
-}
-
-/// Parses ControllerGetVolumeHealth.
-pub fn get_health(request: &csi::ControllerGetVolumeHealthRequest) -> Result<String> {
-    volume_id(&request.volume_id)
 }
 
 /// Parses GetCapacity; `None` if the capabilities are not supported: the capacity for such volumes

@@ -77,7 +77,8 @@ fn fuzz_other_requests_of_the_controller() {
         volume_id: id(),
         ..Default::default()
     };
-    fuzz_message("DeleteVolume", &valid, delete_volume);
+    let parse = |request: &DeleteVolumeRequest| volume_id(&request.volume_id);
+    fuzz_message("DeleteVolume", &valid, parse);
     let valid = ControllerPublishVolumeRequest {
         volume_id: id(),
         node_id: "node-1".into(),
@@ -101,9 +102,12 @@ fn fuzz_other_requests_of_the_controller() {
         max_entries: 10,
         starting_token: "3".into(),
     };
-    fuzz_message("ListVolumes", &valid, list_volumes);
+    let parse =
+        |request: &ListVolumesRequest| page(request.max_entries, &request.starting_token, Ok(None));
+    fuzz_message("ListVolumes", &valid, parse);
     let valid = ControllerGetVolumeRequest { volume_id: id() };
-    fuzz_message("ControllerGetVolume", &valid, get_volume);
+    let parse = |request: &ControllerGetVolumeRequest| volume_id(&request.volume_id);
+    fuzz_message("ControllerGetVolume", &valid, parse);
     let valid = GetCapacityRequest {
         volume_capabilities: vec![mount()],
         parameters: map(&[("pool", "default")]),
@@ -199,19 +203,22 @@ fn fuzz_requests_about_snapshots() {
         snapshot_id: id(),
         ..Default::default()
     };
-    fuzz_message("DeleteSnapshot", &valid, delete_snapshot);
+    let parse = |request: &DeleteSnapshotRequest| snapshot_id(&request.snapshot_id);
+    fuzz_message("DeleteSnapshot", &valid, parse);
     let valid = GetSnapshotRequest {
         snapshot_id: id(),
         ..Default::default()
     };
-    fuzz_message("GetSnapshot", &valid, get_snapshot);
+    let parse = |request: &GetSnapshotRequest| snapshot_id(&request.snapshot_id);
+    fuzz_message("GetSnapshot", &valid, parse);
     let valid = ListSnapshotsRequest {
         max_entries: 10,
         starting_token: "3".into(),
         source_volume_id: id(),
         ..Default::default()
     };
-    fuzz_message("ListSnapshots", &valid, list_snapshots);
+    let parse = |request: &ListSnapshotsRequest| list_snapshots(request, Ok(None));
+    fuzz_message("ListSnapshots", &valid, parse);
     let valid = CreateVolumeGroupSnapshotRequest {
         name: "group-1".into(),
         source_volume_ids: vec![id(), ID.replace("0001", "0003")],

@@ -104,8 +104,3 @@ pub fn expand_node(request: &csi::NodeExpandVolumeRequest) -> Result<ExpandNode>
         capability: capability::optional(request.volume_capability.as_ref())?,
     })
 }
-
-/// Parses NodeGetVolumeHealth.
-pub fn node_health(request: &csi::NodeGetVolumeHealthRequest) -> Result<String> {
-    volume_id(&request.volume_id)
-}

@@ -6,7 +6,7 @@ use super::{bounded_map, entries, name, required, segment};
 use crate::csi;
 use crate::csi::volume_content_source::Type as Given;
 use crate::error::{Error, Result};
-use crate::model::SnapshotParameters;
+use crate::model::{PoolId, SnapshotParameters};
 use crate::operation::{
     ContentSource, CreateGroup, CreateSnapshot, ListSnapshots as List, NamedGroup,
 };
@@ -56,29 +56,23 @@ fn parameters(given: &HashMap<String, String>) -> Result<(SnapshotParameters, bo
     SnapshotParameters::parse(given)
 }
 
-/// Parses DeleteSnapshot.
-pub fn delete_snapshot(request: &csi::DeleteSnapshotRequest) -> Result<String> {
-    snapshot_id(&request.snapshot_id)
-}
-
-/// Parses GetSnapshot.
-pub fn get_snapshot(request: &csi::GetSnapshotRequest) -> Result<String> {
-    snapshot_id(&request.snapshot_id)
-}
-
 /// Checks that an ID is present. Like the ID of a volume, it may be any text.
 pub(crate) fn snapshot_id(id: &str) -> Result<String> {
     required("snapshot_id", id).map(str::to_string)
 }
 
 /// Parses ListSnapshots. Both filters may be set; the IDs in them need not exist.
-pub fn list_snapshots(request: &csi::ListSnapshotsRequest) -> Result<List> {
+/// `pool` is the result of [`super::only_pool`].
+pub fn list_snapshots(
+    request: &csi::ListSnapshotsRequest,
+    pool: Result<Option<PoolId>>,
+) -> Result<List> {
     Ok(List {
         max_entries: entries(request.max_entries)?,
         starting_token: request.starting_token.clone(),
         source_volume_id: request.source_volume_id.clone(),
         snapshot_id: request.snapshot_id.clone(),
-        pool: None,
+        pool: pool?,
     })
 }
 
