@@ -106,7 +106,6 @@ pub struct Given {
     pub alpha: Vec<Alpha>,
     /// Hooks; in the file alone.
     #[arg(skip)]
-    #[serde(deserialize_with = "hook::hooks")]
     pub hook: Vec<HookDefinition>,
 
     /// Role node: address on which the agent listens for the controller, such as 0.0.0.0:9820
@@ -198,6 +197,14 @@ impl Given {
             tls_key: self.tls_key.or(file.tls_key),
             tls_ca: self.tls_ca.or(file.tls_ca),
         }
+    }
+
+    /// These values; those that are not given are taken from a file.
+    pub fn over_file(self, file: Option<&Path>) -> Result<Given, BadConfig> {
+        Ok(match file {
+            Some(path) => self.over(read_file(path)?),
+            None => self,
+        })
     }
 
     /// Takes the endpoint from the environment if no flag sets it. An empty value counts as not

@@ -2,55 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
-
 use super::BadConfig;
-use crate::hook::{HookDefinition, HookParts};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HookTable {
-    name: String,
-    command: Vec<String>,
-    #[serde(default)]
-    user: Option<String>,
-    #[serde(default)]
-    volume: Option<String>,
-    #[serde(default)]
-    pvc: Option<String>,
-    #[serde(default)]
-    timeout: Option<String>,
-}
-
-/// One table; its errors contain its line.
-struct HookEntry(HookDefinition);
-
-impl<'de> Deserialize<'de> for HookEntry {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<HookEntry, D::Error> {
-        let table = HookTable::deserialize(from)?;
-        let parts = HookParts {
-            name: table.name,
-            command: table.command,
-            user: table.user,
-            volume: table.volume,
-            pvc: table.pvc,
-            timeout: table.timeout,
-        };
-        HookDefinition::from_parts(parts)
-            .map(HookEntry)
-            .map_err(D::Error::custom)
-    }
-}
-
-/// Parses `hook` in the file: an array of tables.
-pub(super) fn hooks<'de, D>(from: D) -> Result<Vec<HookDefinition>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    let entries: Vec<HookEntry> = Vec::deserialize(from)?;
-    Ok(entries.into_iter().map(|HookEntry(hook)| hook).collect())
-}
+use crate::hook::HookDefinition;
 
 /// Checks that names are unique, because they identify hooks in messages and define their order.
 pub(super) fn check_together(hooks: &[HookDefinition]) -> Result<(), BadConfig> {

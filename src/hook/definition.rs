@@ -3,6 +3,8 @@
 use std::path::{Component, Path};
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::HookTarget;
 use super::glob::Glob;
 use crate::model::snapshot::parse_duration;
@@ -16,7 +18,8 @@ const SECONDS: &str = "{seconds}";
 
 /// A hook of this machine: for which volumes it is, and the program that quiesces their
 /// application.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "HookParts")]
 pub struct HookDefinition {
     /// Its unique name; the hooks of one volume are ordered by name.
     pub name: String,
@@ -60,7 +63,8 @@ impl Selector {
 }
 
 /// The parts of a hook's definition, not yet parsed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HookParts {
     /// Its name.
     pub name: String,
@@ -76,9 +80,11 @@ pub struct HookParts {
     pub timeout: Option<String>,
 }
 
-impl HookDefinition {
-    /// Checks the parts. The error is a sentence that names the part.
-    pub fn from_parts(parts: HookParts) -> Result<HookDefinition, String> {
+/// Checks the parts. The error is a sentence that names the part.
+impl TryFrom<HookParts> for HookDefinition {
+    type Error = String;
+
+    fn try_from(parts: HookParts) -> Result<HookDefinition, String> {
         let name = &parts.name;
         check_name(name)?;
         let problem = |text: String| format!("hook {name}: {text}");
@@ -102,7 +108,9 @@ impl HookDefinition {
             timeout,
         })
     }
+}
 
+impl HookDefinition {
     /// The program.
     pub fn program(&self) -> &Path {
         Path::new(self.command.first().map_or("", String::as_str))
@@ -219,7 +227,7 @@ mod tests {
     fn with(change: impl FnOnce(&mut HookParts)) -> Result<HookDefinition, String> {
         let mut changed = parts();
         change(&mut changed);
-        HookDefinition::from_parts(changed)
+        HookDefinition::try_from(changed)
     }
 
     fn target(id: &str, claim: Option<&str>) -> HookTarget {
@@ -232,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_hook_has_its_defaults_and_its_deadline_in_its_arguments() {
-        let hook = HookDefinition::from_parts(parts()).unwrap();
+        let hook = HookDefinition::try_from(parts()).unwrap();
         assert_eq!(hook.timeout, Duration::from_secs(30));
         assert_eq!(hook.user, None);
         assert_eq!(hook.program(), Path::new("/bin/hold"));
@@ -277,7 +285,7 @@ mod tests {
 
     #[test]
     fn volumes_are_chosen_by_id_or_by_claim() {
-        let by_claim = HookDefinition::from_parts(parts()).unwrap().selector;
+        let by_claim = HookDefinition::try_from(parts()).unwrap().selector;
         assert!(by_claim.matches(&target("x", Some("shop/db-0"))));
         assert!(!by_claim.matches(&target("x", Some("shop2/db-0"))));
         assert!(!by_claim.matches(&target("x", Some("shop/web-0"))));

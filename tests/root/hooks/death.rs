@@ -51,7 +51,7 @@ fn holds_until_it_is_killed() {
             volume: Some("*".into()),
             ..Default::default()
         };
-        slackwater::hook::HookDefinition::from_parts(parts).unwrap()
+        slackwater::hook::HookDefinition::try_from(parts).unwrap()
     };
     let hooks = local(vec![hook("first"), hook("second")]);
     let _held = quiesce(&hooks, &["first", "second"], LONG).unwrap();

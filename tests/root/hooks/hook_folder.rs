@@ -56,7 +56,7 @@ impl HookFolder {
             ..HookParts::default()
         };
         change(&mut parts);
-        HookDefinition::from_parts(parts).unwrap()
+        HookDefinition::try_from(parts).unwrap()
     }
 
     /// The content of a file in the folder; empty if it does not exist.
