@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{Failure, host_with_guard, print};
@@ -66,20 +67,9 @@ fn as_json(entry: &Journalled) -> Value {
 
 /// Seconds since 1970 as date and time in UTC.
 fn time(seconds: u64) -> String {
-    // Converts days since 1970 to a date of the civil calendar: years begin in March, so that the
-    // leap day is their last day; 146,097 days are 400 years.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let date = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = match month {
-        0..10 => (era * 400 + year, month + 3),
-        _ => (era * 400 + year + 1, month - 9),
-    };
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let signed = i64::try_from(seconds).ok();
+    let time = signed.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| seconds.to_string(), |time| time.to_string())
 }
 
 #[cfg(test)]
