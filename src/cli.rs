@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
+use tokio::runtime::Builder;
 
 use crate::config::{self, BadConfig, DriverName, Endpoint, Folder, Given};
 use crate::cut::guard::GuardClient;
@@ -263,10 +264,7 @@ impl Node {
             node_record: self.node_record,
             ..flags
         };
-        let given = match &self.config {
-            Some(path) => flags.over(config::read_file(path)?),
-            None => flags,
-        };
+        let given = flags.over_file(self.config.as_deref())?;
         crate::model::pool::check_together(&given.pool)
             .map_err(|error| BadConfig(format!("--pool: {error}")))?;
         Ok(Settled {
@@ -391,11 +389,24 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn demo(options: &demo::Options) -> Result<ExitCode, Failure> {
-    match demo::run(options) {
-        Ok(true) => Ok(ExitCode::SUCCESS),
-        Ok(false) => Ok(ExitCode::FAILURE),
-        Err(failed) => Err(Failure::run(failed)),
+    demo::run(options).map(status).map_err(Failure::run)
+}
+
+/// The exit status of a command that has found a problem, or none.
+fn status(is_well: bool) -> ExitCode {
+    match is_well {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
+}
+
+/// Runs a command that waits for other programs on the network.
+fn block_on<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<T, Failure>
+where
+    Failure: From<E>,
+{
+    let runtime = Builder::new_current_thread().enable_all().build();
+    Ok(runtime.map_err(Failure::run)?.block_on(work)?)
 }
 
 /// Prints help and version on stdout, and any other message as one sentence on stderr.

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::runtime::Builder;
 
-use super::{Failure, print};
+use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::error::Error;
 use crate::router::adopt::{self, Done, Fate, Line, Plan, Step};
@@ -71,9 +70,7 @@ pub(super) async fn driver(source: &DriverSource) -> Result<Option<String>, Erro
 
 /// Shows what would be changed, or changes it. Exit code 1 if something could not be changed.
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(Failure::run)?;
-    runtime.block_on(async {
+    block_on(async {
         let client = connect().await?;
         let driver = driver(&arguments.source).await?;
         let plan = adopt::make_plan(&client, driver.as_deref(), &arguments.pool).await?;
@@ -83,10 +80,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         let done = adopt::carry_out(&client, &plan, REBIND_TIMEOUT, print_step).await?;
         tell(&plan, &done, arguments.json);
-        Ok(match done.left.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
-        })
+        Ok::<_, Failure>(status(done.left.is_empty()))
     })
 }
 

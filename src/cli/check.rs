@@ -7,9 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::json;
-use tokio::runtime::Builder;
 
-use super::{Failure, Place, host_with_guard, print};
+use super::{Failure, Place, block_on, host_with_guard, print, status};
 use crate::agent::CheckVolumeResponse;
 use crate::config::{BadConfig, Endpoint, Folder, Given};
 use crate::cut::Seams;
@@ -45,20 +44,12 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         ..Given::default()
     };
     let flags = flags.with_env(std::env::var("CSI_ENDPOINT").ok())?;
-    let given = match &arguments.place.node.config {
-        Some(path) => flags.over(crate::config::read_file(path)?),
-        None => flags,
-    };
+    let given = flags.over_file(arguments.place.node.config.as_deref())?;
     let as_json = arguments.place.node.json;
     let checked = match given.endpoint {
         Some(Endpoint(socket)) => {
-            let runtime = Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(Failure::run)?;
-            runtime.block_on(admin::check_volume(
-                &socket,
-                &arguments.id,
-                arguments.repair,
-            ))?
+            let check = admin::check_volume(&socket, &arguments.id, arguments.repair);
+            block_on(check)?
         }
         None => None,
     };
@@ -84,10 +75,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         };
         print::line(format!("the file system of volume {} {word}", arguments.id));
     }
-    Ok(match checked.sound {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
+    Ok(status(checked.sound))
 }
 
 /// Opens the pools as a driver does, for this one check. No pool is created.

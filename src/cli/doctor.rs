@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::{Failure, Settled, print, real_host};
+use super::{Failure, Settled, print, real_host, status};
 use crate::cut::guard::GuardClient;
 use crate::doctor::{self, Subject};
 use crate::host::Freezer;
@@ -42,9 +42,5 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     } else {
         checks.iter().for_each(print::line);
     }
-    Ok(if has_failures {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(status(!has_failures))
 }

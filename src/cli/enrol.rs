@@ -3,9 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use tokio::runtime::Builder;
 
-use super::Failure;
+use super::{Failure, block_on};
 use crate::config::{BadConfig, Folder, NodeName, one_line};
 use crate::router::{Enrolment, connect};
 use crate::server;
@@ -32,9 +31,7 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let format = arguments.log_format.unwrap_or(LogFormat::Text);
     telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(Failure::run)?;
-    runtime.block_on(async {
+    block_on(async {
         let signal = server::signal().map_err(Failure::run)?;
         let client = connect().await.map_err(Failure::run)?;
         let enrolment = Enrolment {
@@ -46,6 +43,6 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             () = enrolment.run(&client) => {}
             () = signal => {}
         }
-        Ok(ExitCode::SUCCESS)
+        Ok::<_, Failure>(ExitCode::SUCCESS)
     })
 }

@@ -3,10 +3,9 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use tokio::runtime::Builder;
 
 use super::adopt::{DriverSource, driver};
-use super::{Failure, print};
+use super::{Failure, block_on, print};
 use crate::router::{connect, hand_over};
 
 /// Changes the pool's object, and prints the consequences.
@@ -16,9 +15,7 @@ pub(super) fn run(
     source: &DriverSource,
     as_json: bool,
 ) -> Result<ExitCode, Failure> {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(Failure::run)?;
-    let done = runtime.block_on(async {
+    let done = block_on(async {
         let driver = driver(source).await?;
         let client = connect().await?;
         hand_over::hand_over(&client, driver.as_deref(), pool, node).await

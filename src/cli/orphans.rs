@@ -5,10 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tokio::runtime::Builder;
 
-use super::{Failure, Place, print};
-use crate::config::{self, BadConfig, DriverName, Endpoint, Given};
+use super::{Failure, Place, block_on, print};
+use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::router::connect;
 use crate::router::orphans::{self, Orphan, What};
 
@@ -24,10 +23,7 @@ pub(super) fn run(
         ..Given::default()
     };
     let given = given.with_env(std::env::var("CSI_ENDPOINT").ok())?;
-    let given = match &place.node.config {
-        Some(path) => given.over(config::read_file(path)?),
-        None => given,
-    };
+    let given = given.over_file(place.node.config.as_deref())?;
     let Some(Endpoint(socket)) = given.endpoint else {
         let missing = "--orphans queries the controller, but --endpoint (or CSI_ENDPOINT) is missing; give its CSI socket, such as unix:///csi/csi.sock";
         return Err(BadConfig(missing.into()).into());
@@ -37,9 +33,7 @@ pub(super) fn run(
 }
 
 fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode, Failure> {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(Failure::run)?;
-    let found = runtime.block_on(async {
+    let found = block_on(async {
         let client = connect().await?;
         orphans::behind(&client, expected, socket).await
     })?;

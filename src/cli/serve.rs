@@ -36,11 +36,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Serves until SIGTERM or SIGINT.
 pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failure> {
     let flags = flags.with_env(std::env::var("CSI_ENDPOINT").ok())?;
-    let given = match file {
-        Some(path) => flags.over(config::read_file(path)?),
-        None => flags,
-    };
-    let config = given.finish()?;
+    let config = flags.over_file(file)?.finish()?;
     telemetry::init(config.log_format, None).map_err(|error| {
         // Only RUST_LOG can be invalid here.
         BadConfig(config::one_line(&error.to_string()))

@@ -3,9 +3,8 @@
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tokio::runtime::Builder;
 
-use super::{Failure, print};
+use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::model::SnapshotId;
 use crate::router::connect;
@@ -49,9 +48,7 @@ pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Err(BadConfig(missing.into()).into());
     };
     let expected = arguments.driver_name.as_ref().map(|name| name.0.as_str());
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(Failure::run)?;
-    let lines = runtime.block_on(async {
+    let lines = block_on(async {
         let unowned = UnownedSnapshots::new(connect().await?, expected, &socket).await?;
         let mut lines = Vec::new();
         for id in &arguments.ids {
@@ -71,10 +68,7 @@ pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
     }
     let stays = |line: &UnownedSnapshot| matches!(line.fate, Fate::Left(_));
-    Ok(match lines.iter().any(stays) {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
+    Ok(status(!lines.iter().any(stays)))
 }
 
 fn in_json(line: &UnownedSnapshot) -> Value {

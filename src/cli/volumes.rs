@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use super::{Failure, Place, print, real_host};
+use super::{Failure, Place, print, real_host, status};
 use crate::model::VolumeId;
 use crate::model::size::Human;
 use crate::operation::pools::inventory::{
@@ -72,11 +72,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
     for pool in &unread {
         eprintln!("slackwater: {pool}");
     }
-    Ok(if whole.damaged.is_empty() && unread.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(status(whole.damaged.is_empty() && unread.is_empty()))
 }
 
 fn why(state: &PoolPresence) -> &str {
