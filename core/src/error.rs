@@ -289,12 +289,15 @@ impl Error {
         }
     }
 
+    /// Creates the error of an object that does not exist.
+    pub fn not_found(kind: Kind, id: impl fmt::Display) -> Error {
+        let id = id.to_string();
+        Error::NotFound { kind, id }
+    }
+
     /// Creates the error of a volume that does not exist.
     pub fn no_volume(id: impl fmt::Display) -> Error {
-        Error::NotFound {
-            kind: Kind::Volume,
-            id: id.to_string(),
-        }
+        Error::not_found(Kind::Volume, id)
     }
 
     /// Creates the error of an object that exists but differs from the request.
@@ -312,6 +315,34 @@ impl Error {
             subject: subject.to_string(),
             reason: reason.into(),
         }
+    }
+
+    /// Creates the error of something that another operation is working on.
+    pub fn pending(what: impl fmt::Display) -> Error {
+        let what = what.to_string();
+        Error::Pending { what }
+    }
+
+    /// Creates the error of something that cannot be reached now.
+    pub fn unreachable(what: impl fmt::Display, reason: impl Into<String>) -> Error {
+        Error::Unreachable {
+            what: what.to_string(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Creates the error of a hook that did not quiesce its application.
+    pub fn quiesce_failed(hook: impl fmt::Display, reason: impl Into<String>) -> Error {
+        Error::QuiesceFailed {
+            hook: hook.to_string(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Creates the error of a broken invariant.
+    pub fn bug(invariant: impl Into<String>) -> Error {
+        let invariant = invariant.into();
+        Error::Bug { invariant }
     }
 
     /// Combines the error of a call with the result of its rollback. The error stays final only if

@@ -365,13 +365,8 @@ fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
 /// finished.
 fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<CutAnswer>> {
     let answers = workers.all(step).into_iter();
-    let answers = answers.map(|answer| {
-        answer.unwrap_or_else(|| {
-            Err(Error::Bug {
-                invariant: "no participant of a cut panics".into(),
-            })
-        })
-    });
+    let answers = answers
+        .map(|answer| answer.unwrap_or_else(|| Err(Error::bug("no participant of a cut panics"))));
     Ok(answers
         .collect::<Result<Vec<_>>>()?
         .into_iter()
@@ -380,7 +375,5 @@ fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<CutAnswer>> {
 }
 
 fn out_of_step() -> Error {
-    Error::Bug {
-        invariant: "a participant answers the requested step".into(),
-    }
+    Error::bug("a participant answers the requested step")
 }

@@ -147,9 +147,7 @@ impl Local {
                 lanes.push(vec![cloned]);
             }
             let Use::Mounted { fs, .. } = member.in_use else {
-                return Err(Error::Bug {
-                    invariant: "a frozen file system is mounted".into(),
-                });
+                return Err(Error::bug("a frozen file system is mounted"));
             };
             members.push(FreezeMember {
                 volume_id: member.target.volume_id.clone(),
@@ -191,9 +189,7 @@ impl Local {
             return Ok(sum);
         };
         for answer in lanes.all(step) {
-            let thawed = answer.ok_or_else(|| Error::Bug {
-                invariant: "no clone panics".into(),
-            })??;
+            let thawed = answer.ok_or_else(|| Error::bug("no clone panics"))??;
             sum.extents += thawed.extents;
             sum.lost = sum.lost.or(thawed.lost);
         }
@@ -305,10 +301,7 @@ impl Local {
 /// repeated.
 fn refusal(error: HostError) -> Error {
     match error.code() {
-        Some(Errno::EAGAIN) => Error::Unreachable {
-            what: "a cut of volumes in use".into(),
-            reason: chain(&error),
-        },
+        Some(Errno::EAGAIN) => Error::unreachable("a cut of volumes in use", chain(&error)),
         Some(_) | None => Error::Host {
             doing: "hand volumes over to the freeze guard".into(),
             source: error,
@@ -395,10 +388,9 @@ impl Local {
         }
         if !self.roots.is_empty() {
             // Checked here, so that no application is quiesced in vain.
-            self.freezer.ready().map_err(|error| Error::Unreachable {
-                what: "a cut of volumes in use".into(),
-                reason: chain(&error),
-            })?;
+            self.freezer
+                .ready()
+                .map_err(|error| Error::unreachable("a cut of volumes in use", chain(&error)))?;
         }
         Ok(ready)
     }

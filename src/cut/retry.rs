@@ -174,10 +174,7 @@ mod tests {
             "lost" => Error::CutLost {
                 reason: "planned".into(),
             },
-            "quiesce" => Error::QuiesceFailed {
-                hook: "db".into(),
-                reason: "planned".into(),
-            },
+            "quiesce" => Error::quiesce_failed("db", "planned"),
             _ => Error::Stopping,
         }
     }

@@ -168,9 +168,7 @@ fn on_image<T>(
         read_only: false,
     };
     let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).context(doing)? else {
-        return Err(Error::Bug {
-            invariant: "AttachLoop returns a loop device".into(),
-        });
+        return Err(Error::bug("AttachLoop returns a loop device"));
     };
     let device = hold.device();
     let format = Effect::Format {

@@ -40,9 +40,8 @@ impl LocalHooks {
     /// A hook, and the user that runs it.
     fn find(&self, name: &str) -> Result<(&HookDefinition, Option<Account>)> {
         let hook = self.hooks.iter().find(|hook| hook.name == name);
-        let hook = hook.ok_or_else(|| Error::Bug {
-            invariant: format!("hook {name} is one of the selected hooks"),
-        })?;
+        let hook =
+            hook.ok_or_else(|| Error::bug(format!("hook {name} is one of the selected hooks")))?;
         let account = hook.user.as_deref().map(|user| self.host.account(user));
         let account = account
             .transpose()
@@ -61,9 +60,7 @@ impl LocalHooks {
         match done {
             Ok(Done::Session(session)) => Ok(session),
             Ok(Done::Plain | Done::Loop(_) | Done::Cloned(_) | Done::Checked(_)) => {
-                Err(Error::Bug {
-                    invariant: "StartSession returns a session".into(),
-                })
+                Err(Error::bug("StartSession returns a session"))
             }
             Err(error) => Err(not_started(hook, &error)),
         }
@@ -71,10 +68,10 @@ impl LocalHooks {
 }
 
 fn not_started(hook: &HookDefinition, error: &HostError) -> Error {
-    Error::QuiesceFailed {
-        hook: hook.name.clone(),
-        reason: format!("its program cannot be started: {}", chain(error)),
-    }
+    Error::quiesce_failed(
+        &hook.name,
+        format!("its program cannot be started: {}", chain(error)),
+    )
 }
 
 impl Hooks for LocalHooks {

@@ -123,10 +123,10 @@ impl PodHooks {
             Ok(Err(error)) => format!("{what} failed: {}", chain(&error)),
             Err(_) => format!("{what} took longer than {} s", LIST_PODS_TIMEOUT.as_secs()),
         };
-        Err(Error::QuiesceFailed {
-            hook: format!("of namespace {namespace}"),
+        Err(Error::quiesce_failed(
+            format!("of namespace {namespace}"),
             reason,
-        })
+        ))
     }
 
     /// The running pods of a namespace, only those on the given node if it is known: a namespace
@@ -147,9 +147,8 @@ impl PodHooks {
         let Some(found) = found else {
             return Ok(false);
         };
-        annotation::has_skip(found.annotations()).map_err(|problem| Error::QuiesceFailed {
-            hook: format!("of claim {namespace}/{claim}"),
-            reason: problem,
+        annotation::has_skip(found.annotations()).map_err(|problem| {
+            Error::quiesce_failed(format!("of claim {namespace}/{claim}"), problem)
         })
     }
 
@@ -159,14 +158,11 @@ impl PodHooks {
         let (Some(namespace), Some(pod), Some(container)) =
             (parts.next(), parts.next(), parts.next())
         else {
-            return Err(Error::Bug {
-                invariant: format!("hook {name} is one of the selected hooks"),
-            });
+            return Err(Error::bug(format!(
+                "hook {name} is one of the selected hooks"
+            )));
         };
-        let failed = |reason: String| Error::QuiesceFailed {
-            hook: name.into(),
-            reason,
-        };
+        let failed = |reason: String| Error::quiesce_failed(name, reason);
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let what = format!("reading pod {pod}");
         let now = self.ask(namespace, &what, async { api.get_opt(pod).await })?;
@@ -255,9 +251,8 @@ fn hooks_of(namespace: &str, claim: &str, pods: &[Pod]) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for pod in pods.iter().filter(|pod| annotation::uses(pod, claim)) {
         let name = pod.name_any();
-        let hook = PodHook::of(pod).map_err(|reason| Error::QuiesceFailed {
-            hook: format!("of pod {namespace}/{name}"),
-            reason,
+        let hook = PodHook::of(pod).map_err(|reason| {
+            Error::quiesce_failed(format!("of pod {namespace}/{name}"), reason)
         })?;
         if let Some(hook) = hook {
             names.push(format!("{namespace}/{name}/{}", hook.container));

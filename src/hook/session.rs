@@ -76,10 +76,7 @@ impl Running {
             "" => reason,
             stderr => format!("{reason}: {stderr}"),
         };
-        Error::QuiesceFailed {
-            hook: self.name.clone(),
-            reason,
-        }
+        Error::quiesce_failed(&self.name, reason)
     }
 }
 
@@ -195,9 +192,7 @@ impl Quiesced for Sessions {
             match running.session.poll() {
                 SessionState::Ready => running.check_time("before the cut was complete")?,
                 SessionState::Starting => {
-                    return Err(Error::Bug {
-                        invariant: "a session that became ready stays ready".into(),
-                    });
+                    return Err(Error::bug("a session that became ready stays ready"));
                 }
                 SessionState::Ended { status, .. } => {
                     let reason = format!("it exited with {status} before the cut was complete");

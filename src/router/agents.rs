@@ -179,7 +179,7 @@ impl Agents {
     pub fn all_asked(&self) -> Result<()> {
         let unknown = |what: String, reason: &str| {
             let reason = reason.to_string();
-            Err(Error::Unreachable { what, reason })
+            Err(Error::unreachable(what, reason))
         };
         let polled = self.polled.read().unwrap_or_else(PoisonError::into_inner);
         let Some(polled) = polled.as_ref() else {

@@ -35,10 +35,7 @@ impl Router {
             return Ok(attached);
         }
         if !self.knows_node(&asked.node_id).await? {
-            return Err(Error::NotFound {
-                kind: Kind::Node,
-                id: asked.node_id,
-            });
+            return Err(Error::not_found(Kind::Node, asked.node_id));
         }
         Err(Error::Forwarded {
             code: Code::FailedPrecondition as i32,

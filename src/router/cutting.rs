@@ -157,9 +157,8 @@ impl Router {
             work.await
         };
         let task = tokio::spawn(work.instrument(tracing::Span::current()));
-        task.await.map_err(|panic| Error::Bug {
-            invariant: format!("no cut panics: {panic}"),
-        })?
+        task.await
+            .map_err(|panic| Error::bug(format!("no cut panics: {panic}")))?
     }
 
     /// Cuts a single snapshot whose application is quiesced by hooks of the cluster. Afterwards the
@@ -228,9 +227,8 @@ impl Router {
             retry::retry(cuts.as_ref(), &cuts.backoffs, &subject, once)
         };
         let task = tokio::task::spawn_blocking(tries);
-        task.await.map_err(|panic| Error::Bug {
-            invariant: format!("no cut panics: {panic}"),
-        })?
+        task.await
+            .map_err(|panic| Error::bug(format!("no cut panics: {panic}")))?
     }
 
     fn cut_once(
@@ -418,9 +416,7 @@ impl Router {
         };
         match self.settled(group, &wanted.sources).await {
             // An agent whose connection was lost may have committed, which it reports now.
-            Ok(look) if look.is_committed() => Error::Pending {
-                what: format!("group snapshot {group}"),
-            },
+            Ok(look) if look.is_committed() => Error::pending(format!("group snapshot {group}")),
             Ok(_) => first,
             Err(doubt) => Error::RollbackFailed {
                 first: Box::new(first),

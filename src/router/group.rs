@@ -187,10 +187,7 @@ impl Router {
     }
 
     async fn get_group(&self, named: NamedGroup) -> Result<Group> {
-        let absent = || Error::NotFound {
-            kind: Kind::Group,
-            id: named.group_id.clone(),
-        };
+        let absent = || Error::not_found(Kind::Group, &named.group_id);
         let id: GroupId = named.group_id.parse().map_err(|_| absent())?;
         let look = self
             .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)

@@ -25,9 +25,9 @@ impl HeldOf {
         let mut counts = held.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = |name: &&String| counts.get(*name).is_some_and(|n| *n >= HELD_AT_ONCE);
         if let Some(full) = namespaces.iter().find(is_full) {
-            return Err(Error::Pending {
-                what: format!("{HELD_AT_ONCE} other snapshots with hooks of namespace {full}"),
-            });
+            return Err(Error::pending(format!(
+                "{HELD_AT_ONCE} other snapshots with hooks of namespace {full}"
+            )));
         }
         for name in &namespaces {
             *counts.entry(name.clone()).or_default() += 1;

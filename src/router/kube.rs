@@ -161,10 +161,7 @@ pub struct InCluster {
 /// A client for the API server that KUBECONFIG names, or that of the cluster in which this pod runs.
 pub async fn connect() -> Result<Client> {
     let client = Client::try_default().await;
-    client.map_err(|error| Error::Unreachable {
-        what: "the Kubernetes API".into(),
-        reason: chain(&error),
-    })
+    client.map_err(|error| Error::unreachable("the Kubernetes API", chain(&error)))
 }
 
 impl InCluster {
@@ -365,10 +362,7 @@ async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) 
             API_TIMEOUT.as_secs()
         ),
     };
-    Err(Error::Unreachable {
-        what: what.into(),
-        reason,
-    })
+    Err(Error::unreachable(what, reason))
 }
 
 #[tonic::async_trait]

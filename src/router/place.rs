@@ -330,10 +330,7 @@ fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<
 }
 
 fn not_at_home(home: &str, reason: String) -> Error {
-    Error::Unreachable {
-        what: format!("the home {home}"),
-        reason,
-    }
+    Error::unreachable(format!("the home {home}"), reason)
 }
 
 fn gone(node: &str) -> String {

@@ -215,7 +215,7 @@ impl Router {
             if !look.busy.is_empty() {
                 let nodes = look.busy.join(", ");
                 let what = format!("group snapshot {group} (node {nodes})");
-                return Err(Error::Pending { what });
+                return Err(Error::pending(what));
             }
             if !look.is_in_doubt() {
                 return Ok(look);
@@ -225,7 +225,7 @@ impl Router {
             self.settle(group, &look).await?;
         }
         let what = format!("group snapshot {group}");
-        Err(Error::Pending { what })
+        Err(Error::pending(what))
     }
 
     /// Reads what the agents have of the group.

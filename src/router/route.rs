@@ -114,12 +114,12 @@ impl Router {
         }
         let claiming = others.iter().map(|(agent, _)| agent.node());
         let claiming = claiming.collect::<Vec<_>>().join(", ");
-        Err(Error::Unreachable {
-            what: self.in_words(pool),
-            reason: format!(
+        Err(Error::unreachable(
+            self.in_words(pool),
+            format!(
                 "it was last on node {last}, whose agent cannot be reached. Node {claiming} reports it now, but is not used: if its disk was moved there, run slackwater pool hand-over {pool} --to NODE"
             ),
-        })
+        ))
     }
 
     /// The node that had a pool last.
@@ -160,12 +160,12 @@ impl Router {
             match (having.next(), having.next()) {
                 (Some((first, _)), Some((second, _))) => {
                     let (first, second) = (first.node(), second.node());
-                    return Err(Error::Unreachable {
-                        what: self.in_words(pool),
-                        reason: format!(
+                    return Err(Error::unreachable(
+                        self.in_words(pool),
+                        format!(
                             "the agents of nodes {first} and {second} both report it; stop one of them, and check which disk is the copy"
                         ),
-                    });
+                    ));
                 }
                 (Some((one, shown)), None) => {
                     if shown.served {
@@ -198,10 +198,7 @@ impl Router {
             Error::Unreachable { what, reason } => format!("{what} cannot be reached: {reason}"),
             other => other.to_string(),
         };
-        Error::Unreachable {
-            what: self.in_words(pool),
-            reason,
-        }
+        Error::unreachable(self.in_words(pool), reason)
     }
 
     pub(super) fn nobody_shows(&self, pool: PoolId) -> Error {
@@ -223,10 +220,7 @@ impl Router {
                 }
             }
         };
-        Error::Unreachable {
-            what: self.in_words(pool),
-            reason,
-        }
+        Error::unreachable(self.in_words(pool), reason)
     }
 }
 
@@ -238,10 +232,7 @@ pub(super) fn lost(pool: &str) -> Error {
 /// The answer of a call about one object that has no owner.
 pub(super) fn absent(rpc: Rpc, kind: Kind, id: &str, why: Nowhere) -> Error {
     match why {
-        Nowhere::NotAnId => Error::NotFound {
-            kind,
-            id: id.to_string(),
-        },
+        Nowhere::NotAnId => Error::not_found(kind, id),
         // An object should be created from it: it was not, and cannot be.
         Nowhere::Lost(pool) if matches!(rpc, Rpc::CreateVolume | Rpc::CreateSnapshot) => {
             lost(&pool)

@@ -17,9 +17,8 @@ pub async fn check_volume(
     volume_id: &str,
     repair: bool,
 ) -> Result<Option<CheckVolumeResponse>> {
-    let failed = |error: &dyn std::error::Error| Error::Unreachable {
-        what: format!("the driver at {}", socket.display()),
-        reason: chain(error),
+    let failed = |error: &dyn std::error::Error| {
+        Error::unreachable(format!("the driver at {}", socket.display()), chain(error))
     };
     match UnixStream::connect(socket).await {
         Ok(_) => {}

@@ -78,10 +78,10 @@ impl Pulse {
             .is_some_and(|since| since.elapsed() >= self.stuck);
         match &beat.found {
             Some(found) if !late => Ok(found.clone()),
-            Some(_) | None => Err(Error::Unreachable {
-                what: "this driver".into(),
-                reason: "all of its worker threads are busy; a disk may hang".into(),
-            }),
+            Some(_) | None => Err(Error::unreachable(
+                "this driver",
+                "all of its worker threads are busy; a disk may hang",
+            )),
         }
     }
 

@@ -274,10 +274,8 @@ impl World {
     }
 
     fn hook_event(&self, event: &str) -> crate::error::Result<()> {
-        self.host_event(event).map_err(|_| Error::QuiesceFailed {
-            hook: "db".into(),
-            reason: "planned".into(),
-        })
+        self.host_event(event)
+            .map_err(|_| Error::quiesce_failed("db", "planned"))
     }
 
     fn record_release(&self) {

@@ -48,10 +48,7 @@ pub(super) async fn start(
     found: &Found,
     limit: Duration,
 ) -> Result<Exec> {
-    let failed = |reason: String| Error::QuiesceFailed {
-        hook: found.name(),
-        reason,
-    };
+    let failed = |reason: String| Error::quiesce_failed(found.name(), reason);
     let api = Api::<Pod>::namespaced(client.clone(), &found.namespace);
     let attach = AttachParams::default()
         .container(&found.hook.container)

@@ -176,10 +176,10 @@ impl Agent {
 
     /// The error that the agent cannot be reached.
     pub fn unreachable(&self, problem: &str) -> Error {
-        Error::Unreachable {
-            what: format!("the agent of node {}", self.node),
-            reason: format!("{problem} ({})", self.address),
-        }
+        Error::unreachable(
+            format!("the agent of node {}", self.node),
+            format!("{problem} ({})", self.address),
+        )
     }
 
     /// Asks it for its description, unless it was asked just now, and waits for the answer or the

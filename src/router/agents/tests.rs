@@ -7,10 +7,7 @@ struct Nowhere;
 #[tonic::async_trait]
 impl Dial for Nowhere {
     async fn dial(&self, node: &str, _address: &str) -> Result<Channel> {
-        Err(Error::Unreachable {
-            what: node.to_string(),
-            reason: "nobody is dialled here".into(),
-        })
+        Err(Error::unreachable(node, "nobody is dialled here"))
     }
 }
 

@@ -198,10 +198,7 @@ pub(super) fn one_of<'a>(which: &str, pools: &'a [Pool]) -> Result<&'a Pool> {
     let found: Vec<_> = pools.iter().filter(is_it).collect();
     match found[..] {
         [one] => Ok(one),
-        [] => Err(Error::NotFound {
-            kind: Kind::Pool,
-            id: which.into(),
-        }),
+        [] => Err(Error::not_found(Kind::Pool, which)),
         [..] => {
             let each = found.iter().map(|pool| {
                 let node = pool.status.as_ref().map(|status| status.node.as_str());

@@ -15,10 +15,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The error for a driver at a socket that cannot be asked.
 pub(super) fn unreachable(socket: &Path, reason: String) -> Error {
-    Error::Unreachable {
-        what: format!("the driver at {}", socket.display()),
-        reason,
-    }
+    Error::unreachable(format!("the driver at {}", socket.display()), reason)
 }
 
 /// A connection to the driver at a socket, and the driver's name. The name decides which objects of

@@ -44,10 +44,7 @@ pub async fn hand_over(
         .await?
         .is_none()
     {
-        return Err(Error::NotFound {
-            kind: Kind::Node,
-            id: node.into(),
-        });
+        return Err(Error::not_found(Kind::Node, node));
     }
     let id = pool.name_any();
     let refuse = |why: &str| Err(Error::refused(format!("pool {id}"), why));

@@ -283,10 +283,10 @@ pub(super) async fn each(
 ) -> Result<(), Unlisted> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(kind));
     let failed = |reason: String| {
-        Unlisted::Failed(Error::Unreachable {
-            what: format!("the list of {}s", kind.kind),
+        Unlisted::Failed(Error::unreachable(
+            format!("the list of {}s", kind.kind),
             reason,
-        })
+        ))
     };
     let mut params = ListParams::default().limit(PAGE);
     loop {

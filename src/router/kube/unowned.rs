@@ -210,16 +210,12 @@ fn said(status: &Status) -> String {
 }
 
 fn unknown(reason: String) -> Error {
-    Error::Unreachable {
-        what: "the driver".into(),
-        reason,
-    }
+    Error::unreachable("the driver", reason)
 }
 
 fn unlisted(kind: &str) -> Error {
-    Error::Unreachable {
-        what: format!("the list of {kind}s"),
-        reason: "the API server does not list them, so it is unknown which snapshots are in use"
-            .into(),
-    }
+    Error::unreachable(
+        format!("the list of {kind}s"),
+        "the API server does not list them, so it is unknown which snapshots are in use",
+    )
 }

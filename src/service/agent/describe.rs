@@ -53,10 +53,10 @@ impl Looks {
 impl Service {
     pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
         let Some(description) = self.looks.look(self.driver.clone()).await else {
-            let hangs = Error::Unreachable {
-                what: "this node".into(),
-                reason: "reading the state of its pools takes too long; a disk hangs".into(),
-            };
+            let hangs = Error::unreachable(
+                "this node",
+                "reading the state of its pools takes too long; a disk hangs",
+            );
             return Err(status(Rpc::Probe, &hangs));
         };
         let settings = self.driver.settings();

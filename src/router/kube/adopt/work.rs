@@ -129,12 +129,10 @@ impl<W: FnMut(&str, Step) + Send> Reconciler for Adoption<'_, W> {
             (_, None, _) | (Step::Make, _, None) => Ok(Outcome::Stale),
         };
         done.map_err(|error| match error {
-            Error::Unreachable { what, reason } => Error::Unreachable {
+            Error::Unreachable { what, reason } => Error::unreachable(
                 what,
-                reason: format!(
-                    "{reason}; run the command again, and it continues where it stopped"
-                ),
-            },
+                format!("{reason}; run the command again, and it continues where it stopped"),
+            ),
             error => error,
         })
     }
@@ -247,13 +245,13 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
             }
             if since.elapsed() > patience {
                 let names: Vec<_> = arrived.keys().map(String::as_str).collect();
-                return Err(Error::Unreachable {
-                    what: "the PersistentVolume controller of Kubernetes".into(),
-                    reason: format!(
+                return Err(Error::unreachable(
+                    "the PersistentVolume controller of Kubernetes",
+                    format!(
                         "PersistentVolumes {} were recreated with the reclaim policy Retain, but are not bound yet; run the command again once they are bound",
                         names.join(", ")
                     ),
-                });
+                ));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -74,9 +74,11 @@ impl Enrolment {
         let maps = Api::<ConfigMap>::namespaced(client.clone(), &self.namespace);
         let trusted = ask("the ConfigMap of CA certificates", maps.get_opt(TRUST)).await?;
         let trusted = trusted.and_then(|map| map.data?.remove(CA));
-        let trusted = trusted.ok_or_else(|| Error::Unreachable {
-            what: "the ConfigMap of CA certificates".into(),
-            reason: format!("ConfigMap {}/{TRUST} does not exist yet", self.namespace),
+        let trusted = trusted.ok_or_else(|| {
+            Error::unreachable(
+                "the ConfigMap of CA certificates",
+                format!("ConfigMap {}/{TRUST} does not exist yet", self.namespace),
+            )
         })?;
         let files = self.files();
         if std::fs::read_to_string(&files.authorities).ok().as_ref() != Some(&trusted) {
@@ -101,10 +103,10 @@ impl Enrolment {
         // Working files are replaced only after the new certificate was verified.
         let new = Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
         if let Some(why) = new.distrust() {
-            return Err(Error::Unreachable {
-                what: "the new certificate".into(),
-                reason: format!("peers would reject it: {why}"),
-            });
+            return Err(Error::unreachable(
+                "the new certificate",
+                format!("peers would reject it: {why}"),
+            ));
         }
         write(&files.key, &key)?;
         write(&files.certificate, &certificate)?;
@@ -153,9 +155,8 @@ impl Enrolment {
                 (key, request)
             }
         };
-        let unanswered = |reason: String| Error::Unreachable {
-            what: format!("CertificateSigningRequest {request}"),
-            reason,
+        let unanswered = |reason: String| {
+            Error::unreachable(format!("CertificateSigningRequest {request}"), reason)
         };
         let begun = tokio::time::Instant::now();
         while begun.elapsed() < APPROVAL_TIMEOUT {
