@@ -19,7 +19,6 @@ mod script;
 mod writer;
 mod writers;
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

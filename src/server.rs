@@ -15,7 +15,6 @@ mod socket;
 mod watch;
 mod work;
 
-use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;

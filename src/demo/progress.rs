@@ -1,6 +1,5 @@
 //! The output of the demo: a line for each step, and a progress bar on a terminal.
 
-use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 

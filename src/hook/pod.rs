@@ -9,7 +9,6 @@ mod exec;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use ::kube::api::{Api, ListParams};

@@ -1,6 +1,5 @@
 //! One call to the router: its deadline, the agents it asked, and how long that took.
 
-use std::future::Future;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};

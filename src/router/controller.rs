@@ -4,8 +4,6 @@
 //! The router parses a request as an agent does, so that an invalid request is refused without
 //! asking any agent. It then forwards the original request.
 
-use std::future::Future;
-
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 

@@ -5,7 +5,6 @@
 //! must at least have answered recently.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 
 use super::Router;

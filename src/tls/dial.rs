@@ -1,6 +1,5 @@
 //! The connecting end: to an agent at an address, which must prove its node's name.
 
-use std::future::Future;
 use std::io::{self, Cursor};
 use std::net::SocketAddr;
 use std::pin::Pin;

@@ -43,7 +43,6 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Display};
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
