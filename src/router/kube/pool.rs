@@ -152,16 +152,21 @@ impl Health {
 
     /// The value in the API.
     pub fn word(self) -> &'static str {
+        &self.event_reason()["Pool".len()..]
+    }
+
+    /// The reason of the event that reports this value: `Pool` and the value in the API.
+    pub fn event_reason(self) -> &'static str {
         match self {
-            Health::Unknown | Health::Other => "Unknown",
-            Health::Healthy => "Healthy",
-            Health::Degraded => "Degraded",
-            Health::NotServed => "NotServed",
-            Health::Unreachable => "Unreachable",
-            Health::Conflict => "Conflict",
-            Health::Forgotten => "Forgotten",
-            Health::Lost => "Lost",
-            Health::Quarantined => "Quarantined",
+            Health::Unknown | Health::Other => "PoolUnknown",
+            Health::Healthy => "PoolHealthy",
+            Health::Degraded => "PoolDegraded",
+            Health::NotServed => "PoolNotServed",
+            Health::Unreachable => "PoolUnreachable",
+            Health::Conflict => "PoolConflict",
+            Health::Forgotten => "PoolForgotten",
+            Health::Lost => "PoolLost",
+            Health::Quarantined => "PoolQuarantined",
         }
     }
 }

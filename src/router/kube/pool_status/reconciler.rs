@@ -96,23 +96,8 @@ impl Reconciler for PoolController {
                 message,
                 "recorded a change of a pool's health"
             );
-            cluster.record_event(&object, !is_well, reason(health), message);
+            cluster.record_event(&object, !is_well, health.event_reason(), message);
         }
         Ok(Outcome::Done)
-    }
-}
-
-/// The reason of the event that reports a pool's health.
-fn reason(health: Health) -> &'static str {
-    match health {
-        Health::Healthy => "PoolHealthy",
-        Health::Degraded => "PoolDegraded",
-        Health::NotServed => "PoolNotServed",
-        Health::Unreachable => "PoolUnreachable",
-        Health::Conflict => "PoolConflict",
-        Health::Forgotten => "PoolForgotten",
-        Health::Lost => "PoolLost",
-        Health::Quarantined => "PoolQuarantined",
-        Health::Unknown | Health::Other => "PoolUnknown",
     }
 }
