@@ -12,16 +12,13 @@ use std::time::{Duration, Instant};
 use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use ::kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
 use ::kube::{Client, Error as KubeError};
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use super::pool::Pool;
-use super::{LEASE, Options};
-use crate::error::chain;
+use super::{LEASE, Options, Unsent, retried};
 use crate::router::cluster::ObjectRef;
 
 /// The length of the queue: more events than one cut over many volumes records.
@@ -37,8 +34,6 @@ const RETRIES: [Duration; 4] = [
     Duration::from_secs(20),
     Duration::from_secs(60),
 ];
-/// The timeout of a request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The API server refuses longer notes.
 const NOTE_BYTES: usize = 1024;
 /// The namespace of events about objects without a namespace.
@@ -156,32 +151,23 @@ pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue
     let mut memory = Memory::default();
     while let Some(body) = queue.body.recv().await {
         let act = memory.act(&body, Instant::now());
-        let mut pauses = RETRIES.iter();
-        loop {
-            let sent = one(&client, (&driver, &me, &own), &body, &act);
-            let error = match tokio::time::timeout(REQUEST_TIMEOUT, sent).await {
-                Ok(Ok(created)) => {
-                    if let Some((name, namespace)) = created {
-                        memory.created(&body, name, namespace);
-                    }
-                    break;
-                }
-                Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
+        let send = || one(&client, (&driver, &me, &own), &body, &act);
+        match retried(&RETRIES, send).await {
+            Ok(Some((name, namespace))) => memory.created(&body, name, namespace),
+            Ok(None) => {}
+            Err(problem) => {
+                queue.dropped.fetch_add(1, Ordering::Relaxed);
+                match problem {
                     // The object does not exist, its namespace is being deleted, or it is not
                     // allowed. A later event about it is tried again.
-                    tracing::debug!(event = ?body, error = status.message, "failed to record an event, which the API server rejected");
-                    queue.dropped.fetch_add(1, Ordering::Relaxed);
-                    break;
+                    Unsent::Rejected(error) => {
+                        tracing::debug!(event = ?body, error, "failed to record an event, which the API server rejected");
+                    }
+                    Unsent::Unanswered(error) => {
+                        tracing::warn!(event = ?body, error, "failed to record an event");
+                    }
                 }
-                Ok(Err(error)) => chain(&error),
-                Err(_) => "no answer from the API server".into(),
-            };
-            let Some(pause) = pauses.next() else {
-                tracing::warn!(event = ?body, error, "failed to record an event");
-                queue.dropped.fetch_add(1, Ordering::Relaxed);
-                break;
-            };
-            tokio::time::sleep(*pause).await;
+            }
         }
     }
 }
@@ -281,40 +267,14 @@ async fn reference(
         ObjectRef::Pool(id) => ("", &*id.to_string()),
         ObjectRef::Router => (own, LEASE),
     };
-    let meta = match about {
-        ObjectRef::Claim(_) => {
-            type Claim = PartialObjectMeta<PersistentVolumeClaim>;
-            Api::<Claim>::namespaced(client.clone(), namespace)
-                .get(name)
-                .await?
-                .metadata
-        }
-        ObjectRef::Node(_) => {
-            Api::<PartialObjectMeta<Node>>::all(client.clone())
-                .get(name)
-                .await?
-                .metadata
-        }
-        ObjectRef::Pool(_) => {
-            Api::<PartialObjectMeta<Pool>>::all(client.clone())
-                .get(name)
-                .await?
-                .metadata
-        }
-        ObjectRef::Router => {
-            Api::<PartialObjectMeta<Lease>>::namespaced(client.clone(), namespace)
-                .get(name)
-                .await?
-                .metadata
-        }
-        ObjectRef::Snapshot(_) | ObjectRef::Group(_) => {
-            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-            type Any = PartialObjectMeta<DynamicObject>;
-            let api = Api::<Any>::namespaced_with(client.clone(), namespace, &resource);
-            api.get(name).await?.metadata
-        }
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    type Any = PartialObjectMeta<DynamicObject>;
+    let api = match namespace {
+        "" => Api::<Any>::all_with(client.clone(), &resource),
+        _ => Api::<Any>::namespaced_with(client.clone(), namespace, &resource),
     };
+    let meta = api.get(name).await?.metadata;
     Ok(ObjectReference {
         api_version: Some(api_version.into()),
         kind: Some(kind.into()),

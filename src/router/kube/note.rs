@@ -12,8 +12,7 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use super::API_TIMEOUT;
-use crate::error::chain;
+use super::{Unsent, retried};
 use crate::router::cluster::{Content, Reached};
 
 /// The prefix of the annotations. Nothing else of these objects is changed, which a
@@ -39,32 +38,18 @@ pub(super) fn queue() -> (mpsc::Sender<Note>, mpsc::Receiver<Note>) {
 /// Writes the annotations of a queue, for ever.
 pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
     while let Some((content, reached)) = notes.recv().await {
-        let mut pauses = RETRIES.iter();
-        loop {
-            let written = patch(&client, &content, &reached);
-            let problem = match tokio::time::timeout(API_TIMEOUT, written).await {
-                Ok(Ok(())) => break,
-                Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
-                    let error = status.message;
-                    tracing::debug!(
-                        ?content,
-                        error,
-                        "failed to record the consistency level of a snapshot"
-                    );
-                    break;
-                }
-                Ok(Err(error)) => chain(&error),
-                Err(_) => "no answer from the API server".into(),
-            };
-            let Some(pause) = pauses.next() else {
-                tracing::warn!(
-                    ?content,
-                    problem,
-                    "failed to record the consistency level of a snapshot"
-                );
-                break;
-            };
-            tokio::time::sleep(*pause).await;
+        match retried(&RETRIES, || patch(&client, &content, &reached)).await {
+            Ok(()) => {}
+            Err(Unsent::Rejected(error)) => tracing::debug!(
+                ?content,
+                error,
+                "failed to record the consistency level of a snapshot"
+            ),
+            Err(Unsent::Unanswered(problem)) => tracing::warn!(
+                ?content,
+                problem,
+                "failed to record the consistency level of a snapshot"
+            ),
         }
     }
 }
