@@ -132,9 +132,6 @@ fn missing(what: &str) -> BadConfig {
     BadConfig(format!("{what} is missing"))
 }
 
-/// A flag that only some roles use: its name, whether it is set, these roles, and why no others.
-type Use = (&'static str, bool, &'static [Role], &'static str);
-
 impl Given {
     /// Checks the whole configuration.
     pub fn finish(self) -> Result<Config, BadConfig> {
@@ -157,89 +154,61 @@ impl Given {
         })
     }
 
-    fn uses(&self) -> [Use; 16] {
-        const STORAGE: &[Role] = &[Role::All, Role::Node];
-        const ALL: &[Role] = &[Role::All];
-        const NODE: &[Role] = &[Role::Node];
-        const CONTROLLER: &[Role] = &[Role::Controller];
-        const CLUSTER: &[Role] = &[Role::Node, Role::Controller];
-        let no_storage = "a controller owns no storage and does not serve the Node service";
-        let listens = "only a node of a cluster has an agent";
-        let asks = "only a controller connects to agents";
-        let talks = "a single node does not communicate over the network";
-        [
-            ("--node-name", self.node_name.is_some(), STORAGE, no_storage),
-            ("--pool", !self.pool.is_empty(), STORAGE, no_storage),
-            (
-                "--grace-periods",
-                self.grace_periods.is_some(),
-                STORAGE,
-                no_storage,
-            ),
-            ("--state-dir", self.state_dir.is_some(), STORAGE, no_storage),
-            (
-                "--node-record",
-                self.node_record.is_some(),
-                STORAGE,
-                no_storage,
-            ),
-            (
-                "--allowed-path",
-                !self.allowed_path.is_empty(),
-                STORAGE,
-                no_storage,
-            ),
-            (
-                "--inline-max-size",
-                self.inline_max_size.is_some(),
-                STORAGE,
-                no_storage,
-            ),
-            (
-                "--max-volumes",
-                self.max_volumes.is_some(),
-                STORAGE,
-                no_storage,
-            ),
-            (
-                "[[hook]]",
-                !self.hook.is_empty(),
-                ALL,
-                "in a cluster, hooks run in pods and are configured by pod annotations",
-            ),
-            ("--agent-listen", self.agent_listen.is_some(), NODE, listens),
-            ("--agent", !self.agent.is_empty(), CONTROLLER, asks),
-            (
-                "--agent-service",
-                self.agent_service.is_some(),
-                CONTROLLER,
-                asks,
-            ),
-            (
-                "--lost-after",
-                self.lost_after.is_some(),
-                CONTROLLER,
-                "only a controller keeps the list of the cluster's pools",
-            ),
-            ("--tls-cert", self.tls_cert.is_some(), CLUSTER, talks),
-            ("--tls-key", self.tls_key.is_some(), CLUSTER, talks),
-            ("--tls-ca", self.tls_ca.is_some(), CLUSTER, talks),
-        ]
-    }
-
     fn refuse_what_has_no_use(&self, role: Role) -> Result<(), BadConfig> {
-        let uses = self.uses().into_iter();
-        let mut without = uses.filter(|(_, given, roles, _)| *given && !roles.contains(&role));
-        match without.next() {
-            None => Ok(()),
-            Some((flag, _, roles, why)) => {
+        let storage = [
+            ("--node-name", self.node_name.is_some()),
+            ("--pool", !self.pool.is_empty()),
+            ("--grace-periods", self.grace_periods.is_some()),
+            ("--state-dir", self.state_dir.is_some()),
+            ("--node-record", self.node_record.is_some()),
+            ("--allowed-path", !self.allowed_path.is_empty()),
+            ("--inline-max-size", self.inline_max_size.is_some()),
+            ("--max-volumes", self.max_volumes.is_some()),
+        ];
+        let hook = [("[[hook]]", !self.hook.is_empty())];
+        let listen = [("--agent-listen", self.agent_listen.is_some())];
+        let agents = [
+            ("--agent", !self.agent.is_empty()),
+            ("--agent-service", self.agent_service.is_some()),
+        ];
+        let lost = [("--lost-after", self.lost_after.is_some())];
+        let tls = [
+            ("--tls-cert", self.tls_cert.is_some()),
+            ("--tls-key", self.tls_key.is_some()),
+            ("--tls-ca", self.tls_ca.is_some()),
+        ];
+        let no_storage = "a controller owns no storage and does not serve the Node service";
+        let in_pods = "in a cluster, hooks run in pods and are configured by pod annotations";
+        let lists = "only a controller keeps the list of the cluster's pools";
+        let talks = "a single node does not communicate over the network";
+        // Flags and whether they are given, the roles that use them, and why no others do.
+        let uses: [(&[(&str, bool)], &[Role], &str); 6] = [
+            (&storage, &[Role::All, Role::Node], no_storage),
+            (&hook, &[Role::All], in_pods),
+            (
+                &listen,
+                &[Role::Node],
+                "only a node of a cluster has an agent",
+            ),
+            (
+                &agents,
+                &[Role::Controller],
+                "only a controller connects to agents",
+            ),
+            (&lost, &[Role::Controller], lists),
+            (&tls, &[Role::Node, Role::Controller], talks),
+        ];
+        for (flags, roles, why) in uses {
+            let given = flags.iter().find(|(_, is_given)| *is_given);
+            if let Some((flag, _)) = given.filter(|_| !roles.contains(&role)) {
                 let roles: Vec<_> = roles.iter().map(|role| format!("--role {role}")).collect();
                 let roles = roles.join(" and ");
-                Err(BadConfig(format!(
+                return Err(BadConfig(format!(
                     "{flag} is for {roles}, not for --role {role}: {why}"
-                )))
+                )));
             }
         }
+        Ok(())
     }
 
     fn all(self) -> Result<RoleConfig, BadConfig> {
