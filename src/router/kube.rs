@@ -47,7 +47,6 @@ use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::telemetry::router::{ClusterStatus, Orphans};
-use advice::AdviceController;
 pub use begin::{Begun, begin};
 use events::{EventBody, EventRecorder};
 use label::LabelController;
@@ -219,8 +218,7 @@ impl InCluster {
             every,
             changes(),
         );
-        let (cluster, memory) = (Arc::clone(self), Mutex::default());
-        self.control(Arc::new(AdviceController { cluster, memory }), every, None);
+        self.spawn(advice::advise(Arc::clone(self)));
         let (cluster, memory) = (Arc::clone(self), Mutex::default());
         let every = self.options.orphans.every;
         self.control(Arc::new(OrphanController { cluster, memory }), every, None);

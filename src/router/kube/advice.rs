@@ -1,18 +1,15 @@
-//! What the leading router reports to people without changing anything, as a controller: file systems
-//! that did not grow, agents whose answers are refused, and a missing csi-snapshotter.
+//! What the leading router reports to people without changing anything: file systems that did not
+//! grow, agents whose answers are refused, and a missing csi-snapshotter. Events are all that it
+//! writes, so this is a loop of its own and no [`super::reconcile`]r: it remembers what it has
+//! recorded.
 
 use std::collections::BTreeSet;
-use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::jiff::Timestamp;
-
 use super::pool_status::Report;
-use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use super::{API_TIMEOUT, InCluster};
-use crate::error::Result;
 use crate::model::VolumeId;
 use crate::router::cluster::{Cluster, ObjectRef};
 
@@ -33,40 +30,40 @@ pub(super) struct Advice {
     once: Option<(String, String)>,
 }
 
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {:?}: {}", self.reason, self.about, self.message)
-    }
-}
-
-/// Records the events.
-pub(super) struct AdviceController {
-    pub(super) cluster: Arc<InCluster>,
-    pub(super) memory: Mutex<Memory>,
-}
-
 #[derive(Default)]
-pub(super) struct Memory {
+struct Memory {
     /// When the API server was asked about snapshots.
     asked: Option<Instant>,
     recorded: BTreeSet<(String, String)>,
 }
 
-impl AdviceController {
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+impl Memory {
+    /// What is to be recorded now.
+    async fn list(&mut self, cluster: &InCluster) -> Vec<Advice> {
+        let reports = cluster.agents.reports();
+        let mut found: Vec<Advice> = self
+            .missing_snapshotter(cluster)
+            .await
+            .into_iter()
+            .collect();
+        if cluster.has_read_objects() {
+            found.extend(reports.iter().filter_map(refused));
+        }
+        found.extend(not_grown(cluster, &reports));
+        unrecorded(&mut self.recorded, &mut found);
+        found
     }
 
     /// A chart that was rendered without access to the cluster omits csi-snapshotter, and then
     /// nothing else reports that snapshots are never created.
-    async fn missing_snapshotter(&self) -> Option<Advice> {
-        let cluster = &self.cluster;
-        let asked = self.memory().asked;
-        let is_due = asked.is_none_or(|at| at.elapsed() >= SNAPSHOT_API_CHECK_INTERVAL);
+    async fn missing_snapshotter(&mut self, cluster: &InCluster) -> Option<Advice> {
+        let is_due = self
+            .asked
+            .is_none_or(|at| at.elapsed() >= SNAPSHOT_API_CHECK_INTERVAL);
         if cluster.options.has_snapshotter || !is_due {
             return None;
         }
-        self.memory().asked = Some(Instant::now());
+        self.asked = Some(Instant::now());
         let found = cluster.client.list_api_group_resources(SNAPSHOTS);
         let found = tokio::time::timeout(API_TIMEOUT, found).await.ok()?;
         let missing = found.is_ok_and(|found| !found.resources.is_empty());
@@ -84,36 +81,36 @@ impl AdviceController {
             }
         })
     }
+}
 
-    /// Volumes that are in use with a smaller file system than they should have. A report counts if
-    /// it is of the node that has the volume's pool.
-    fn not_grown(&self, reports: &[Report]) -> Vec<Advice> {
-        let pools = self.cluster.known_pools();
-        let mut found = Vec::new();
-        for report in reports {
-            let Some((_, answer)) = &report.seen else {
-                continue;
-            };
-            for small in &answer.not_grown {
-                let id = small.volume_id.parse::<VolumeId>();
-                let is_its = id.is_ok_and(|id| {
-                    let mut of_node = pools.iter().filter(|pool| pool.node == report.node);
-                    of_node.any(|pool| pool.id == id.pool)
-                });
-                let claim = self.cluster.claim_of(&small.volume_id);
-                found.extend(claim.filter(|_| is_its).map(|claim| Advice {
-                    about: ObjectRef::Claim(claim),
-                    reason: "FileSystemNotGrown",
-                    message: format!(
-                        "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
-                        small.reason
-                    ),
-                    once: Some((small.volume_id.clone(), small.reason.clone())),
-                }));
-            }
+/// Volumes that are in use with a smaller file system than they should have. A report counts if
+/// it is of the node that has the volume's pool.
+fn not_grown(cluster: &InCluster, reports: &[Report]) -> Vec<Advice> {
+    let pools = cluster.known_pools();
+    let mut found = Vec::new();
+    for report in reports {
+        let Some((_, answer)) = &report.seen else {
+            continue;
+        };
+        for small in &answer.not_grown {
+            let id = small.volume_id.parse::<VolumeId>();
+            let is_its = id.is_ok_and(|id| {
+                let mut of_node = pools.iter().filter(|pool| pool.node == report.node);
+                of_node.any(|pool| pool.id == id.pool)
+            });
+            let claim = cluster.claim_of(&small.volume_id);
+            found.extend(claim.filter(|_| is_its).map(|claim| Advice {
+                about: ObjectRef::Claim(claim),
+                reason: "FileSystemNotGrown",
+                message: format!(
+                    "the file system was not grown to the volume's size and is used at its current size: {}; it is tried again the next time the volume is staged, so delete the pods that use it",
+                    small.reason
+                ),
+                once: Some((small.volume_id.clone(), small.reason.clone())),
+            }));
         }
-        found
     }
+    found
 }
 
 fn refused(report: &Report) -> Option<Advice> {
@@ -132,45 +129,25 @@ fn unrecorded(recorded: &mut BTreeSet<(String, String)>, found: &mut Vec<Advice>
     found.retain(|one| one.once.as_ref().is_none_or(|one| !recorded.contains(one)));
 }
 
-#[tonic::async_trait]
-impl Controller for AdviceController {
-    const NAME: &'static str = "advice";
-
-    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Advice>> {
-        let reports = self.cluster.agents.reports();
-        let mut found: Vec<Advice> = self.missing_snapshotter().await.into_iter().collect();
-        if self.cluster.has_read_objects() {
-            found.extend(reports.iter().filter_map(refused));
+/// Records the events while this router leads, for ever.
+pub(super) async fn advise(cluster: Arc<InCluster>) {
+    let mut memory = Memory::default();
+    loop {
+        tokio::time::sleep(cluster.options.look_every).await;
+        let found = match cluster.is_leader() {
+            true => memory.list(&cluster).await,
+            false => Vec::new(),
+        };
+        // The leadership may also have ended since.
+        if !cluster.is_leader() {
+            memory = Memory::default();
+            cluster.snapshotter_missing.store(false, Ordering::Relaxed);
+            continue;
         }
-        found.extend(self.not_grown(&reports));
-        unrecorded(&mut self.memory().recorded, &mut found);
-        Some(found)
-    }
-
-    /// Only the leader reports, so that the metrics of two routers do not add up.
-    fn reset(&self) {
-        *self.memory() = Memory::default();
-        self.cluster
-            .snapshotter_missing
-            .store(false, Ordering::Relaxed);
-    }
-}
-
-#[tonic::async_trait]
-impl Reconciler for AdviceController {
-    type Object = Advice;
-    type Step = ();
-
-    fn next(_: &Advice) -> Next<()> {
-        Next::Step(())
-    }
-
-    async fn execute(&self, advice: &Advice, (): ()) -> Result<Outcome> {
-        self.memory().recorded.extend(advice.once.clone());
-        let (about, message) = (&advice.about, advice.message.clone());
-        self.cluster
-            .record_event(about, true, advice.reason, message);
-        Ok(Outcome::Done)
+        for advice in found {
+            memory.recorded.extend(advice.once);
+            cluster.record_event(&advice.about, true, advice.reason, advice.message);
+        }
     }
 }
 
