@@ -21,6 +21,20 @@ fn put_list(api: &ApiServer, path: &str, kind: &str, items: &[Value]) {
     api.put(path, list);
 }
 
+fn lead(api: &ApiServer, agents: Arc<Agents>) -> Arc<InCluster> {
+    let options = Options {
+        look_every: Duration::from_millis(100),
+        pace: Pace {
+            every: Duration::from_millis(100),
+            ..Pace::default()
+        },
+        ..Options::new(DRIVER, "slackwater", "router-a")
+    };
+    let client = api.client();
+    let _inside = api.runtime.enter();
+    InCluster::start(client, options, agents as Arc<dyn AgentReports>)
+}
+
 #[test]
 fn an_object_that_the_api_server_rejects_stops_no_other() {
     let api = ApiServer::new();
@@ -35,18 +49,7 @@ fn an_object_that_the_api_server_rejects_stops_no_other() {
     api.forbid(&format!("{POOLS}/{REJECTED}/status"));
     let agents = Arc::<Agents>::default();
     agents.say("node-1", "home-1", &[REJECTED, GOOD]);
-    let options = Options {
-        look_every: Duration::from_millis(100),
-        pace: Pace {
-            every: Duration::from_millis(100),
-            ..Pace::default()
-        },
-        ..Options::new(DRIVER, "slackwater", "router-a")
-    };
-    let client = api.client();
-    let inside = api.runtime.enter();
-    let cluster = InCluster::start(client, options, agents as Arc<dyn AgentReports>);
-    drop(inside);
+    let cluster = lead(&api, agents);
 
     let field = |path: &str, field: &str| {
         let objects = api.objects.lock().unwrap();
@@ -79,4 +82,57 @@ fn an_object_that_the_api_server_rejects_stops_no_other() {
     let before = changes().len();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(changes().len(), before, "it writes nothing any more");
+}
+
+#[test]
+fn a_mark_is_removed_only_over_the_version_that_was_read() {
+    let api = ApiServer::new();
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    put_list(
+        &api,
+        "/api/v1/nodes",
+        "Node",
+        &["node-1", "node-2"].map(node),
+    );
+    put_list(&api, "/api/v1/persistentvolumes", "PersistentVolume", &[]);
+    let pool = |id: &str, version: &str, mark: &str| {
+        json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
+            "metadata": {"name": id, "resourceVersion": version, "generation": 1,
+                "labels": {"slackwater.dev/driver": DRIVER}},
+            "spec": {"node": mark},
+            "status": {"node": "node-1", "name": "default", "health": "Healthy"}})
+    };
+    // The first object is as it was read. The mark of the second was changed since.
+    let read = [GOOD, REJECTED].map(|id| pool(id, "7", "node-2"));
+    put_list(&api, POOLS, "Pool", &read);
+    api.put(&format!("{POOLS}/{GOOD}"), pool(GOOD, "7", "node-2"));
+    api.put(
+        &format!("{POOLS}/{REJECTED}"),
+        pool(REJECTED, "8", "node-3"),
+    );
+    let agents = Arc::<Agents>::default();
+    agents.say("node-2", "home-2", &[GOOD, REJECTED]);
+    let cluster = lead(&api, agents);
+
+    let object = |id: &str| api.objects.lock().unwrap().at[&format!("{POOLS}/{id}")].clone();
+    for id in [GOOD, REJECTED] {
+        eventually("the status names the node", || {
+            object(id)["status"]["node"] == "node-2"
+        });
+    }
+    eventually("the mark is away", || {
+        object(GOOD)["spec"].get("node").is_none()
+    });
+    let changes = api.objects.lock().unwrap().changes.clone();
+    let removes = |(_, path, body): &&(String, String, Value)| {
+        path.ends_with(GOOD) && body.pointer("/spec/node") == Some(&Value::Null)
+    };
+    let (_, _, body) = changes.iter().find(removes).unwrap();
+    assert_eq!(body["metadata"]["resourceVersion"], "7");
+    let tries = api.asked(&format!("{REJECTED}/status"));
+    eventually("the other was decided again", || {
+        api.asked(&format!("{REJECTED}/status")) > tries + 1
+    });
+    assert_eq!(object(REJECTED)["spec"]["node"], "node-3", "the person's");
+    api.runtime.block_on(cluster.shut_down());
 }

@@ -13,7 +13,7 @@ use crate::router::kube::pool::{Health, Pool};
 use crate::router::kube::reconcile::{
     Controller, Next, Outcome, Reconciler, patch, write_status, written,
 };
-use crate::router::kube::{InCluster, names, pods};
+use crate::router::kube::{InCluster, ask, names, pods};
 
 /// Maintains the Pool objects.
 pub(in crate::router::kube) struct PoolController(pub(in crate::router::kube) Arc<InCluster>);
@@ -74,8 +74,7 @@ impl Reconciler for PoolController {
         if write_status(&api, &what, &name, &change.status).await? == Outcome::Stale {
             return Ok(Outcome::Stale);
         }
-        if change.handed_over {
-            patch(&api, &what, &name, json!({ "spec": { "node": null } })).await?;
+        if change.handed_over && remove_mark(&api, &what, &change).await? == Outcome::Done {
             let message = format!("the pool was handed over to node {}", change.status.node);
             tracing::info!(pool = name, message, "handed over a pool");
             cluster.record_event(&object, false, "PoolHandedOver", message);
@@ -100,4 +99,21 @@ impl Reconciler for PoolController {
         }
         Ok(Outcome::Done)
     }
+}
+
+/// Removes the mark with which a person has handed a pool over, now that its status names the node.
+/// A mark that the person has changed in the meantime stays.
+async fn remove_mark(api: &Api<Pool>, what: &str, change: &Change) -> Result<Outcome> {
+    let name = change.id.to_string();
+    let now = ask(what, api.get_opt(&name)).await?;
+    let now = now.filter(|now| now.spec.node.as_ref() == Some(&change.status.node));
+    let Some(now) = now else {
+        return Ok(Outcome::Stale);
+    };
+    // Only over the version that was read.
+    let fields = json!({
+        "metadata": { "resourceVersion": now.metadata.resource_version },
+        "spec": { "node": null },
+    });
+    patch(api, what, &name, fields).await
 }
