@@ -7,7 +7,6 @@
 //! participant is a stream to an agent.
 
 mod abort;
-pub mod backoff;
 mod clone_worker;
 pub mod coordinator;
 pub mod local;

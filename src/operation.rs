@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use uuid::Uuid;
 
 use crate::cut::Seams;
-use crate::cut::backoff::Backoffs;
+use crate::cut::retry::Backoffs;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
@@ -96,7 +96,7 @@ pub struct Driver {
     copies: snapshot::copy::Copies,
     copied: AtomicU64,
     published: usage::published::Published,
-    backoffs: Mutex<Backoffs>,
+    backoffs: Backoffs,
     cuts: CutCounts,
     /// Volumes in use whose file system is smaller than it should be.
     small: Mutex<BTreeMap<Uuid, NotGrown>>,

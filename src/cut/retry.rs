@@ -2,13 +2,14 @@
 //! then at the lower level that the class allows. After that, further calls are refused for a
 //! while.
 
+mod backoff;
+
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::backoff::Backoffs;
 use crate::error::{Error, Result, chain};
 use crate::model::{Level, OnQuiesceFailure, SnapshotParameters};
+pub use backoff::Backoffs;
 
 /// How the cut is attempted now.
 pub struct Attempt<'a> {
@@ -67,12 +68,12 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// if an application or a file system was disturbed.
 pub fn retry<T>(
     clock: &dyn Clock,
-    backoffs: &Mutex<Backoffs>,
+    backoffs: &Backoffs,
     subject: &Subject<'_>,
     mut once: impl FnMut(&Attempt<'_>) -> Result<T>,
 ) -> Result<T> {
     let (parameters, keys) = (subject.parameters, subject.keys());
-    locked(backoffs).check(&keys, clock.now())?;
+    backoffs.check(&keys, clock.now())?;
     let (mut level, mut why) = (parameters.consistency, String::new());
     let mut failed = 0;
     let disturbed = Cell::new(false);
@@ -92,11 +93,11 @@ pub fn retry<T>(
                 continue;
             }
             Err(error) if disturbed.get() => {
-                return Err(locked(backoffs).failed(&keys, error, clock.now()));
+                return Err(backoffs.failed(&keys, error, clock.now()));
             }
             Err(error) => return Err(error),
             Ok(done) => {
-                locked(backoffs).forget(&keys);
+                backoffs.forget(&keys);
                 return Ok(done);
             }
         };
@@ -112,7 +113,7 @@ pub fn retry<T>(
                 (level, failed) = (lower, 0);
             }
             OnQuiesceFailure::Degrade(_) | OnQuiesceFailure::Fail => {
-                return Err(locked(backoffs).failed(&keys, error, clock.now()));
+                return Err(backoffs.failed(&keys, error, clock.now()));
             }
         }
     }
@@ -130,10 +131,6 @@ fn wait(clock: &dyn Clock, time: Duration) -> Result<()> {
         left -= nap;
     }
     Ok(())
-}
-
-fn locked(backoffs: &Mutex<Backoffs>) -> MutexGuard<'_, Backoffs> {
-    backoffs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether an attempt was made and failed, so that another one may succeed.
@@ -199,7 +196,7 @@ mod tests {
 
     /// Runs attempts that all fail in the same way. Returns their levels, the error and the time.
     fn all_fail(parameters: &SnapshotParameters, kind: &str) -> (Vec<Level>, Error, u64) {
-        let (clock, backoffs) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Backoffs::default());
         let mut levels = Vec::new();
         let done = retry::<()>(&clock, &backoffs, &group_of_two(parameters), |now| {
             levels.push(now.level);
@@ -236,7 +233,7 @@ mod tests {
     fn what_another_program_has_frozen_is_not_tried_again_but_cut_at_level_crash_where_that_is_allowed()
      {
         let frozen = |volumes: &[String], parameters: &SnapshotParameters| {
-            let (clock, backoffs) = (Hand::default(), Mutex::default());
+            let (clock, backoffs) = (Hand::default(), Backoffs::default());
             let subject = Subject {
                 name: "snapshot s",
                 volumes,
@@ -278,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_name_that_has_failed_is_left_alone_for_a_while_and_a_success_forgets_it() {
-        let (clock, backoffs) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Backoffs::default());
         let parameters = class(OnQuiesceFailure::Fail);
         let asked = Cell::new(0);
         let call = |works: bool| {
@@ -314,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_is_reached_instead_says_why() {
-        let (clock, backoffs) = (Hand::default(), Mutex::default());
+        let (clock, backoffs) = (Hand::default(), Backoffs::default());
         let parameters = class(OnQuiesceFailure::Degrade(Level::Filesystem));
         let done = retry(
             &clock,

@@ -9,8 +9,8 @@
 //! the first member's agent.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
@@ -25,9 +25,8 @@ use super::remote::{ParticipantStream, Remote, fault};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
-use crate::cut::backoff::Backoffs;
 use crate::cut::coordinator::{self, CutContext, CutSpec, Used};
-use crate::cut::retry::{self, Clock, Subject};
+use crate::cut::retry::{self, Backoffs, Clock, Subject};
 use crate::cut::{Attempt, HookTarget, Outcome};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, Level, SnapshotParameters};
@@ -39,7 +38,7 @@ use crate::service::request;
 pub(super) struct Cuts {
     /// Locks of the names on which this router works; against other routers, the agents lock.
     pub(super) locks: Locks,
-    backoffs: Mutex<Backoffs>,
+    backoffs: Backoffs,
     /// Running cuts with hooks, by namespace.
     held: Held,
     pub(super) counts: CutCounts,

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use super::disk::{self, PoolQuestions};
 use super::open;
 use crate::cut::Seams;
+use crate::cut::retry::Backoffs;
 use crate::error::{Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
@@ -76,7 +77,7 @@ impl Driver {
             copies: crate::operation::snapshot::copy::Copies::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
             published: crate::operation::usage::published::Published::default(),
-            backoffs: Mutex::default(),
+            backoffs: Backoffs::default(),
             cuts: CutCounts::default(),
             small: Mutex::default(),
             questions,

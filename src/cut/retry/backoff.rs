@@ -5,7 +5,7 @@
 //! who has repaired a hook expects.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
@@ -22,7 +22,7 @@ const NAMES: usize = 4096;
 /// does not have to wait.
 #[derive(Debug, Default)]
 pub struct Backoffs {
-    names: BTreeMap<String, Backoff>,
+    names: Mutex<BTreeMap<String, Backoff>>,
 }
 
 #[derive(Clone, Debug)]
@@ -63,10 +63,15 @@ impl Backoff {
 }
 
 impl Backoffs {
+    fn names(&self) -> MutexGuard<'_, BTreeMap<String, Backoff>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Checks whether all of `keys` may be tried at time `now` (seconds since 1970). Otherwise it
     /// returns the recorded failure of the key with the longest pause, as [`Error::Paused`].
     pub fn check(&self, keys: &[String], now: u64) -> Result<()> {
-        let paused = keys.iter().filter_map(|key| self.names.get(key));
+        let names = self.names();
+        let paused = keys.iter().filter_map(|key| names.get(key));
         match paused.max_by_key(|pause| pause.left(now)) {
             Some(pause) if pause.left(now) > 0 => Err(pause.error(pause.left(now))),
             Some(_) | None => Ok(()),
@@ -75,8 +80,9 @@ impl Backoffs {
 
     /// Records that a whole set of attempts for `keys` has failed. Returns the error for the
     /// caller, which contains the pause that begins now.
-    pub fn failed(&mut self, keys: &[String], error: Error, now: u64) -> Error {
-        let before = keys.iter().filter_map(|key| self.names.get(key));
+    pub fn failed(&self, keys: &[String], error: Error, now: u64) -> Error {
+        let mut names = self.names();
+        let before = keys.iter().filter_map(|key| names.get(key));
         let sets = before.map(|pause| pause.sets).max().unwrap_or(0);
         let pause = Backoff {
             sets: sets.saturating_add(1),
@@ -84,12 +90,12 @@ impl Backoffs {
             since: now,
         };
         for key in keys {
-            self.names.insert(key.clone(), pause.clone());
-            if self.names.len() > NAMES {
-                let others = self.names.iter().filter(|(name, _)| *name != key);
+            names.insert(key.clone(), pause.clone());
+            if names.len() > NAMES {
+                let others = names.iter().filter(|(name, _)| *name != key);
                 let first = others.min_by_key(|(_, pause)| pause.until());
                 if let Some(first) = first.map(|(name, _)| name.clone()) {
-                    self.names.remove(&first);
+                    names.remove(&first);
                 }
             }
         }
@@ -97,9 +103,9 @@ impl Backoffs {
     }
 
     /// Removes the entries of `keys`, because their cut succeeded.
-    pub fn forget(&mut self, keys: &[String]) {
+    pub fn forget(&self, keys: &[String]) {
         for key in keys {
-            self.names.remove(key);
+            self.names().remove(key);
         }
     }
 }
@@ -126,7 +132,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_half_an_hour_and_a_success_ends_them() {
-        let mut backoffs = Backoffs::default();
+        let backoffs = Backoffs::default();
         let mut now = 1_000_000;
         let mut minutes = Vec::new();
         for n in 0..40 {
@@ -159,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_holds_nobody() {
-        let mut backoffs = Backoffs::default();
+        let backoffs = Backoffs::default();
         let _ = backoffs.failed(&["a".into()], lost(0), 5_000_000);
         assert!(backoffs.check(&["a".into()], 4_999_999).is_ok());
     }
@@ -168,11 +174,11 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4))]
         #[test]
         fn it_never_grows_beyond_its_bound(names in prop::collection::vec(0..10_000u32, 0..6000)) {
-            let mut backoffs = Backoffs::default();
+            let backoffs = Backoffs::default();
             for (now, name) in names.iter().enumerate() {
                 let (name, now) = (name.to_string(), now as u64);
                 let _ = backoffs.failed(std::slice::from_ref(&name), lost(now), now);
-                prop_assert!(backoffs.names.len() <= NAMES);
+                prop_assert!(backoffs.names().len() <= NAMES);
                 prop_assert!(backoffs.check(&[name], now).is_err(), "the newest is there");
             }
         }
