@@ -1,6 +1,5 @@
 //! Features of the CSI interface that are still alpha: each is served only if `--alpha` names it.
 
-use std::fmt;
 use std::str::FromStr;
 
 /// The features that `--alpha` enables; by default none.
@@ -42,17 +41,9 @@ impl Alpha {
 }
 
 /// A name that is none of [`Alpha::NAMES`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an alpha feature; known are {known}", known = Alpha::NAMES.join(", "))]
 pub struct UnknownAlpha(String);
-
-impl fmt::Display for UnknownAlpha {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = Alpha::NAMES.join(", ");
-        write!(f, "{:?} is not an alpha feature; known are {known}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownAlpha {}
 
 impl FromStr for Alpha {
     type Err = UnknownAlpha;
