@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio_rustls::rustls::client::{Resumption, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -137,6 +137,13 @@ impl Credentials {
     /// does, because connections live long, and none may have been made since the files changed.
     pub fn expires(&self) -> Option<u64> {
         self.now()?.expires
+    }
+
+    /// The time until then.
+    pub fn time_left(&self) -> Option<Duration> {
+        let until = UNIX_EPOCH + Duration::from_secs(self.expires()?);
+        let left = until.duration_since(SystemTime::now());
+        Some(left.unwrap_or_default())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

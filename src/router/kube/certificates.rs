@@ -222,10 +222,7 @@ impl Certificates {
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
         let own = self.own.borrow().clone();
-        let left = own.as_ref().and_then(|own| own.expires()).map(|expires| {
-            let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
-            Duration::from_secs(expires.saturating_sub(now))
-        });
+        let left = own.as_ref().and_then(|own| own.time_left());
         if own.is_some() && before.as_ref() == Some(now) && left.is_some_and(|left| left > LEAF / 2)
         {
             return Ok(());

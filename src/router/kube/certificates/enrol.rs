@@ -15,7 +15,6 @@ use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::jiff::Timestamp;
 
 use super::authorities::LEAF;
 use super::signer::SIGNER;
@@ -87,10 +86,7 @@ impl Enrolment {
         // A certificate of an authority that is not trusted any more is useless, even if it is valid.
         let own = Credentials::of_files(name.clone(), files.clone()).ok();
         let own = own.filter(Credentials::is_trusted);
-        let left = own.and_then(|own| own.expires()).map(|expires| {
-            let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
-            Duration::from_secs(expires.saturating_sub(now))
-        });
+        let left = own.and_then(|own| own.time_left());
         if left.is_some_and(|left| left > LEAF / 2) {
             return Ok(());
         }
