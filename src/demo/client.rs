@@ -144,42 +144,22 @@ impl Client {
         Ok(format!("{} {}", info.name, info.vendor_version))
     }
 
-    /// CreateVolume; returns the ID.
+    /// CreateVolume, from a snapshot if one is given; returns the ID.
     pub(super) async fn create(
         &mut self,
         name: &str,
         kind: Option<FsType>,
         bytes: u64,
+        snapshot: Option<String>,
     ) -> Result<String> {
+        let source = snapshot.map(|snapshot_id| VolumeContentSource {
+            r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
+        });
         let request = CreateVolumeRequest {
             name: name.into(),
             capacity_range: at_least(bytes)?,
             volume_capabilities: vec![capability(kind)],
-            ..Default::default()
-        };
-        let answer = self.controller.create_volume(request).await;
-        let created = self.answer("CreateVolume", answer)?.volume;
-        created
-            .map(|volume| volume.volume_id)
-            .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
-    }
-
-    /// CreateVolume from a snapshot; returns the ID.
-    pub(super) async fn restore(
-        &mut self,
-        name: &str,
-        kind: FsType,
-        bytes: u64,
-        snapshot: &str,
-    ) -> Result<String> {
-        let snapshot_id = snapshot.to_string();
-        let request = CreateVolumeRequest {
-            name: name.into(),
-            capacity_range: at_least(bytes)?,
-            volume_capabilities: vec![capability(Some(kind))],
-            volume_content_source: Some(VolumeContentSource {
-                r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
-            }),
+            volume_content_source: source,
             ..Default::default()
         };
         let answer = self.controller.create_volume(request).await;

@@ -74,7 +74,7 @@ impl Group {
             .step(NAME, "create three volumes and start writers", async {
                 for (kind, bytes) in KINDS {
                     let name = format!("demo-group-{}", kind.name());
-                    let id = client.create(&name, Some(kind), bytes).await?;
+                    let id = client.create(&name, Some(kind), bytes, None).await?;
                     let volume = self.place(&name, id, kind)?;
                     self.volumes.push(volume);
                     up(&self.volumes, client).await?;
@@ -91,7 +91,9 @@ impl Group {
                 let (_, snapshots) = self.group.clone().unwrap_or_default();
                 for ((kind, bytes), snapshot) in KINDS.into_iter().zip(snapshots) {
                     let name = format!("demo-restored-{}", kind.name());
-                    let id = client.restore(&name, kind, bytes, &snapshot).await?;
+                    let id = client
+                        .create(&name, Some(kind), bytes, Some(snapshot))
+                        .await?;
                     let volume = self.place(&name, id, kind)?;
                     self.restored.push(volume);
                     up(&self.restored, client).await?;

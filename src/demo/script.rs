@@ -96,7 +96,7 @@ impl Trial {
         let id = &mut self.id;
         progress
             .step(label, "create", async {
-                *id = client.create(&name, kind, size).await?;
+                *id = client.create(&name, kind, size, None).await?;
                 Ok(Human(size).to_string())
             })
             .await?;
