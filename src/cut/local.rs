@@ -63,8 +63,6 @@ pub struct Local {
     room: Arc<Room>,
     /// The step `ahead` is done.
     is_ahead: bool,
-    /// Set by tests only: see [`Local::one_by_one`].
-    in_sequence: bool,
     /// The mode of each member, determined by `ready`.
     ways: Vec<MemberMode>,
     /// Open root directories of the members that will be frozen, in the order of the members.
@@ -90,8 +88,6 @@ impl Local {
             max_extents: parameters.max_extents,
             room: Arc::new(|| Ok(())),
             is_ahead: false,
-            in_sequence: cfg!(feature = "fault")
-                && std::env::var_os("SLACKWATER_CUT_IN_SEQUENCE").is_some(),
             ways: Vec::new(),
             roots: Vec::new(),
             lanes: None,
@@ -218,36 +214,6 @@ impl Local {
             held.sync().context(|| "write back volumes".into())?;
         }
         Ok(begun.elapsed())
-    }
-
-    /// Freezes, cuts and thaws each member before the next one is frozen. This is wrong for a
-    /// group. It exists so that tests can show that their check of the write order detects it.
-    fn one_by_one(&self) -> Result<Thawed> {
-        let mut sum = Thawed::default();
-        for member in self.members.iter() {
-            let mut alone = Local {
-                host: self.host.clone(),
-                freezer: self.freezer.clone(),
-                members: Arc::new([member.clone()]),
-                limits: self.limits,
-                max_extents: None,
-                room: self.room.clone(),
-                is_ahead: false,
-                in_sequence: false,
-                ways: Vec::new(),
-                roots: Vec::new(),
-                lanes: None,
-                held: None,
-                abort: self.abort.clone(),
-            };
-            alone.ready(Level::Filesystem)?;
-            alone.prepare()?;
-            alone.freeze()?;
-            let thawed = alone.cut()?;
-            sum.extents += thawed.extents;
-            sum.lost = sum.lost.or(thawed.lost);
-        }
-        Ok(sum)
     }
 
     fn mode_of(member: &CutMember, level: Level) -> MemberMode {
@@ -397,9 +363,6 @@ impl Local {
 
     pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
         self.is_ahead = true;
-        if self.in_sequence {
-            return Ok(Prepared::default());
-        }
         let mut done = Prepared {
             extents: self.clone_whole(MemberMode::Quiet)?,
             ..Prepared::default()
@@ -424,9 +387,6 @@ impl Local {
             true => Prepared::default(),
             false => self.ahead(false)?,
         };
-        if self.in_sequence {
-            return Ok(done);
-        }
         if self.held.is_some() {
             done.sync += self.sync()?;
             done.extents += self.put_right()?;
@@ -451,9 +411,6 @@ impl Local {
     }
 
     pub(super) fn cut(&mut self) -> Result<Thawed> {
-        if self.in_sequence {
-            return self.one_by_one();
-        }
         let mut done = self.all(CloneStep::Cut)?;
         done.extents += self.clone_whole(MemberMode::Moment)?;
         Ok(done)

@@ -62,6 +62,33 @@ impl Client {
         Ok(answer.into_inner().snapshot.unwrap())
     }
 
+    /// Snapshots of volumes one after the other, each at a moment of its own, in the form of a group
+    /// without an ID. This is what a group must not be: tests that check the order of writes must
+    /// find it wrong.
+    pub async fn in_sequence(&self, name: &str, volumes: &[String]) -> csi::VolumeGroupSnapshot {
+        let mut snapshots = Vec::new();
+        for (n, volume) in volumes.iter().enumerate() {
+            let snapshot = self.snapshot(&format!("{name}-{n}"), volume, &[]).await;
+            snapshots.push(snapshot.unwrap());
+        }
+        csi::VolumeGroupSnapshot {
+            snapshots,
+            ..Default::default()
+        }
+    }
+
+    /// Deletes a group, or snapshots that were created in sequence.
+    pub async fn delete_all_of(&self, group: &csi::VolumeGroupSnapshot) {
+        let members = members(group);
+        if !group.group_snapshot_id.is_empty() {
+            let deleted = self.delete_group(&group.group_snapshot_id, &members);
+            return deleted.await.unwrap();
+        }
+        for snapshot in members {
+            self.delete_snapshot(&snapshot).await.unwrap();
+        }
+    }
+
     /// CreateSnapshot by a caller that does not wait for locks.
     pub async fn snapshot_at_once(&self, name: &str, volume: &str) -> Result<(), Status> {
         let mut request = tonic::Request::new(csi::CreateSnapshotRequest {

@@ -64,23 +64,28 @@ pub async fn staged(node: &Node, kinds: &[&'static str]) -> Vec<Volume> {
     volumes
 }
 
-/// Cuts `cuts` times under load. Returns the number of cuts that were out of order.
-async fn violations(node: &Node, kinds: &[&'static str], cuts: usize) -> usize {
+/// Cuts `cuts` times under load, or, `in_sequence`, one volume after the other. Returns the number
+/// of cuts that were out of order.
+async fn violations(node: &Node, kinds: &[&'static str], cuts: usize, in_sequence: bool) -> usize {
     let volumes = staged(node, kinds).await;
     let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let writers = Writers::start(&volumes);
     let (mut wrong, mut last) = (0, 0);
     for cut in 0..cuts {
-        let group = node.client.group(&format!("cut-{cut}"), &ids, &[]).await;
-        let group = group.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()));
+        let (client, name) = (&node.client, format!("cut-{cut}"));
+        let group = match in_sequence {
+            true => client.in_sequence(&name, &ids).await,
+            false => {
+                let group = client.group(&name, &ids, &[]).await;
+                group.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()))
+            }
+        };
         let found = counters(node, &volumes, &members(&group)).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
         let writes = writers.rounds.load(Ordering::Relaxed);
         assert!(writes > last, "the writers continue after each cut");
         last = writes;
-        let members = members(&group);
-        let id = &group.group_snapshot_id;
-        node.client.delete_group(id, &members).await.unwrap();
+        client.delete_all_of(&group).await;
     }
     drop(writers);
     for volume in &volumes {
@@ -99,7 +104,7 @@ async fn no_cut_of_two_volumes_is_out_of_order() {
         ["xfs", "ext4"],
     ] {
         let cuts = rounds(15, 1500);
-        assert_eq!(violations(&node, &kinds, cuts).await, 0, "{kinds:?}");
+        assert_eq!(violations(&node, &kinds, cuts, false).await, 0, "{kinds:?}");
     }
     node.assert_nothing_left();
 }
@@ -109,7 +114,7 @@ async fn no_cut_of_four_volumes_is_out_of_order() {
     let node = Node::new();
     let cuts = rounds(30, 3000);
     let kinds = ["ext4", "xfs", "btrfs", "ext4"];
-    assert_eq!(violations(&node, &kinds, cuts).await, 0);
+    assert_eq!(violations(&node, &kinds, cuts, false).await, 0);
     node.assert_nothing_left();
 }
 
@@ -117,7 +122,7 @@ async fn no_cut_of_four_volumes_is_out_of_order() {
 async fn no_cut_of_sixteen_volumes_is_out_of_order() {
     let node = Node::on("xfs", 32 * GIB);
     let cuts = rounds(8, 800);
-    assert_eq!(violations(&node, &["ext4"; 16], cuts).await, 0);
+    assert_eq!(violations(&node, &["ext4"; 16], cuts, false).await, 0);
     node.assert_nothing_left();
 }
 
@@ -126,7 +131,7 @@ async fn no_cut_on_a_btrfs_pool_is_out_of_order() {
     let node = Node::on("btrfs", 16 * GIB);
     let cuts = rounds(10, 500);
     let kinds = ["ext4", "xfs", "btrfs"];
-    assert_eq!(violations(&node, &kinds, cuts).await, 0);
+    assert_eq!(violations(&node, &kinds, cuts, false).await, 0);
     node.assert_nothing_left();
 }
 
@@ -134,13 +139,7 @@ async fn no_cut_on_a_btrfs_pool_is_out_of_order() {
 /// by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_the_order_is_broken() {
-    let mut node = Node::new();
-    let pool = super::definition(&node.disk.mount_point);
-    node.server.kill();
-    let in_sequence = [("SLACKWATER_CUT_IN_SEQUENCE", "1")];
-    node.server = crate::support::Server::spawn(&node.scratch, &[&pool], &[], &in_sequence);
-    node.server.wait_ready();
-    node.client = node.server.client();
-    assert_ne!(violations(&node, &["ext4"; 4], 5).await, 0);
+    let node = Node::new();
+    assert_ne!(violations(&node, &["ext4"; 4], 5, true).await, 0);
     node.assert_nothing_left();
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::engine::{Engine, Run};
 use super::process::{Writer, open_to_nobody};
-use super::volumes::{Volume, group};
+use super::volumes::{Volume, cut};
 use super::{Node, rounds};
 
 const WRITERS: u64 = 2;
@@ -107,8 +107,9 @@ fn recover(cluster: &Cluster<'_>, acknowledged: &[u64]) -> Result<(), String> {
         .into())
 }
 
-/// Cuts both volumes under load, log first, until a copy is wrong. Returns the problem.
-async fn first_problem(node: &Node, cuts: usize) -> Option<String> {
+/// Cuts both volumes under load, or, `in_sequence`, the log before the data, until a copy is wrong.
+/// Returns the problem.
+async fn first_problem(node: &Node, cuts: usize, in_sequence: bool) -> Option<String> {
     open_to_nobody(&node.scratch);
     let wal = Volume::new(node, "wal", "xfs").await;
     let data = Volume::new(node, "data", "ext4").await;
@@ -121,12 +122,13 @@ async fn first_problem(node: &Node, cuts: usize) -> Option<String> {
     let server = cluster.start().unwrap();
     let writers = writers(&server);
     let mut found = None;
-    for cut in 0..cuts {
+    for number in 0..cuts {
         writers
             .iter()
             .for_each(|writer| writer.goes_beyond(writer.acknowledged()));
         let acknowledged: Vec<_> = writers.iter().map(Writer::acknowledged).collect();
-        let (id, members) = group(node, &format!("cut-{cut}"), &[&wal, &data]).await;
+        let name = format!("cut-{number}");
+        let (group, members) = cut(node, &name, &[&wal, &data], in_sequence).await;
         let wal_copy = wal.copy(node, &members[0], &node.staging("wal-copy")).await;
         let data_copy = data
             .copy(node, &members[1], &node.staging("data-copy"))
@@ -139,7 +141,7 @@ async fn first_problem(node: &Node, cuts: usize) -> Option<String> {
         found = recover(&copy, &acknowledged).err();
         wal_copy.end(node).await;
         data_copy.end(node).await;
-        node.client.delete_group(&id, &members).await.unwrap();
+        node.client.delete_all_of(&group).await;
         if found.is_some() {
             break;
         }
@@ -156,7 +158,7 @@ async fn first_problem(node: &Node, cuts: usize) -> Option<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn postgresql_recovers_from_every_group_cut_and_loses_no_acknowledged_commit() {
     let node = Node::new();
-    let found = first_problem(&node, rounds(6, 600)).await;
+    let found = first_problem(&node, rounds(6, 600), false).await;
     assert_eq!(found, None);
     node.assert_nothing_left();
 }
@@ -165,10 +167,8 @@ async fn postgresql_recovers_from_every_group_cut_and_loses_no_acknowledged_comm
 /// the copy, or the copy lacks a commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_in_sequence_postgresql_does_not_recover_from_every_cut() {
-    let mut node = Node::new();
-    node.server
-        .restart_with(&[("SLACKWATER_CUT_IN_SEQUENCE", "1")]);
-    let found = first_problem(&node, 60).await;
+    let node = Node::new();
+    let found = first_problem(&node, 60, true).await;
     let found = found.expect("60 cuts in sequence, and all are good");
     println!("{found}");
     node.assert_nothing_left();

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use slackwater::csi;
+
 use super::{GIB, Node, process};
 use crate::support::mount;
 use crate::support::snapshots::from_snapshot;
@@ -64,20 +66,27 @@ impl Volume {
     }
 }
 
-/// A group snapshot. Returns its ID, and the IDs of its members in the order of the volumes.
-pub async fn group(node: &Node, name: &str, volumes: &[&Volume]) -> (String, Vec<String>) {
+/// Snapshots of volumes as a group, or, `in_sequence`, one after the other. Also returns their IDs in
+/// the order of the volumes.
+pub async fn cut(
+    node: &Node,
+    name: &str,
+    volumes: &[&Volume],
+    in_sequence: bool,
+) -> (csi::VolumeGroupSnapshot, Vec<String>) {
     let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
-    let group = node.client.group(name, &ids, &[]).await;
-    let group = group.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()));
+    let group = match in_sequence {
+        true => node.client.in_sequence(name, &ids).await,
+        false => {
+            let group = node.client.group(name, &ids, &[]).await;
+            group.unwrap_or_else(|status| panic!("{status}\n{}", node.server.log()))
+        }
+    };
     let of = |id: &String| {
-        let member = group
-            .snapshots
-            .iter()
-            .find(|one| one.source_volume_id == *id);
+        let mut members = group.snapshots.iter();
+        let member = members.find(|one| one.source_volume_id == *id);
         member.unwrap().snapshot_id.clone()
     };
-    (
-        group.group_snapshot_id.clone(),
-        ids.iter().map(of).collect(),
-    )
+    let members = ids.iter().map(of).collect();
+    (group, members)
 }
