@@ -32,6 +32,7 @@ use crate::config::{self, BadConfig, DriverName, Endpoint, Folder, Given};
 use crate::cut::guard::GuardClient;
 use crate::demo;
 use crate::error;
+use crate::fault;
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
 use crate::model::PoolDefinition;
@@ -339,6 +340,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    if let Err(error) = fault::check() {
+        eprintln!("slackwater: {}", error::chain(&error));
+        return ExitCode::from(BAD_CONFIG);
+    }
     let ending = match cli.command {
         Command::Serve(args) => serve::serve(args.config.as_deref(), args.given),
         Command::Pool(command) => pool::run(command),

@@ -10,7 +10,8 @@
 //! A module uses only modules above it in this list. `cargo test --test unprivileged shape::`
 //! enforces the exact rules.
 //!
-//! 1. [`error`] and [`model`]: the error type; ids, sizes and parameters, without I/O.
+//! 1. [`error`] and [`model`]: the error type; ids, sizes and parameters, without I/O. [`fault`]:
+//!    faults that tests plan for a process.
 //! 2. [`host`]: kernel, disk and programs behind one trait, with a real implementation
 //!    ([`host::linux`]) and a simulated one ([`host::memory`]). Begin with [`host::Effect`].
 //! 3. [`record`]: what survives a restart.
@@ -66,4 +67,4 @@ pub mod service;
 pub mod telemetry;
 pub mod tls;
 
-pub use slackwater_core::{error, host, model, record};
+pub use slackwater_core::{error, fault, host, model, record};

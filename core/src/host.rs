@@ -9,8 +9,6 @@
 
 pub mod difference;
 pub mod effect;
-#[cfg(feature = "fault")]
-mod fault;
 pub mod freezer;
 pub mod known;
 pub mod linux;
@@ -32,20 +30,6 @@ pub use session::{Account, Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
 use crate::model::FsType;
-
-/// A step that changes something but cannot be a value, so it is not an [`Effect`] (the steps of a
-/// freeze session). It is counted and made to fail like an effect.
-#[cfg(feature = "fault")]
-pub fn step<T>(name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
-    fault::step(name, act)
-}
-
-/// A step that changes something but cannot be a value, so it is not an [`Effect`] (the steps of a
-/// freeze session). In a build for tests it is counted and made to fail like an effect.
-#[cfg(not(feature = "fault"))]
-pub fn step<T>(_name: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
-    act()
-}
 
 /// Result of the host.
 pub type Result<T> = std::result::Result<T, HostError>;

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`model`] | values without behavior: IDs, sizes, capabilities, parameters |
 //! | [`error`] | one error type, named by condition |
+//! | [`fault`] | faults that tests plan, in a build for tests |
 //! | [`record`] | what is stored on disk: versioned JSON, written durably |
 //! | [`host`] | access to kernel, disk and programs: `host::linux` is real, `host::memory`
 //! simulated |
 
 pub mod error;
+pub mod fault;
 pub mod host;
 pub mod model;
 pub mod record;

@@ -15,15 +15,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 
 use super::journal::Own;
+use super::keeper;
 use super::load::Admitted;
 use super::protocol::{Ask, code};
 use super::shared::{Answers, Member, Phase, Shared, State};
-use super::{fault, keeper};
 use slackwater_core::error::{HostCause, HostError, chain};
+use slackwater_core::fault;
 use slackwater_core::host::freezer::{FreezeLimits, GracePeriods};
 use slackwater_core::host::linux::freeze::{self, Process};
 use slackwater_core::host::linux::seqpacket::Channel;
-use slackwater_core::host::{Freeze, Result, step};
+use slackwater_core::host::{Freeze, Result};
 
 /// How late the guard may be before it is killed.
 pub(super) const KILL_DELAY: Duration = Duration::from_secs(1);
@@ -55,7 +56,7 @@ impl Session {
         };
         let mut fds: Vec<_> = members.iter().map(|member| member.root.as_fd()).collect();
         fds.push(journal.lock().as_fd());
-        let sent = step("guard_begin", || {
+        let sent = fault::effect("guard_begin", || {
             channel
                 .send_with_fds(&begin.encode(), &fds)
                 .map_err(|errno| {
@@ -197,7 +198,7 @@ impl Session {
         let known = |state: &State| state.answers[at].thawed;
         let late_at = {
             let mut state = self.0.state();
-            let soon = Instant::now() + fault::thaw_patience();
+            let soon = Instant::now() + KILL_DELAY + fault::delay("driver", "kill_guard");
             let thaw_by = *state.answers[at].thaw_by.get_or_insert(soon);
             state
                 .late_at
@@ -245,7 +246,7 @@ fn first_failure(answers: impl Iterator<Item = Option<i32>>) -> Option<(usize, i
 impl Freeze for Session {
     fn sync(&self) -> Result<()> {
         self.usable("sync", Phase::Open)?;
-        let synced = step("guard_sync", || {
+        let synced = fault::effect("guard_sync", || {
             for answers in &mut self.0.state().answers {
                 answers.synced = None;
             }
@@ -271,7 +272,7 @@ impl Freeze for Session {
 
     fn freeze(&self) -> Result<()> {
         self.usable("freeze", Phase::Open)?;
-        step("guard_freeze", || self.freeze_all()).map_err(|error| self.broken(error))
+        fault::effect("guard_freeze", || self.freeze_all()).map_err(|error| self.broken(error))
     }
 
     fn thaw(&self, member: usize) -> Result<bool> {
@@ -279,11 +280,11 @@ impl Freeze for Session {
             let what = format!("member {member} was not frozen by this session");
             return Err(self.0.failure("thaw", &what));
         }
-        step("guard_thaw", || self.thaw_one(member))
+        fault::effect("guard_thaw", || self.thaw_one(member))
     }
 
     fn written(&self) -> Result<()> {
-        step("guard_written", || self.written_back())
+        fault::effect("guard_written", || self.written_back())
     }
 
     fn give_up(&self) {

@@ -20,7 +20,6 @@
 
 mod client;
 pub mod command;
-mod fault;
 mod journal;
 mod keeper;
 mod load;

@@ -18,9 +18,10 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::journal::Journal;
 use super::load::Load;
+use super::session;
 use super::sweep::Sweeper;
-use super::{fault, session};
 use slackwater_core::error::{HostError, chain};
+use slackwater_core::fault;
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Listener;
@@ -61,7 +62,7 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     // Ctrl-C at the driver's terminal must not reach the guard. (setsid fails if the process
     // already is a group leader.)
     let _ = nix::unistd::setsid();
-    fault::prepare();
+    fault::check()?;
     Journal::new(host.clone(), options.state_dir.clone()).make_folders()?;
     let signals = signals()?;
     let Some(lock) = turn(host.as_ref(), options, &signals)? else {

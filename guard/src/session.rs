@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::fault;
 use super::load::Load;
 use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
+use slackwater_core::fault;
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Channel;
@@ -156,22 +156,20 @@ fn attend(shared: &Shared, at: u32) {
 }
 
 fn sync(shared: &Shared, member: &Member, at: u32) {
-    fault::at("sync-before");
-    let errno = code(freeze::sync(member.root.as_fd()));
-    fault::at("sync-after");
+    let errno = fault::around("guard", "sync", || code(freeze::sync(member.root.as_fd())));
     shared.say(Say::Synced(at, errno));
 }
 
 /// Returns whether the file system is now frozen by this session.
 fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
-    fault::at("freeze-before");
-    let errno = match (shared.is_late(), shared.is_over()) {
-        (true, _) => Errno::ETIMEDOUT as i32,
-        // Another member has failed, and has reported that before.
-        (false, true) => Errno::ECANCELED as i32,
-        (false, false) => code(freeze::freeze(member.root.as_fd())),
-    };
-    fault::at("freeze-after");
+    let errno = fault::around("guard", "freeze", || {
+        match (shared.is_late(), shared.is_over()) {
+            (true, _) => Errno::ETIMEDOUT as i32,
+            // Another member has failed, and has reported that before.
+            (false, true) => Errno::ECANCELED as i32,
+            (false, false) => code(freeze::freeze(member.root.as_fd())),
+        }
+    });
     shared.say(Say::Frozen(at, errno));
     if errno != 0 {
         shared.stop();
@@ -184,15 +182,15 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
     let early = unasked || !frozen || shared.is_over();
     let mut errno = 0;
     if frozen {
-        fault::at("thaw-before");
-        for _ in 0..THAW_TRIES {
-            errno = code(freeze::thaw(member.root.as_fd()));
-            if errno == 0 || errno == Errno::EINVAL as i32 {
-                break;
+        fault::around("guard", "thaw", || {
+            for _ in 0..THAW_TRIES {
+                errno = code(freeze::thaw(member.root.as_fd()));
+                if errno == 0 || errno == Errno::EINVAL as i32 {
+                    break;
+                }
+                thread::sleep(THAW_RETRY_INTERVAL);
             }
-            thread::sleep(THAW_RETRY_INTERVAL);
-        }
-        fault::at("thaw-after");
+        });
     }
     shared.say(Say::Thawed {
         member: at,
@@ -203,7 +201,7 @@ fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) 
 
 /// Serves one connection until it ends.
 pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite, load: &Load) {
-    fault::at("accepted");
+    fault::reach("guard", "accepted");
     // Only root and the guard's own user are served; the mode of the socket ensures the same.
     let own_user = nix::unistd::geteuid().as_raw();
     if !matches!(channel.peer(), Ok((_, user)) if user == 0 || user == own_user) {
@@ -229,13 +227,13 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
             return;
         }
     };
-    fault::at("begun");
+    fault::reach("guard", "begun");
     shared.say(Say::Ready(0));
     let mut expedited = None;
     listen(&shared, &threads, stop, || {
         if shared.expedite {
             expedited = Some(expedite.begin());
-            fault::at("expedited");
+            fault::reach("guard", "expedited");
         }
     });
     shared.stop();
@@ -244,7 +242,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
         let _ = thread.join();
     }
     drop(expedited);
-    fault::at("ended");
+    fault::reach("guard", "ended");
     // The root descriptors are also closed before the driver is notified of the end, because it may
     // unmount then.
     let Ok(shared) = Arc::try_unwrap(shared) else {
@@ -358,7 +356,7 @@ fn listen(
         }
         looks = looks.map(|looks| looks + 1);
         if pending.is_some_and(|deadline| Instant::now() >= deadline) {
-            fault::at("deadline");
+            fault::reach("guard", "deadline");
             shared.stop();
         }
         if !readable {

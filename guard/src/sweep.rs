@@ -310,7 +310,7 @@ impl Sweeper {
 }
 
 fn thaw_root(root: &MountRoot) -> Result<Thawed> {
-    slackwater_core::host::step("sweep_thaw", || {
+    slackwater_core::fault::effect("sweep_thaw", || {
         match freeze::thaw(freeze::root_fd(root)?) {
             Ok(()) => Ok(Thawed::Now),
             Err(Errno::EINVAL) => Ok(Thawed::NotFrozen),

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::held::{Held, HeldOf};
-use super::remote::{ParticipantStream, Remote, fault};
+use super::remote::{ParticipantStream, Remote};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
@@ -29,6 +29,7 @@ use crate::cut::coordinator::{self, CutContext, CutSpec, Used};
 use crate::cut::retry::{self, Backoffs, Clock, Subject};
 use crate::cut::{Attempt, HookTarget, Outcome};
 use crate::error::{Error, Result, chain};
+use crate::fault;
 use crate::model::{GroupId, Level, SnapshotParameters};
 use crate::operation::{CutCounts, Kept, Key, Locks};
 use crate::service::request;
@@ -377,7 +378,7 @@ impl Router {
             reason: kept.reason.clone(),
         };
         let kept = join_all(lines.iter().map(|line| line.keep(keep.clone()))).await;
-        fault("kept");
+        fault::reach("router", "kept");
         if let Some(first) = kept.into_iter().find_map(Result::err) {
             return Err(self.not_kept(lines, wanted, first).await);
         }
@@ -387,9 +388,9 @@ impl Router {
         {
             return Err(self.not_kept(lines, wanted, first).await);
         }
-        fault("lead-committed");
+        fault::reach("router", "lead-committed");
         let others = join_all(lines_left.map(|line| line.commit())).await;
-        fault("committed");
+        fault::reach("router", "committed");
         match others.into_iter().find_map(Result::err) {
             None => Ok(()),
             // The group is committed: a repeated call, or the next poll, commits the remaining

@@ -21,6 +21,7 @@ use crate::agent::{CutRequest, CutResponse};
 use crate::cut::local::SYNC_BUDGET;
 use crate::cut::participant::{CutAnswer, CutStep, Participant, Prepared};
 use crate::error::{Error, Result, chain};
+use crate::fault;
 
 /// Timeouts for an agent that is connected but hangs; keepalive detects a lost agent much sooner.
 /// In this step the agent writes and reads records.
@@ -152,7 +153,7 @@ impl ParticipantStream {
     /// Sends one step and returns its answer. After an error the participation has ended, or must
     /// be ended.
     async fn step(&self, step: Step, limit: Duration) -> Result<Answer> {
-        fault(word(&step));
+        fault::reach("router", word(&step));
         let mut state = self.state.lock().await;
         let lost = || self.agent.unreachable("its part in the cut has ended");
         let steps = self.steps().clone().ok_or_else(lost)?;
@@ -302,20 +303,3 @@ impl Drop for Remote {
         }
     }
 }
-
-/// Fault injection: `SLACKWATER_ROUTER_FAULT` is `step:abort` or `step:hold`, which ends the
-/// process or blocks it.
-#[cfg(feature = "fault")]
-pub(super) fn fault(step: &str) {
-    let plan = std::env::var("SLACKWATER_ROUTER_FAULT").unwrap_or_default();
-    match plan.split_once(':') {
-        Some((at, "hold")) if at == step => loop {
-            std::thread::park();
-        },
-        Some((at, _)) if at == step => std::process::abort(),
-        Some(_) | None => {}
-    }
-}
-
-#[cfg(not(feature = "fault"))]
-pub(super) fn fault(_step: &str) {}

@@ -2,7 +2,7 @@
 //! disk or the kernel, on real loop devices. After a restart and a repeat, the result is the same
 //! as without a fault: nothing is formatted twice, no acknowledged byte is lost, nothing is left.
 //!
-//! The process itself counts effects (`host/fault.rs`), so a new effect is covered without being
+//! The process itself counts effects (`core/src/fault.rs`), so a new effect is covered without being
 //! listed here. `SLACKWATER_SWEEP=full` tests each kind of volume with each mode.
 
 #![allow(
@@ -92,19 +92,11 @@ impl Fixture {
         }
     }
 
-    /// Restarts the driver so that it counts effects once the gate exists.
-    fn arm(&mut self, plan: &str, log: Option<&Path>) {
+    /// Restarts the driver with a fault. It counts effects once the gate exists.
+    fn arm(&mut self, fault: &str) {
         let _ = std::fs::remove_file(&self.gate);
-        let gate = self.gate.to_str().unwrap().to_string();
-        let mut environment = vec![("SLACKWATER_FAULT_AFTER", gate.as_str())];
-        if !plan.is_empty() {
-            environment.push(("SLACKWATER_FAULT", plan));
-        }
-        let log = log.map(|log| log.to_str().unwrap().to_string());
-        if let Some(log) = &log {
-            environment.push(("SLACKWATER_FAULT_LOG", log));
-        }
-        self.server.restart_with(&environment);
+        let faults = format!("{fault},effect.all:after={}", self.gate.display());
+        self.server.restart_with(&[("SLACKWATER_FAULT", &faults)]);
         std::fs::write(&self.gate, "").unwrap();
     }
 
@@ -359,7 +351,7 @@ async fn run_script(fixture: &mut Fixture, kind: Kind, name: &str) -> (usize, bo
 /// Counts the effects of a whole script without faults.
 async fn count(fixture: &mut Fixture, kind: Kind, label: &str) -> usize {
     let log = fixture.scratch.join(&format!("{label}.effects"));
-    fixture.arm("", Some(&log));
+    fixture.arm(&format!("effect.all:log={}", log.display()));
     run_script(fixture, kind, &format!("{label}-count")).await;
     std::fs::read_to_string(&log).unwrap().lines().count()
 }
@@ -373,7 +365,7 @@ async fn sweep(kind: Kind, label: &str, modes: &[&str]) {
     );
     for mode in modes {
         for n in 1.. {
-            fixture.arm(&format!("{n}:{mode}"), None);
+            fixture.arm(&format!("effect.{n}:{mode}"));
             let name = format!("{label}-{mode}-{n}");
             let (deaths, stopped) = run_script(&mut fixture, kind, &name).await;
             let happened = if mode.starts_with("kill") {
@@ -383,7 +375,10 @@ async fn sweep(kind: Kind, label: &str, modes: &[&str]) {
             };
             if !happened {
                 // Beyond the last effect. A busy unmount is repeated, so the count varies slightly.
-                assert!(n + 4 > effects, "{label}: the fault {n}:{mode} occurs");
+                assert!(
+                    n + 4 > effects,
+                    "{label}: the fault effect.{n}:{mode} occurs"
+                );
                 break;
             }
         }
@@ -391,7 +386,7 @@ async fn sweep(kind: Kind, label: &str, modes: &[&str]) {
     println!("{label}: {effects} effects, each with {modes:?}");
 }
 
-const KILLS: &[&str] = &["kill-before", "kill-after"];
+const KILLS: &[&str] = &["kill", "kill-after"];
 
 #[tokio::test]
 async fn an_ext4_volume_survives_a_kill_at_every_effect() {
@@ -400,7 +395,7 @@ async fn an_ext4_volume_survives_a_kill_at_every_effect() {
 
 #[tokio::test]
 async fn an_ext4_volume_survives_a_stop_and_a_cut_off_call_at_every_effect() {
-    sweep(Kind::Mounted("ext4"), "stop", &["stop-before"]).await;
+    sweep(Kind::Mounted("ext4"), "stop", &["stop"]).await;
 }
 
 #[tokio::test]
@@ -441,7 +436,7 @@ async fn a_start_survives_a_kill_at_every_effect() {
             let scratch = Scratch::new();
             let disk = Disk::new(&scratch, "pool", "xfs", 512 * MIB);
             let pool = format!("default=file:{},init", disk.mount_point.display());
-            let plan = format!("{n}:{mode}");
+            let plan = format!("effect.{n}:{mode}");
             let mut server = Server::spawn(&scratch, &[&pool], &[], &[("SLACKWATER_FAULT", &plan)]);
             let died = loop {
                 if !server.is_alive() {

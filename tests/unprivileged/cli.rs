@@ -56,6 +56,25 @@ fn output_of(line: &str) -> String {
     )
 }
 
+#[cfg(feature = "fault")]
+#[test]
+fn an_unknown_fault_is_refused_with_those_that_are_known() {
+    let folder = TempDir::with_prefix("slackwater-").unwrap();
+    for (program, command) in [
+        (env!("CARGO_BIN_EXE_slackwater"), Some("guard")),
+        (env!("CARGO_BIN_EXE_slackwater-guard"), None),
+    ] {
+        let mut guard = Command::new(program);
+        guard.args(command).arg("--state-dir").arg(folder.path());
+        guard.arg("--socket").arg(folder.path().join("socket"));
+        guard.env("SLACKWATER_FAULT", "effect.1:kill,guard.frieze:kill");
+        let output = guard.output().unwrap();
+        let known = "\"frieze\" is not a step; known are: accepted, begun,";
+        assert!(stderr(&output).contains(known), "{output:?}");
+        assert!(!output.status.success());
+    }
+}
+
 #[test]
 fn a_bad_command_line_is_one_sentence_and_exit_64() {
     let serve = "serve --endpoint unix:///x/csi.sock --node-name n1 --pool a=memory:";

@@ -130,6 +130,20 @@ fn skipped_parts_are_named_and_counted_and_are_not_failures() {
     );
 }
 
+#[cfg(not(feature = "fault"))]
+#[test]
+fn programs_without_the_feature_have_no_planned_faults() {
+    let programs = [
+        env!("CARGO_BIN_EXE_slackwater"),
+        env!("CARGO_BIN_EXE_slackwater-guard"),
+    ];
+    for program in programs {
+        let code = fs::read(program).unwrap();
+        let mut words = code.windows("SLACKWATER_FAULT".len());
+        assert!(!words.any(|word| word == b"SLACKWATER_FAULT"), "{program}");
+    }
+}
+
 /// Without the feature `fault`, the parts of a program that need it are not compiled.
 #[cfg(not(feature = "fault"))]
 #[test]

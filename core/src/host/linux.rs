@@ -40,6 +40,7 @@ use super::{
     Known, LoopDevice, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
 };
 use crate::error::HostError;
+use crate::fault;
 use crate::model::FsType;
 use target_path::Folders;
 
@@ -180,14 +181,8 @@ fn remove_target(folders: &Folders, path: &Path) -> Result<()> {
 }
 
 impl Host for LinuxHost {
-    #[cfg(not(feature = "fault"))]
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        self.with_real_paths(self.act(effect))
-    }
-
-    #[cfg(feature = "fault")]
-    fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
-        self.with_real_paths(super::fault::around(effect, || self.act(effect)))
+        self.with_real_paths(fault::effect(effect.name(), || self.act(effect)))
     }
 
     fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {

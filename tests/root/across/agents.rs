@@ -23,7 +23,7 @@ async fn an_agent_killed_at_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() 
     for (which, swept) in swept.iter_mut().enumerate() {
         let mut has_paused = false;
         for n in (1..).step_by(3) {
-            let fault = format!("{n}:kill-before");
+            let fault = format!("effect.{n}:kill");
             let context = format!("agent {which}, {fault}");
             let name = format!("g-{which}-{n}");
             cluster.agents[which].arm(&fault);
@@ -113,10 +113,10 @@ async fn an_agent_that_is_late_blocks_no_application_and_no_snapshot_is_kept() {
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
     for step in [
-        (1, "guard_freeze:stop-before"),
-        (0, "guard_freeze:stop-after"),
-        (1, "guard_thaw:stop-before"),
-        (1, "guard_written:stop-before"),
+        (1, "effect.guard_freeze:stop"),
+        (0, "effect.guard_freeze:stop-after"),
+        (1, "effect.guard_thaw:stop"),
+        (1, "effect.guard_written:stop"),
     ] {
         let mut messages = Vec::new();
         for limit in SHORT {

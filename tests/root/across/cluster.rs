@@ -196,11 +196,8 @@ impl Agent {
     pub fn arm(&mut self, fault: &str) {
         let gate = self.scratch.join("gate");
         let _ = std::fs::remove_file(&gate);
-        let path = gate.to_str().unwrap().to_string();
-        self.restart_with(&[
-            ("SLACKWATER_FAULT_AFTER", path.as_str()),
-            ("SLACKWATER_FAULT", fault),
-        ]);
+        let faults = format!("{fault},effect.all:after={}", gate.display());
+        self.restart_with(&[("SLACKWATER_FAULT", &faults)]);
         std::fs::write(gate, "").unwrap();
     }
 
@@ -337,8 +334,7 @@ impl Cluster {
 
     /// Restarts the router so that it exits or stops at a step of the next cut.
     pub async fn arm_router(&mut self, fault: &str) {
-        self.restart_router(&[("SLACKWATER_ROUTER_FAULT", fault)])
-            .await;
+        self.restart_router(&[("SLACKWATER_FAULT", fault)]).await;
     }
 
     /// Creates and stages volumes on these nodes.

@@ -15,7 +15,7 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_no_snapshot_is_kept() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
-    cluster.arm_router("cut:hold").await;
+    cluster.arm_router("router.cut:hang").await;
     let client = cluster.router.client.clone();
     let asked = ids(&volumes);
     let call = tokio::spawn(async move { client.group("g", &asked, &LONG).await });
@@ -57,7 +57,7 @@ async fn a_router_that_is_cut_off_from_a_node_gives_up_and_names_the_node() {
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
     let agent = &mut cluster.agents[1];
-    agent.arm("guard_sync:stop-before");
+    agent.arm("effect.guard_sync:stop");
     cluster.listed("armed").await;
     let client = cluster.router.client.clone();
     let asked = ids(&volumes);

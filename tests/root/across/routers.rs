@@ -36,7 +36,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
         "lead-committed",
         "committed",
     ] {
-        cluster.arm_router(&format!("{step}:abort")).await;
+        cluster.arm_router(&format!("router.{step}:kill")).await;
         request_that_fails(&mut cluster, step, &ids(&volumes)).await;
         cluster.assert_thawed(&writers, step);
         cluster.restart_router(&[]).await;
@@ -55,7 +55,7 @@ async fn a_group_whose_first_member_is_committed_is_rolled_forward_by_the_next_c
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
-    cluster.arm_router("lead-committed:abort").await;
+    cluster.arm_router("router.lead-committed:kill").await;
     request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     let moment = prost_types::Timestamp::from(std::time::SystemTime::now());
     cluster.restart_router(&[]).await;
@@ -81,7 +81,7 @@ async fn members_in_doubt_after_the_death_of_a_router_are_resolved_without_a_cal
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     // Committed by the first member.
-    cluster.arm_router("lead-committed:abort").await;
+    cluster.arm_router("router.lead-committed:kill").await;
     request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     cluster.restart_router(&[]).await;
     // Until all agents know it, none of its members is listed, neither here nor by its source.
@@ -97,7 +97,7 @@ async fn members_in_doubt_after_the_death_of_a_router_are_resolved_without_a_cal
         .await;
     cluster.delete_group(&group).await;
     // Kept by all, committed by none.
-    cluster.arm_router("kept:abort").await;
+    cluster.arm_router("router.kept:kill").await;
     request_that_fails(&mut cluster, "h", &ids(&volumes)).await;
     cluster.restart_router(&[]).await;
     cluster.until_no_snapshots("rolled back").await;
@@ -110,7 +110,7 @@ async fn members_in_doubt_after_the_death_of_a_router_are_resolved_without_a_cal
 async fn a_member_in_doubt_waits_for_the_agent_that_can_resolve_it() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
-    cluster.arm_router("lead-committed:abort").await;
+    cluster.arm_router("router.lead-committed:kill").await;
     request_that_fails(&mut cluster, "g", &ids(&volumes)).await;
     cluster.agents[0].server.kill();
     cluster.restart_router(&[]).await;

@@ -112,7 +112,7 @@ async fn a_copy_is_resumed_after_the_driver_was_killed() {
     assert!((512 * MIB..SIZE).contains(&at_death), "{at_death}");
 
     // A stop makes all of the copy durable, and reports no final error.
-    arm(&mut node, "copy_range:stop-after");
+    arm(&mut node, "effect.copy_range:stop-after");
     let second = call(&node);
     terminate(&mut node);
     refused(end_of(second).await, Code::Unavailable);
@@ -124,7 +124,8 @@ async fn a_copy_is_resumed_after_the_driver_was_killed() {
 
     node.restart_with(&[]);
     let effects = node.scratch.join("effects");
-    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let log = format!("effect.all:log={}", effects.display());
+    node.restart_with(&[("SLACKWATER_FAULT", &log)]);
     let snapshot = end_of(call(&node)).await.unwrap().snapshot_id;
     let effects = std::fs::read_to_string(effects).unwrap();
     let steps = effects.lines().filter(|line| line.ends_with("copy_range"));
@@ -147,7 +148,7 @@ async fn a_copy_ends_when_its_source_is_staged() {
     let mut node = Node::on("ext4", 12 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
     for of_volume in [false, true] {
-        arm(&mut node, "copy_range:stop-after");
+        arm(&mut node, "effect.copy_range:stop-after");
         let client = &node.client;
         let (again, source) = (client.clone(), id.clone());
         let call = tokio::spawn(async move {
@@ -184,7 +185,7 @@ async fn a_copy_ends_when_its_source_is_staged() {
 async fn a_copy_of_a_volume_that_was_used_in_between_starts_over() {
     let mut node = Node::on("ext4", 8 * GIB);
     let (id, staging) = filled(&node, "v", LESS).await;
-    arm(&mut node, "copy_range:stop-after");
+    arm(&mut node, "effect.copy_range:stop-after");
     let (client, of) = (node.client.clone(), id.clone());
     let call = tokio::spawn(async move { client.snapshot("s", &of, &[]).await });
     let snapshots = node.disk.mount_point.join("snapshots");
@@ -223,12 +224,13 @@ async fn a_clone_by_copy_is_resumed_after_a_stop() {
         })
     };
     let volumes = node.disk.mount_point.join("volumes");
-    arm(&mut node, "copy_range:stop-after");
+    arm(&mut node, "effect.copy_range:stop-after");
     let first = call(&node);
     terminate(&mut node);
     end_of(first).await.unwrap_err();
     let effects = node.scratch.join("effects");
-    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let log = format!("effect.all:log={}", effects.display());
+    node.restart_with(&[("SLACKWATER_FAULT", &log)]);
     let at_stop = copied(&volumes).expect("a start keeps what is copied");
     assert!((1..LESS).contains(&at_stop), "{at_stop}");
     let listed = node.client.list().await.unwrap();

@@ -43,12 +43,10 @@ impl Sweep {
     fn arm(&mut self, fault: &str) {
         let gate = self.node.scratch.join("gate");
         let _ = std::fs::remove_file(&gate);
-        let path = gate.to_str().unwrap().to_string();
-        let environment = [
-            ("SLACKWATER_FAULT_AFTER", path.as_str()),
-            ("SLACKWATER_FAULT", fault),
-        ];
-        self.node.server.restart_with(&environment);
+        let faults = format!("{fault},effect.all:after={}", gate.display());
+        self.node
+            .server
+            .restart_with(&[("SLACKWATER_FAULT", &faults)]);
         std::fs::write(gate, "").unwrap();
         self.node.client = self.node.server.client();
         self.armed = true;
@@ -149,7 +147,7 @@ async fn sweep_cut(mode: &str, step: usize) -> usize {
     let mut sweep = Sweep::new().await;
     let mut swept = 0;
     for n in (1..).step_by(step) {
-        let fault = format!("{n}:{mode}");
+        let fault = format!("effect.{n}:{mode}");
         if !cut_with(&mut sweep, &fault, &format!("g-{n}")).await {
             break;
         }
@@ -161,7 +159,7 @@ async fn sweep_cut(mode: &str, step: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_killed_before_any_effect_of_a_cut_leaves_nothing_frozen_or_torn() {
-    assert!(sweep_cut("kill-before", 1).await > 20);
+    assert!(sweep_cut("kill", 1).await > 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +174,7 @@ async fn a_driver_stopped_in_a_cut_blocks_no_writer_beyond_the_deadline() {
     let mut sweep = Sweep::new().await;
     // A stopped driver continues, so only the number of effects shows the end.
     for n in (1..60).step_by(step) {
-        let fault = format!("{n}:stop-before");
+        let fault = format!("effect.{n}:stop");
         cut_with(&mut sweep, &fault, &format!("g-{n}")).await;
     }
     sweep.end().await;
@@ -190,7 +188,7 @@ async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_the_call_is_r
     let snapshot = snapshot.snapshot_id;
     let mut swept = 0;
     for n in 1.. {
-        sweep.arm(&format!("{n}:kill-before"));
+        sweep.arm(&format!("effect.{n}:kill"));
         let source = from_snapshot(&snapshot);
         let make = |client: crate::support::Client| {
             let source = source.clone();

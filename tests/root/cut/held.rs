@@ -17,11 +17,8 @@ use crate::support::{WAIT_TIMEOUT, binary, eventually, run, state_of, succeeds};
 pub fn arm(node: &mut Node, fault: &str) {
     let gate = node.scratch.join("gate");
     let _ = std::fs::remove_file(&gate);
-    let path = gate.to_str().unwrap().to_string();
-    node.restart_with(&[
-        ("SLACKWATER_FAULT_AFTER", &path),
-        ("SLACKWATER_FAULT", fault),
-    ]);
+    let faults = format!("{fault},effect.all:after={}", gate.display());
+    node.restart_with(&[("SLACKWATER_FAULT", &faults)]);
     std::fs::write(gate, "").unwrap();
 }
 

@@ -144,7 +144,8 @@ async fn the_order_is_quiesce_freeze_cut_thaw_release_and_then_commit() {
     let mut node = node(&[]);
     let one = volume(&node, "good").await;
     let effects = folder(&node.scratch).join("effects");
-    node.restart_with(&[("SLACKWATER_FAULT_LOG", effects.to_str().unwrap())]);
+    let log = format!("effect.all:log={}", effects.display());
+    node.restart_with(&[("SLACKWATER_FAULT", &log)]);
     let _ = std::fs::remove_file(&effects);
     let (level, reason) = snapshot_level(&node, "s", &one.0, &[]).await;
     assert_eq!((level.as_str(), reason.as_str()), ("application", ""));
@@ -354,7 +355,7 @@ async fn a_session_that_dies_in_the_window_lowers_the_level_and_does_not_end_the
         ("b", ("onQuiesceFailure", "filesystem"), Some("filesystem")),
         ("c", ("retries", "1"), Some("application")),
     ] {
-        node.restart_with(&[("SLACKWATER_FAULT", "guard_freeze:stop-after")]);
+        node.restart_with(&[("SLACKWATER_FAULT", "effect.guard_freeze:stop-after")]);
         let release = Release::of(&node);
         let starts_before = starts(&node, "mortal");
         let (client, id) = (node.client.clone(), one.0.clone());
@@ -405,7 +406,7 @@ async fn a_driver_that_is_killed_in_the_window_releases_its_applications() {
     ] {
         let effects = folder(&node.scratch).join("effects");
         let _ = std::fs::remove_file(&effects);
-        let fault = format!("{step}:kill-after");
+        let fault = format!("effect.{step}:kill-after");
         node.restart_with(&[("SLACKWATER_FAULT", &fault)]);
         let release = Release::of(&node);
         let asked = node.client.snapshot("s", &one.0, &class(&[])).await;

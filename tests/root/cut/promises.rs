@@ -91,7 +91,7 @@ async fn writes_until_the_cut_count_as_well() {
     let mut node = Node::on("xfs", GIB);
     let (a, at_a) = staged(&node, "a", 400 * MIB, "ext4", &[]).await;
     staged(&node, "b", 400 * MIB, "ext4", &[]).await;
-    arm(&mut node, "guard_sync:stop-before");
+    arm(&mut node, "effect.guard_sync:stop");
     let release = Release::of(&node);
     let (client, of) = (node.client.clone(), a.clone());
     let call = tokio::spawn(async move { client.snapshot("s", &of, &[("retries", "0")]).await });

@@ -91,7 +91,7 @@ async fn write_back_without_room(fs: &'static str) {
     let (id, staging) = staged(&node, "v", 400 * MIB, fs, &[]).await;
     std::fs::write(staging.join("synced"), "long ago").unwrap();
     run("sync", &["-f", staging.to_str().unwrap()]);
-    arm(&mut node, "guard_sync:stop-before");
+    arm(&mut node, "effect.guard_sync:stop");
     let release = Release::of(&node);
     let (client, of) = (node.client.clone(), id.clone());
     let call = tokio::spawn(async move { client.snapshot("s", &of, &[("retries", "0")]).await });
@@ -224,7 +224,7 @@ impl Ask {
 /// because of it.
 async fn full_at(node: &mut Node, n: usize, ask: &Ask) -> Option<bool> {
     let before = ask.count_objects(node);
-    arm(node, &format!("{n}:stop-before"));
+    arm(node, &format!("effect.{n}:stop"));
     let release = Release::of(node);
     let (client, asked) = (node.client.clone(), ask.clone());
     let call = tokio::spawn(async move { asked.of(&client).await });
@@ -340,7 +340,7 @@ async fn a_thick_volume_accepts_every_write_also_when_its_un_share_is_interrupte
     let mut node = Node::on("xfs", 2 * GIB);
     let (id, staging) = staged(&node, "v", 512 * MIB, "xfs", &THICK).await;
     overwrite(&staging.join("data"), 1, BYTES).unwrap();
-    for (seed, fault) in [(2, "unshare:kill-before"), (3, "unshare:stop-before")] {
+    for (seed, fault) in [(2, "effect.unshare:kill"), (3, "effect.unshare:stop")] {
         node.restart_with(&[("SLACKWATER_FAULT", fault)]);
         let release = Release::of(&node);
         let (client, of) = (node.client.clone(), id.clone());
@@ -387,7 +387,7 @@ async fn a_copy_is_aborted_for_its_thick_source_when_the_pool_fills() {
         &["--length", &bytes, large_file.to_str().unwrap()],
     );
     for (seed, clone) in [(2, false), (3, true)] {
-        node.restart_with(&[("SLACKWATER_GUARD_FAULT", "freeze-before:stop")]);
+        node.restart_with(&[("SLACKWATER_FAULT", "guard.freeze:stop")]);
         let release = Release::of(&node);
         let free_before = node.disk.volumes().len();
         let (client, of) = (node.client.clone(), id.clone());
@@ -434,7 +434,7 @@ async fn a_copy_whose_pool_fills_fails_and_leaves_nothing() {
     let volume = id.clone();
     let clone = from_volume(&id);
     for of_volume in [false, true] {
-        arm(&mut node, "copy_range:stop-before");
+        arm(&mut node, "effect.copy_range:stop");
         let release = Release::of(&node);
         let (client, volume, source) = (node.client.clone(), volume.clone(), clone.clone());
         let call = tokio::spawn(async move {

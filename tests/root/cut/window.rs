@@ -83,10 +83,8 @@ async fn members_in_the_window_cannot_be_changed() {
         volumes.push(used(&node, fs).await);
     }
     // The guard stops when all file systems are frozen, and the driver waits for it.
-    node.restart_with(&[
-        ("SLACKWATER_GUARD_FAULT", "thaw-before:stop"),
-        ("SLACKWATER_THAW_SECONDS", "300"),
-    ]);
+    let faults = "guard.thaw:stop,driver.kill_guard:delay=300";
+    node.restart_with(&[("SLACKWATER_FAULT", faults)]);
     let release = Release::of(&node);
     let ids: Vec<_> = volumes.iter().map(|volume| volume.id.clone()).collect();
     let before = mounts_below(&node.scratch.join("kubelet"));
@@ -142,7 +140,7 @@ async fn frozen_file_systems_are_listed_and_thawed_by_hand_and_the_cut_is_discar
     let mut node = Node::new();
     let volume = used(&node, "xfs").await;
     assert_eq!(node.frozen(&[])["frozen"].as_array().unwrap().len(), 0);
-    arm(&mut node, "guard_freeze:stop-after");
+    arm(&mut node, "effect.guard_freeze:stop-after");
     let release = Release::of(&node);
     let (client, id) = (node.client.clone(), volume.id.clone());
     let call = tokio::spawn(async move { client.snapshot("s", &id, &LONG).await });
@@ -192,7 +190,7 @@ async fn frozen_file_systems_are_listed_and_thawed_by_hand_and_the_cut_is_discar
 async fn foreign_thaw(fs: &'static str, retries: &'static str) {
     let mut node = Node::new();
     let volume = used(&node, fs).await;
-    arm(&mut node, "guard_freeze:stop-after");
+    arm(&mut node, "effect.guard_freeze:stop-after");
     let release = Release::of(&node);
     let (client, id) = (node.client.clone(), volume.id.clone());
     let call = tokio::spawn(async move {
@@ -244,7 +242,7 @@ async fn a_foreign_thaw_in_the_window_never_results_in_a_snapshot() {
 async fn a_freeze_that_hangs_blocks_the_writer_no_longer_than_its_cause() {
     let mut node = Node::new();
     let volume = used(&node, "ext4").await;
-    arm(&mut node, "guard_freeze:stop-before");
+    arm(&mut node, "effect.guard_freeze:stop");
     let mut release = Release::of(&node);
     let (client, id) = (node.client.clone(), volume.id.clone());
     let call = tokio::spawn(async move {

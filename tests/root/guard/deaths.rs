@@ -14,29 +14,33 @@ use crate::guard::fixture::{
     limits, long, short, signal,
 };
 
-/// Steps of the guard, with the number of file systems that are frozen by then in a session of the
-/// usual order.
-pub const STEPS: [&str; 10] = [
-    "accepted",
-    "begun",
-    "sync-before",
-    "sync-after",
-    "expedited",
-    "freeze-before",
-    "freeze-after",
-    "thaw-before",
-    "thaw-after",
-    "ended",
-];
+/// A fault before, and for steps that take time also after, each step of the guard in a session of
+/// the usual order.
+pub fn at_each_step(mode: &str) -> [String; 10] {
+    [
+        ("accepted", ""),
+        ("begun", ""),
+        ("sync", ""),
+        ("sync", "-after"),
+        ("expedited", ""),
+        ("freeze", ""),
+        ("freeze", "-after"),
+        ("thaw", ""),
+        ("thaw", "-after"),
+        ("ended", ""),
+    ]
+    .map(|(step, after)| format!("guard.{step}:{mode}{after}"))
+}
 
 /// The driver runs its whole session, whatever happens to the guard, and ends; then nothing is
 /// frozen.
 fn session_with_a_guard_that(meets: &str) {
+    let is_ended = meets.starts_with("guard.ended");
     let kinds = [Ext4, Xfs];
     let fixture = Fixture::new(&kinds);
     // A killed guard is detected at once; a stopped one when it is late, unless everything was
     // thawed before.
-    let is_awaited = meets.ends_with("stop") && !meets.starts_with("ended");
+    let is_awaited = meets.contains(":stop") && !is_ended;
     let limit = match is_awaited {
         true => FreezeLimits {
             sync: Duration::from_secs(5),
@@ -44,7 +48,7 @@ fn session_with_a_guard_that(meets: &str) {
         },
         false => long(),
     };
-    let faults = [("SLACKWATER_GUARD_FAULT", meets)];
+    let faults = [("SLACKWATER_FAULT", meets)];
     let mut driver = Driver::start(&fixture, &kinds, &Task::Cut(limit), &faults);
     driver.go_on();
     let mut words = Vec::new();
@@ -54,7 +58,7 @@ fn session_with_a_guard_that(meets: &str) {
     driver.wait();
     // At the last step, everything was thawed and reported; in the others, the cut is discarded.
     let is_proven = words.iter().any(|word| word == "[true, true]");
-    assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
+    assert_eq!(is_proven, is_ended, "{meets}: {words:?}");
     for volume in &fixture.volumes {
         ProbeWrite::start(&volume.target).goes_on();
     }
@@ -77,8 +81,8 @@ fn session_with_a_guard_that(meets: &str) {
 
 #[test]
 fn a_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
-    for step in STEPS {
-        session_with_a_guard_that(&format!("{step}:kill"));
+    for fault in at_each_step("kill") {
+        session_with_a_guard_that(&fault);
     }
 }
 
@@ -87,7 +91,7 @@ fn grace_periods_are_expedited_only_by_the_guard_of_a_driver_that_enables_it() {
     let fixture = Fixture::new(&[Ext4]);
     for (how, comes_to_it) in [("expedited", true), ("normal", false)] {
         let environment = [
-            ("SLACKWATER_GUARD_FAULT", "expedited:kill"),
+            ("SLACKWATER_FAULT", "guard.expedited:kill"),
             (GRACE_PERIODS, how),
         ];
         let mut driver = Driver::start(&fixture, &[Ext4], &Task::Cut(long()), &environment);
@@ -102,8 +106,8 @@ fn grace_periods_are_expedited_only_by_the_guard_of_a_driver_that_enables_it() {
 
 #[test]
 fn a_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
-    for step in STEPS {
-        session_with_a_guard_that(&format!("{step}:stop"));
+    for fault in at_each_step("stop") {
+        session_with_a_guard_that(&fault);
     }
 }
 
@@ -111,8 +115,8 @@ fn a_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
 fn a_guard_that_is_killed_or_stopped_at_the_deadline_leaves_nothing_frozen() {
     for act in ["kill", "stop"] {
         let fixture = Fixture::new(&[Ext4]);
-        let meets = format!("deadline:{act}");
-        let faults = [("SLACKWATER_GUARD_FAULT", meets.as_str())];
+        let meets = format!("guard.deadline:{act}");
+        let faults = [("SLACKWATER_FAULT", meets.as_str())];
         let mut driver = frozen_shortly(&fixture, &faults);
         ProbeWrite::start(&fixture.volumes[0].target).goes_on();
         driver.go_on();
@@ -187,7 +191,7 @@ fn driver_with(
     task: &Task,
     beside: Option<Sight>,
 ) -> Result<Driver, bool> {
-    let fault = format!("{number}:{mode}");
+    let fault = format!("effect.{number}:{mode}");
     let faults = [("SLACKWATER_FAULT", fault.as_str())];
     let mut driver = Driver::beside(fixture, &[Ext4, Xfs], task, &faults, beside);
     driver.go_on();
@@ -265,7 +269,7 @@ fn each_step_of_the_driver(mode: &str) {
 
 #[test]
 fn a_driver_that_is_killed_before_any_step_leaves_nothing_frozen() {
-    each_step_of_the_driver("kill-before");
+    each_step_of_the_driver("kill");
 }
 
 #[test]
@@ -280,7 +284,7 @@ fn a_driver_that_is_stopped_after_any_step_leaves_nothing_frozen() {
 
 #[test]
 fn a_sweep_that_is_killed_at_any_step_is_finished_by_the_next() {
-    for mode in ["kill-before", "kill-after"] {
+    for mode in ["kill", "kill-after"] {
         let kinds = [Ext4, Xfs];
         let fixture = Fixture::new(&kinds);
         let mut number = 1;

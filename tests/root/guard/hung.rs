@@ -105,7 +105,7 @@ fn a_freeze_that_completes_in_a_killed_guard_without_a_driver_is_swept() {
     let fixture = Fixture::new(&[Xfs]);
     let task = Task::Cut(long());
     // Stopped before its FIFREEZE, so that data can be made dirty after the sync.
-    let faults = [("SLACKWATER_GUARD_FAULT", "freeze-before:stop")];
+    let faults = [("SLACKWATER_FAULT", "guard.freeze:stop")];
     let mut driver = Driver::start(&fixture, &[Xfs], &task, &faults);
     assert!(driver.says("freezing"));
     let guard = fixture.guard_pid().unwrap();

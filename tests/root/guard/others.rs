@@ -13,7 +13,7 @@ use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
-use crate::guard::deaths::{STEPS, each_step};
+use crate::guard::deaths::{at_each_step, each_step};
 use crate::guard::driver::{Driver, Sight, Task};
 use crate::guard::fixture::{
     Fixture, ProbeWrite, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long,
@@ -31,7 +31,7 @@ impl SupervisedGuard {
         let child = Command::new(env!("CARGO_BIN_EXE_slackwater"))
             .args(["guard", "--socket", text(&socket)])
             .args(["--state-dir", text(&fixture.state)])
-            .env("SLACKWATER_GUARD_FAULT", fault)
+            .env("SLACKWATER_FAULT", fault)
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -166,12 +166,13 @@ fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
 /// The driver runs its whole session, whatever happens to its guard; then nothing is frozen, and
 /// the next guard works.
 fn session_beside_a_guard_that(meets: &str, sight: Sight) {
+    let is_ended = meets.starts_with("guard.ended");
     let kinds = [Ext4, Xfs];
     let fixture = Fixture::new(&kinds);
     let mut beside = SupervisedGuard::start(&fixture, meets);
     // A killed guard is detected at once; a stopped one when it is late, unless everything was
     // thawed before.
-    let is_awaited = meets.ends_with("stop") && !meets.starts_with("ended");
+    let is_awaited = meets.contains(":stop") && !is_ended;
     let limit = match is_awaited {
         true => FreezeLimits {
             sync: Duration::from_secs(5),
@@ -187,7 +188,7 @@ fn session_beside_a_guard_that(meets: &str, sight: Sight) {
     }
     driver.wait();
     let is_proven = words.iter().any(|word| word == "[true, true]");
-    assert_eq!(is_proven, meets.starts_with("ended"), "{meets}: {words:?}");
+    assert_eq!(is_proven, is_ended, "{meets}: {words:?}");
     for volume in &fixture.volumes {
         ProbeWrite::start(&volume.target).goes_on();
     }
@@ -210,24 +211,30 @@ fn session_beside_a_guard_that(meets: &str, sight: Sight) {
 
 #[test]
 fn a_supervised_guard_that_is_killed_at_any_step_leaves_nothing_frozen() {
-    for step in STEPS {
-        session_beside_a_guard_that(&format!("{step}:kill"), Sight::Seen);
+    for fault in at_each_step("kill") {
+        session_beside_a_guard_that(&fault, Sight::Seen);
     }
 }
 
 #[test]
 fn a_supervised_guard_that_is_stopped_at_any_step_leaves_nothing_frozen() {
-    for step in STEPS {
-        session_beside_a_guard_that(&format!("{step}:stop"), Sight::Seen);
+    for fault in at_each_step("stop") {
+        session_beside_a_guard_that(&fault, Sight::Seen);
     }
 }
 
 /// The driver cannot kill it, and thaws by itself.
 #[test]
 fn a_guard_in_another_pid_namespace_that_is_stopped_or_killed_leaves_nothing_frozen() {
-    for step in ["freeze-before", "freeze-after", "thaw-before"] {
-        session_beside_a_guard_that(&format!("{step}:stop"), Sight::Apart);
-        session_beside_a_guard_that(&format!("{step}:kill"), Sight::Apart);
+    for fault in [
+        "guard.freeze:stop",
+        "guard.freeze:kill",
+        "guard.freeze:stop-after",
+        "guard.freeze:kill-after",
+        "guard.thaw:stop",
+        "guard.thaw:kill",
+    ] {
+        session_beside_a_guard_that(fault, Sight::Apart);
     }
 }
 
@@ -235,10 +242,10 @@ fn a_guard_in_another_pid_namespace_that_is_stopped_or_killed_leaves_nothing_fro
 /// stay either.
 #[test]
 fn a_guard_in_another_pid_namespace_that_continues_later_freezes_nothing() {
-    for step in ["freeze-before", "freeze-after"] {
+    for fault in ["guard.freeze:stop", "guard.freeze:stop-after"] {
         let kinds = [Ext4, Xfs];
         let fixture = Fixture::new(&kinds);
-        let beside = SupervisedGuard::start(&fixture, &format!("{step}:stop"));
+        let beside = SupervisedGuard::start(&fixture, fault);
         let task = Task::Cut(limits(Duration::from_secs(1)));
         let mut driver = Driver::beside(&fixture, &kinds, &task, &[], Some(Sight::Apart));
         driver.go_on();

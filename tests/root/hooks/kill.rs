@@ -47,14 +47,10 @@ impl HookFixture {
     }
 
     /// Restarts the driver. Its effects are counted from now on.
-    fn arm(&mut self, plan: &str) -> Client {
+    fn arm(&mut self, fault: &str) -> Client {
         let _ = std::fs::remove_file(&self.gate);
-        let gate = self.gate.to_str().unwrap().to_string();
-        let environment = [
-            ("SLACKWATER_FAULT_AFTER", &*gate),
-            ("SLACKWATER_FAULT", plan),
-        ];
-        self.server.restart_with(&environment);
+        let faults = format!("{fault},effect.all:after={}", self.gate.display());
+        self.server.restart_with(&[("SLACKWATER_FAULT", &faults)]);
         std::fs::write(&self.gate, "").unwrap();
         self.server.client()
     }
@@ -97,7 +93,7 @@ async fn sweep(fixture: &mut HookFixture, volume: &str, mode: &str) {
     ];
     let mut deaths_while_quiesced = 0;
     for n in 1..MOST {
-        let client = fixture.arm(&format!("{n}:{mode}"));
+        let client = fixture.arm(&format!("effect.{n}:{mode}"));
         let before = fixture.quiesced();
         let name = format!("{mode}-{n}");
         let first = client.snapshot(&name, volume, &class).await;
@@ -133,7 +129,7 @@ async fn a_driver_killed_at_any_effect_with_a_raw_device_releases() {
     client.stage(&volume, &staging, block()).await.unwrap();
     let published = client.publish(&volume, &staging, &target, block(), false);
     published.await.unwrap();
-    for mode in ["kill-before", "kill-after"] {
+    for mode in ["kill", "kill-after"] {
         sweep(&mut fixture, &volume, mode).await;
     }
     fixture.server.restart_with(&[]);
@@ -158,7 +154,7 @@ async fn a_driver_killed_at_any_effect_with_a_file_system_releases() {
         .stage(&volume, &staging, mount("ext4"))
         .await
         .unwrap();
-    for mode in ["kill-before", "kill-after"] {
+    for mode in ["kill", "kill-after"] {
         sweep(&mut fixture, &volume, mode).await;
         // The file system is not frozen, so this returns.
         std::fs::write(staging.join(mode), "written").unwrap();

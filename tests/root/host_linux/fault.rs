@@ -23,7 +23,8 @@ fn child() {
     }
 }
 
-fn run_child(folder: &Path, environment: &[(&str, &str)]) -> Output {
+fn run_child(folder: &Path, faults: &str) -> Output {
+    let log = folder.join("log");
     Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -32,8 +33,10 @@ fn run_child(folder: &Path, environment: &[(&str, &str)]) -> Output {
             "--nocapture",
         ])
         .env("FOLDER", folder)
-        .env("SLACKWATER_FAULT_LOG", folder.join("log"))
-        .envs(environment.iter().copied())
+        .env(
+            "SLACKWATER_FAULT",
+            format!("{faults},effect.all:log={}", log.display()),
+        )
         .output()
         .unwrap()
 }
@@ -46,11 +49,11 @@ fn created(folder: &Path) -> Vec<&'static str> {
 #[test]
 fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
     for (fault, left) in [
-        ("2:kill-before", vec!["a"]),
-        ("2:kill-after", vec!["a", "b"]),
+        ("effect.2:kill", vec!["a"]),
+        ("effect.2:kill-after", vec!["a", "b"]),
     ] {
         let folder = folder();
-        let ended = run_child(folder.path(), &[("SLACKWATER_FAULT", fault)]);
+        let ended = run_child(folder.path(), fault);
         assert_eq!(ended.status.signal(), Some(9), "{fault}: {ended:?}");
         assert_eq!(created(folder.path()), left, "{fault}");
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
@@ -61,7 +64,7 @@ fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
 #[test]
 fn an_effect_is_refused_with_the_errno_and_not_performed() {
     let folder = folder();
-    let ended = run_child(folder.path(), &[("SLACKWATER_FAULT", "2:error:ENOSPC")]);
+    let ended = run_child(folder.path(), "effect.2:error=ENOSPC");
     assert!(
         String::from_utf8_lossy(&ended.stdout).contains("b: fault at make_dir: ENOSPC"),
         "{ended:?}"
@@ -73,11 +76,8 @@ fn an_effect_is_refused_with_the_errno_and_not_performed() {
 fn counting_begins_when_the_marker_is_there() {
     let folder = folder();
     let marker = folder.path().join("b");
-    let after = ("SLACKWATER_FAULT_AFTER", marker.to_str().unwrap());
-    run_child(
-        folder.path(),
-        &[("SLACKWATER_FAULT", "9:kill-before"), after],
-    );
+    let after = format!("effect.9:kill,effect.all:after={}", marker.display());
+    run_child(folder.path(), &after);
     assert_eq!(created(folder.path()), ["a", "b", "c"]);
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert_eq!(log, "1 make_dir\n", "only the third effect is counted");

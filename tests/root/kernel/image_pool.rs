@@ -327,6 +327,12 @@ async fn no_new_image_is_created_while_the_disk_is_missing() {
     server.client().delete(&id).await.unwrap();
 }
 
+/// A fault, and a log of all effects.
+#[cfg(feature = "fault")]
+fn logged(fault: &str, log: &Path) -> String {
+    format!("{fault},effect.all:log={}", log.display())
+}
+
 /// Runs a command with a fault at its n-th effect. Returns whether the effect was reached.
 #[cfg(feature = "fault")]
 fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
@@ -339,8 +345,7 @@ fn init_with(plan: &str, log: &Path, record: &Path, pool: &str) -> Option<i32> {
             record.to_str().unwrap(),
             pool,
         ])
-        .env("SLACKWATER_FAULT", plan)
-        .env("SLACKWATER_FAULT_LOG", log)
+        .env("SLACKWATER_FAULT", logged(plan, log))
         .output()
         .unwrap()
         .status
@@ -353,9 +358,9 @@ async fn a_creation_that_is_killed_or_fails_at_any_effect_formats_the_image_once
     let scratch = Scratch::new();
     let disk = Disk::new(&scratch, "pool", "ext4", 2 * GIB);
     let log = scratch.join("effects");
-    for mode in ["kill-before", "kill-after", "error:EIO"] {
+    for mode in ["kill", "kill-after", "error=EIO"] {
         for number in 1.. {
-            let case = format!("{number}:{mode}");
+            let case = format!("effect.{number}:{mode}");
             let record = scratch.join("node.json");
             let pool = format!("a=file:{},image=320Mi", disk.mount_point.display());
             let code = init_with(&case, &log, &record, &pool);
@@ -455,7 +460,7 @@ async fn an_image_pool_is_found_again_after_a_kill_at_any_effect_of_a_start_with
     client.stage(&id, &staging, mount("ext4")).await.unwrap();
     write_pattern(&staging.join("data"), 1, DATA);
     let log = scratch.join("effects");
-    for mode in ["kill-before", "kill-after", "error:EIO"] {
+    for mode in ["kill", "kill-after", "error=EIO"] {
         for number in 1.. {
             // Every second time, nothing is mounted any more.
             if number % 2 == 0 {
@@ -466,12 +471,10 @@ async fn an_image_pool_is_found_again_after_a_kill_at_any_effect_of_a_start_with
             server.kill();
             size += 4;
             let pool = definition(&disk, &format!("{size}Mi"));
-            let plan = format!("{number}:{mode}");
+            let plan = format!("effect.{number}:{mode}");
             let _ = std::fs::remove_file(&log);
-            let environment = [
-                ("SLACKWATER_FAULT", plan.as_str()),
-                ("SLACKWATER_FAULT_LOG", log.to_str().unwrap()),
-            ];
+            let faults = logged(&plan, &log);
+            let environment = [("SLACKWATER_FAULT", faults.as_str())];
             let mut faulty = Server::spawn(&scratch, &[&pool], &[], &environment);
             // After an error, the driver may serve without the pool, or exit.
             let client = faulty.client();

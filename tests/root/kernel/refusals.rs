@@ -256,7 +256,7 @@ async fn no_second_mkfs_runs_before_the_first_one_has_ended() {
 
     let mut node = Node::new();
     node.server
-        .restart_with(&[("SLACKWATER_FAULT", "format:stop-before")]);
+        .restart_with(&[("SLACKWATER_FAULT", "effect.format:stop")]);
     node.client = node.server.client();
     let staging = node.staging("v");
     let id = node

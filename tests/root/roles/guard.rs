@@ -28,7 +28,7 @@ impl Guard {
         let child = slackwater()
             .args(["guard", "--socket", socket.to_str().unwrap()])
             .args(["--state-dir", state.to_str().unwrap()])
-            .env("SLACKWATER_GUARD_FAULT", fault)
+            .env("SLACKWATER_FAULT", fault)
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -214,10 +214,10 @@ async fn root_a_guard_in_another_pid_namespace_that_dies_or_stops_in_the_window_
     let cell = Cell::new().await;
     let router = cell.router();
     for fault in [
-        "freeze-after:kill",
-        "freeze-after:stop",
-        "thaw-before:kill",
-        "thaw-before:stop",
+        "guard.freeze:kill-after",
+        "guard.freeze:stop-after",
+        "guard.thaw:kill",
+        "guard.thaw:stop",
     ] {
         let guard = Guard::start(&cell.scratch, fault);
         cell.await_guard().await;

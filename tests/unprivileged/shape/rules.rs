@@ -19,10 +19,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     // `cut` for the steps that are messages here.
     ("agent", &["cut", "model"]),
     ("tls", &["error"]),
-    ("host", &["model", "error"]),
+    ("fault", &["error"]),
+    ("host", &["fault", "model", "error"]),
     ("record", &["host", "model", "error"]),
     ("backend", &["host", "record", "model", "error"]),
-    ("guard", &["host", "record", "model", "error"]),
+    ("guard", &["fault", "host", "record", "model", "error"]),
     ("hook", &["host", "model", "error"]),
     (
         "cut",
@@ -52,6 +53,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "agent",
             "tls",
             "csi",
+            "fault",
             "model",
             "error",
         ],

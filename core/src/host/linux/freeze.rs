@@ -21,12 +21,9 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use super::files::{failed, open_existing, open_real_dir};
 use super::{growth, sys};
 use crate::error::HostError;
+use crate::fault;
 use crate::host::{Device, MountRoot, Result};
 use crate::model::FsType;
-
-/// The environment variable that plans a fault of the guard (builds for tests).
-#[cfg(feature = "fault")]
-pub const GUARD_FAULT: &str = "SLACKWATER_GUARD_FAULT";
 
 /// Opens the root of a mount, and verifies on the descriptor that it is the one on `device`.
 pub(super) fn open_mount_root(
@@ -160,10 +157,7 @@ pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<St
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::null());
-    #[cfg(feature = "fault")]
-    if let Some(fault) = std::env::var_os(GUARD_FAULT) {
-        command.env(GUARD_FAULT, fault);
-    }
+    command.envs(fault::for_guard());
     sys::start_alone(&mut command);
     let mut child = command.spawn().map_err(failed("run", program))?;
     let Some(stdin) = child.stdin.take() else {

@@ -1,0 +1,74 @@
+//! Faults that tests plan for a process: it is killed or stopped at a step, a thread hangs there, or
+//! the step fails. Only a build with the feature `fault` has them; in all others, these functions
+//! just perform the step.
+//!
+//! The environment variable `SLACKWATER_FAULT` has the plan: `scope.step:mode`, and more of them
+//! after commas.
+//!
+//! | scope | steps |
+//! |---|---|
+//! | `effect` | each [`Effect`](crate::host::Effect) and each request to the guard, by its name (the first one) or by its number, counted from 1 in the order in which they begin; `all` of them |
+//! | `guard` | what the freeze guard does in a session |
+//! | `router` | the steps of a cut on several nodes |
+//! | `driver` | `kill_guard`: the driver kills a guard that does not thaw in time |
+//!
+//! | mode | |
+//! |---|---|
+//! | `kill`, `stop` | SIGKILL or SIGSTOP to this process before the step, once |
+//! | `kill-after`, `stop-after` | the same after it |
+//! | `hang` | each thread that reaches the step waits forever |
+//! | `error=ERRNO` | the effect is not performed, and fails once |
+//! | `delay=SECONDS` | the step comes later |
+//! | `log=FILE` | appends `number name` of each effect that begins |
+//! | `after=FILE` | effects are counted and logged only once the file exists |
+//!
+//! A driver gives the faults of the scope `guard` to the guard that it starts.
+
+#[cfg(feature = "fault")]
+mod plan;
+
+#[cfg(feature = "fault")]
+pub use plan::{around, check, delay, effect, for_guard};
+
+#[cfg(not(feature = "fault"))]
+pub use absent::{around, check, delay, effect, for_guard};
+
+/// Reaches a step that has no length.
+pub fn reach(scope: &'static str, step: &'static str) {
+    around(scope, step, || ());
+}
+
+#[cfg(not(feature = "fault"))]
+mod absent {
+    use std::time::Duration;
+
+    use crate::error::HostError;
+
+    /// Refuses an invalid plan.
+    pub fn check() -> Result<(), HostError> {
+        Ok(())
+    }
+
+    /// Performs a step.
+    pub fn around<T>(_scope: &'static str, _step: &'static str, act: impl FnOnce() -> T) -> T {
+        act()
+    }
+
+    /// Performs an effect, or a step that changes something but cannot be a value.
+    pub fn effect<T>(
+        _name: &'static str,
+        act: impl FnOnce() -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
+        act()
+    }
+
+    /// How much later a step comes.
+    pub fn delay(_scope: &'static str, _step: &'static str) -> Duration {
+        Duration::ZERO
+    }
+
+    /// The environment variable for a guard that is started.
+    pub fn for_guard() -> Option<(&'static str, String)> {
+        None
+    }
+}
