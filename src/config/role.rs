@@ -132,6 +132,9 @@ fn missing(what: &str) -> BadConfig {
     BadConfig(format!("{what} is missing"))
 }
 
+/// Flags, each with whether it is given.
+type Flags<'a> = &'a [(&'a str, bool)];
+
 impl Given {
     /// Checks the whole configuration.
     pub fn finish(self) -> Result<Config, BadConfig> {
@@ -182,7 +185,7 @@ impl Given {
         let lists = "only a controller keeps the list of the cluster's pools";
         let talks = "a single node does not communicate over the network";
         // Flags and whether they are given, the roles that use them, and why no others do.
-        let uses: [(&[(&str, bool)], &[Role], &str); 6] = [
+        let uses: [(Flags<'_>, &[Role], &str); 6] = [
             (&storage, &[Role::All, Role::Node], no_storage),
             (&hook, &[Role::All], in_pods),
             (

@@ -268,7 +268,8 @@ fn a_pool_is_handed_over_by_one_command_and_the_mark_is_removed() {
             .any(|sent| sent["status"]["node"] == "node-b")
     });
     eventually("the mark is away", || {
-        changed(&api, &path).contains(&json!({"spec": {"node": null}}))
+        let removed = json!({"metadata": {"resourceVersion": "1"}, "spec": {"node": null}});
+        changed(&api, &path).contains(&removed)
     });
     assert_eq!(cluster.known_pools()[0].node, "node-b");
     api.runtime.block_on(cluster.shut_down());
