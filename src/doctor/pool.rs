@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Check, Subject, checksums, kernel};
-use crate::backend::file::{LOCK_FILE, VOLUMES};
+use crate::backend::records::{LOCK_FILE, VOLUMES};
 use crate::error::chain;
 use crate::host::{BackingFs, FileId, Host};
 use crate::model::pool::WAY_OUT;

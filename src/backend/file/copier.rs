@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::FileBackend;
-use crate::backend::{Copier, CopyCost, CopyMode, Image};
-use crate::error::{HostError, Result};
+use crate::backend::{Copier, CopyCost, CopyMode};
+use crate::error::HostError;
 use crate::host::{self, Budget, Done, Effect, FileId, Host, Known};
 
 /// The time per extent to compare the image with a copy that was cloned ahead, within the freeze.
@@ -18,7 +17,7 @@ const CLONE_TIME_PER_EXTENT: Duration = Duration::from_micros(15);
 const EXTENTS_PER_RANGE: u64 = 40;
 
 /// Copies an image file into another one.
-struct FileCopier {
+pub(super) struct FileCopier {
     host: Arc<dyn Host>,
     source: PathBuf,
     copy: PathBuf,
@@ -27,26 +26,24 @@ struct FileCopier {
     known: Known,
 }
 
-impl FileBackend {
-    pub(super) fn file_copier(
-        &self,
-        source: Image,
-        copy: Image,
-        budget: &Arc<Budget>,
-    ) -> Result<Box<dyn Copier>> {
-        let (path, found) = self.find_image(source)?;
-        Ok(Box::new(FileCopier {
-            host: self.folder.host.clone(),
-            source: path,
-            copy: self.image_of(copy),
-            image: found.id,
-            is_serial: self.fs_name == "btrfs",
-            known: Known::sharing(budget),
-        }))
-    }
-}
-
 impl FileCopier {
+    pub(super) fn new(
+        host: Arc<dyn Host>,
+        (source, image): (PathBuf, FileId),
+        copy: PathBuf,
+        is_serial: bool,
+        budget: &Arc<Budget>,
+    ) -> FileCopier {
+        FileCopier {
+            host,
+            source,
+            copy,
+            image,
+            is_serial,
+            known: Known::sharing(budget),
+        }
+    }
+
     fn perform(&self, effect: &Effect<'_>) -> host::Result<u64> {
         match self.host.perform(effect)? {
             Done::Cloned(extents) => Ok(extents),

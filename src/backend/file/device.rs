@@ -2,96 +2,29 @@
 //! call returns a retryable error. A loop device is identified by the device and inode number of
 //! its backing file, never by a path.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::path::Path;
 
 use uuid::Uuid;
 
-use super::FileBackend;
-use crate::backend::{AttachMode, Attached, FoundDevice};
+use super::{FileStore, IMAGE};
+use crate::backend::records::part;
+use crate::backend::store::Devices;
+use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
 
-impl FileBackend {
+impl FileStore {
     /// A volume's image and every loop device on it; `None` if there is no image.
     fn loops_on(&self, uuid: Uuid) -> Result<Option<(FileStat, Vec<LoopStatus>)>> {
-        let name = Path::new(&uuid.to_string()).join(super::IMAGE);
-        self.folder
-            .host
-            .loops_on(&self.volumes.image(uuid), &name)
+        let name = Path::new(&uuid.to_string()).join(IMAGE);
+        self.host
+            .loops_on(&self.volume(uuid), &name)
             .context(|| format!("find the loop devices of volume {uuid}"))
-    }
-
-    pub(super) fn find_devices(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
-        let Some((_, loops)) = self.loops_on(uuid)? else {
-            return Ok(Vec::new());
-        };
-        let found = loops.into_iter().map(|found| FoundDevice {
-            device: Device::of_loop(found.number),
-            whole: is_whole(&found),
-            read_only: found.read_only,
-            autoclear: found.autoclear,
-        });
-        Ok(found.collect())
-    }
-
-    pub(super) fn attach_image(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
-        let uuid = record.uuid;
-        let path = self.volumes.image(uuid);
-        let shown = self.volumes.shown(uuid, super::IMAGE);
-        let Some((image, loops)) = self.loops_on(uuid)? else {
-            return Err(Error::Damaged {
-                path: shown,
-                problem: "the image is missing".into(),
-            });
-        };
-        if image.size < image_bytes(record.size) {
-            let problem = format!(
-                "the image has {} bytes, the volume {}",
-                image.size, record.size
-            );
-            return Err(Error::Damaged {
-                path: shown,
-                problem,
-            });
-        }
-        let hold = match loops.as_slice() {
-            [] => self.new_loop(record, &path, image.id, mode)?,
-            [found] => self.reuse(uuid, found, &image, mode)?,
-            several => {
-                let names: Vec<_> = several
-                    .iter()
-                    .map(|found| format!("/dev/loop{}", found.number))
-                    .collect();
-                return Err(busy(
-                    uuid,
-                    format!(
-                        "{} are attached to its image at the same time; detach all but one",
-                        names.join(" and ")
-                    ),
-                ));
-            }
-        };
-        if record.allocation == Allocation::Thick {
-            // Otherwise mkfs, fstrim and lazy initialization would free the reserved blocks.
-            let effect = Effect::DisableDiscard {
-                number: hold.number,
-            };
-            if let Err(error) = self.folder.perform(effect, || {
-                format!("disable discard on the device of volume {uuid}")
-            }) {
-                let device = hold.device();
-                drop(hold);
-                self.detach_image(uuid, &device)?;
-                return Err(error);
-            }
-        }
-        Ok(Attached {
-            device: hold.device(),
-            hold,
-        })
     }
 
     fn new_loop(
@@ -110,7 +43,6 @@ impl FileBackend {
         };
         let doing = || format!("attach volume {}", record.uuid);
         match self
-            .folder
             .host
             .perform(&Effect::AttachLoop(spec))
             .context(doing)?
@@ -161,7 +93,6 @@ impl FileBackend {
             ));
         }
         let held = self
-            .folder
             .host
             .hold_loop(found.number, image.id)
             .context(|| format!("open {name}"))?;
@@ -176,15 +107,9 @@ impl FileBackend {
     /// time.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
         let doing = || format!("resize {name} to the size of its image");
-        if self
-            .folder
-            .host
-            .device_bytes(&hold.device())
-            .context(doing)?
-            < size
-        {
+        if self.host.device_bytes(&hold.device()).context(doing)? < size {
             let number = hold.number;
-            self.folder.perform(Effect::ResizeLoop { number }, doing)?;
+            self.perform(Effect::ResizeLoop { number }).context(doing)?;
         }
         Ok(())
     }
@@ -198,45 +123,148 @@ impl FileBackend {
         }))
     }
 
-    pub(super) fn detach_image(&self, uuid: Uuid, device: &Device) -> Result<()> {
+    /// Loop devices on images of this pool that are neither mounted, bind-mounted nor claimed. A
+    /// device whose status cannot be read is kept.
+    pub(super) fn find_idle(
+        &self,
+        images: &[Image],
+        in_use: &dyn Fn(&Device) -> bool,
+    ) -> Result<Vec<(u32, FileId)>> {
+        let doing = || "list the loop devices of the pool's images".to_string();
+        let images: Vec<_> = images.iter().map(|image| self.image(*image)).collect();
+        let folder = |image: &Path| image.parent()?.file_name().map(OsStr::to_os_string);
+        let folders: HashSet<_> = images.iter().filter_map(|image| folder(image)).collect();
+        let may_be = |name: &Path| {
+            name.ends_with(IMAGE) && folder(name).is_some_and(|folder| folders.contains(&folder))
+        };
+        let host = self.host.as_ref();
+        let mut loops = host.loop_devices(&may_be).context(doing)?;
+        loops.retain(|device| device.status.is_ok());
+        let mut ids = HashSet::new();
+        for image in images.iter().filter(|_| !loops.is_empty()) {
+            ids.extend(self.host.stat(image).context(doing)?.map(|image| image.id));
+        }
+        let mut idle = Vec::new();
+        for found in loops.into_iter().filter_map(|device| device.status.ok()) {
+            let device = Device::of_loop(found.number);
+            if ids.contains(&found.backing)
+                && !in_use(&device)
+                && !host.is_claimed(&device).context(doing)?
+            {
+                idle.push((found.number, found.backing));
+            }
+        }
+        Ok(idle)
+    }
+}
+
+impl Devices for FileStore {
+    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+        let Some((_, loops)) = self.loops_on(uuid)? else {
+            return Ok(Vec::new());
+        };
+        let found = loops.into_iter().map(|found| FoundDevice {
+            device: Device::of_loop(found.number),
+            whole: is_whole(&found),
+            read_only: found.read_only,
+            autoclear: found.autoclear,
+        });
+        Ok(found.collect())
+    }
+
+    fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
+        let uuid = record.uuid;
+        let path = self.volume(uuid);
+        let shown = self.path.join(part(Image::Volume(uuid))).join(IMAGE);
+        let Some((image, loops)) = self.loops_on(uuid)? else {
+            return Err(Error::Damaged {
+                path: shown,
+                problem: "the image is missing".into(),
+            });
+        };
+        if image.size < image_bytes(record.size) {
+            let problem = format!(
+                "the image has {} bytes, the volume {}",
+                image.size, record.size
+            );
+            return Err(Error::Damaged {
+                path: shown,
+                problem,
+            });
+        }
+        let hold = match loops.as_slice() {
+            [] => self.new_loop(record, &path, image.id, mode)?,
+            [found] => self.reuse(uuid, found, &image, mode)?,
+            several => {
+                let names: Vec<_> = several
+                    .iter()
+                    .map(|found| format!("/dev/loop{}", found.number))
+                    .collect();
+                return Err(busy(
+                    uuid,
+                    format!(
+                        "{} are attached to its image at the same time; detach all but one",
+                        names.join(" and ")
+                    ),
+                ));
+            }
+        };
+        if record.allocation == Allocation::Thick {
+            // Otherwise mkfs, fstrim and lazy initialization would free the reserved blocks.
+            let effect = Effect::DisableDiscard {
+                number: hold.number,
+            };
+            if let Err(error) = self
+                .perform(effect)
+                .context(|| format!("disable discard on the device of volume {uuid}"))
+            {
+                let device = hold.device();
+                drop(hold);
+                self.detach(uuid, &device)?;
+                return Err(error);
+            }
+        }
+        Ok(Attached {
+            device: hold.device(),
+            hold,
+        })
+    }
+
+    fn detach(&self, uuid: Uuid, device: &Device) -> Result<()> {
         let Some((backing, Some(number))) = self.standing(uuid, device)? else {
             return Ok(());
         };
         let effect = Effect::DetachLoop { number, backing };
-        self.folder.perform(effect, || {
-            format!("detach {} of volume {uuid}", device.path.display())
-        })
+        self.perform(effect)
+            .context(|| format!("detach {} of volume {uuid}", device.path.display()))
     }
 
-    pub(super) fn hold_device(
-        &self,
-        uuid: Uuid,
-        among: &[LoopStatus],
-    ) -> Result<Option<(LoopHold, LoopStatus)>> {
-        let image = self.folder.stat(&self.volumes.image(uuid), || {
-            format!("find the image of volume {uuid}")
-        })?;
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>> {
+        let image = self
+            .host
+            .stat(&self.volume(uuid))
+            .context(|| format!("find the image of volume {uuid}"))?;
         let backing = image.map(|image| image.id);
         let Some(found) = among.iter().find(|found| Some(found.backing) == backing) else {
             return Ok(None);
         };
-        let host = &self.folder.host;
+        let host = &self.host;
         let held = host.hold_loop(found.number, found.backing);
         let held = held.context(|| format!("open /dev/loop{}", found.number))?;
         Ok(held.map(|hold| (hold, found.clone())))
     }
 
     /// Only the device of a thick volume has limits to reset.
-    pub(super) fn renew_device(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+    fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
         if record.allocation != Allocation::Thick {
             return Ok(());
         }
         let number = nix::sys::stat::minor(device.rdev) as u32;
         let doing = || format!("reset the limits of {}", device.path.display());
-        self.folder.perform(Effect::RecreateLoop { number }, doing)
+        self.perform(Effect::RecreateLoop { number }).context(doing)
     }
 
-    pub(super) fn resize_device(&self, uuid: Uuid, device: &Device) -> Result<()> {
+    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
         let pending = || Error::Pending {
             what: format!("{} of volume {uuid}", device.path.display()),
         };
@@ -244,13 +272,12 @@ impl FileBackend {
         let (backing, number) = found.ok_or_else(|| Error::no_volume(uuid))?;
         let number = number.ok_or_else(pending)?;
         // Keeping it open prevents its number from being attached to another image.
-        let held = self.folder.host.hold_loop(number, backing);
+        let held = self.host.hold_loop(number, backing);
         let _held = held
             .context(|| format!("open {}", device.path.display()))?
             .ok_or_else(pending)?;
-        self.folder.perform(Effect::ResizeLoop { number }, || {
-            format!("resize {}", device.path.display())
-        })
+        self.perform(Effect::ResizeLoop { number })
+            .context(|| format!("resize {}", device.path.display()))
     }
 }
 

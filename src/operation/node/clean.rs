@@ -103,7 +103,7 @@ impl Driver {
     /// Discards the blocks that deletions with `wipe: discard` have freed on a pool.
     pub fn tell_disk(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool)
-            && let Err(error) = pool.backend.tell_disk()
+            && let Err(error) = pool.backend.folder.tell_disk()
         {
             tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to discard free blocks of the pool, will retry");
         }
@@ -118,7 +118,7 @@ impl Driver {
     }
 
     pub(super) fn settle_groups_of(&self, pool: &Pool) {
-        let records = pool.backend.unready_snapshots().into_iter();
+        let records = pool.backend.snapshots.unready().into_iter();
         let groups: BTreeSet<_> = records.filter_map(|one| Some(one.group?.id)).collect();
         for group in groups {
             let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {

@@ -93,8 +93,8 @@ impl Driver {
                 ServingState::Serving(pool) => {
                     let id = VolumeId::of_name(pool.id(), kind, name);
                     let is_there = match named {
-                        Named::Volume(_) => pool.backend.volume(id.uuid)?.is_some(),
-                        Named::Snapshot => pool.backend.snapshot(id.uuid)?.is_some(),
+                        Named::Volume(_) => pool.backend.volumes.get(id.uuid)?.is_some(),
+                        Named::Snapshot => pool.backend.snapshots.get(id.uuid)?.is_some(),
                     };
                     if is_there {
                         return Ok(Some(id));

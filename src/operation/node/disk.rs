@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::file::write_lock;
+use crate::backend::records::write_lock;
 use crate::error::Error;
 use crate::host::Host;
 use crate::host::question::Questions;

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::disk;
-use crate::backend::Backend;
-use crate::backend::file::{FileBackend, IMAGE, OpenResult};
+use crate::backend::file::IMAGE;
+use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
@@ -128,17 +128,17 @@ impl Driver {
                 was: None,
             })
         };
-        match FileBackend::open(self.host.clone(), path, patience)? {
+        match PoolBackend::open(self.host.clone(), path, definition.extent, patience)? {
             OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
-                Some(why) => refused(Some(backend.pool().id), why),
+                Some(why) => refused(Some(backend.record.id), why),
                 None => Ok(ServingState::Serving(Arc::new(self.recover(
                     definition,
-                    backend.with_extent(definition.extent),
+                    *backend,
                     (outer, path),
                     image,
                 )?))),
             },
-            OpenResult::Locked(_) => Err(Error::Locked {
+            OpenResult::Locked => Err(Error::Locked {
                 place: path.display().to_string(),
             }),
             OpenResult::Blank => refused(None, format!("{} contains no pool", path.display())),
@@ -196,19 +196,19 @@ impl Driver {
     fn recover(
         &self,
         definition: &PoolDefinition,
-        backend: FileBackend,
+        backend: PoolBackend,
         folders: (&Path, &Path),
         image: Option<OpenImage>,
     ) -> Result<Pool> {
         let host = self.host.as_ref();
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
         let doing = || format!("examine pool {}", definition.name);
-        let place = self.host.stat(&backend.path()).context(doing)?;
+        let place = self.host.stat(&backend.folder.path).context(doing)?;
         let mounts = self.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
             definition: definition.clone(),
-            backend: Box::new(backend),
+            backend,
             image,
             ground,
             leftovers,
@@ -219,7 +219,7 @@ impl Driver {
         if let Some(error) = failed {
             tracing::error!(pool = %definition.name, error = %chain(&error), "failed to delete an unused inline volume");
         }
-        tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.count(), leftovers = pool.leftovers.total(), "serving");
+        tracing::info!(pool = %definition.name, id = %pool.id(), volumes = pool.backend.volumes.count(), leftovers = pool.leftovers.total(), "serving");
         Ok(pool)
     }
 
@@ -233,11 +233,11 @@ impl Driver {
     /// are detached.
     pub(in crate::operation) fn stays_behind(
         &self,
-        backend: &FileBackend,
+        backend: &PoolBackend,
         was: Option<u64>,
     ) -> Result<Option<String>> {
-        let doing = || format!("examine {}", backend.path().display());
-        let now = self.host.stat(&backend.path()).context(doing)?;
+        let doing = || format!("examine {}", backend.folder.path.display());
+        let now = self.host.stat(&backend.folder.path).context(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
         let is_named = |shown: &Path| {
@@ -387,7 +387,7 @@ pub(in crate::operation) fn identify(
     match (definition.image, make::probe(host, &path)?) {
         (Some(size), make::Probe::Image(_)) => {
             let image = image::open(host, definition, size, Duration::ZERO, machine)?;
-            FileBackend::identify(host, &image.folder)
+            PoolBackend::identify(host, &image.folder)
         }
         (None, make::Probe::Pool(pool)) => Ok(Some(pool)),
         _ => Ok(None),

@@ -102,7 +102,7 @@ impl Driver {
             changed,
             leftovers: pool.leftovers,
             ground: Some(pool.ground.clone()),
-            shares_blocks: pool.backend.shares_blocks(),
+            shares_blocks: pool.backend.facts.shares_blocks,
             any_mount: definition.mount == Some(MountRule::Any),
             pods: Vec::new(),
         };
@@ -115,8 +115,8 @@ impl Driver {
                 damaged: pool.damaged().len() as u64,
                 promisable: space.as_ref().map(|space| pool.promisable(space)),
                 space,
-                volumes: pool.backend.count(),
-                snapshots: pool.backend.count_snapshots(),
+                volumes: pool.backend.volumes.count(),
+                snapshots: pool.backend.snapshots.count(),
                 ..known
             }
         };

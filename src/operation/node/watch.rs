@@ -56,7 +56,7 @@ impl Driver {
                     was: Some(Arc::new(Former {
                         pool: Arc::downgrade(pool),
                         device: pool.device,
-                        volumes: folders(pool.backend.as_ref()),
+                        volumes: folders(&pool.backend),
                     })),
                 },
             },

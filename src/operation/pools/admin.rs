@@ -11,7 +11,7 @@ use super::ground::{self, machine_folders};
 use super::image::{self, Inside, blank_but_known, file_folder};
 use super::make::{self, Probe};
 use super::node_record::{known_as, load_node, store_node};
-use crate::backend::file::{LOCK_FILE, POOL_FILE};
+use crate::backend::records::{LOCK_FILE, POOL_FILE};
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Host, Kept};
 use crate::model::pool::WAY_OUT;

@@ -116,7 +116,7 @@ pub(in crate::operation) fn admit_snapshot(
     space: &PoolSpace,
     record: &SnapshotRecord,
 ) -> Result<()> {
-    let full = record.allocation == Allocation::Thick || !pool.backend.shares_blocks();
+    let full = record.allocation == Allocation::Thick || !pool.backend.facts.shares_blocks;
     let required = if full {
         image_bytes(record.size)
     } else {
@@ -188,7 +188,7 @@ impl Driver {
             Err(error) => return Err(error),
         };
         let allocation = request.parameters.allocation;
-        if allocation == Allocation::Thick && pool.backend.refuses_thick().is_some() {
+        if allocation == Allocation::Thick && pool.backend.facts.refuses_thick.is_some() {
             return Ok(nothing);
         }
         let space = match pool.backend.space() {
@@ -201,7 +201,7 @@ impl Driver {
         let available = available(&pool, &space, allocation, kept_for_new(&pool, &space));
         Ok(Capacity {
             available,
-            maximum: available.min(pool.backend.largest()),
+            maximum: available.min(pool.backend.facts.largest),
             minimum,
         })
     }

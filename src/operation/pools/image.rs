@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use super::make::{self, Probe};
 use super::node_record::known_as;
-use crate::backend::file::LOCK_FILE;
+use crate::backend::records::LOCK_FILE;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::Human;

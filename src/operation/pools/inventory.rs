@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::image::look_through;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
-use crate::backend::file::{SNAPSHOTS, VOLUMES};
+use crate::backend::records::{SNAPSHOTS, VOLUMES};
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};

@@ -84,7 +84,7 @@ impl Driver {
         let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
             return Err(Error::no_volume(volume_id));
         };
-        match pool.backend.volume(id.uuid)? {
+        match pool.backend.volumes.get(id.uuid)? {
             Some(record) if record.state == crate::record::VolumeState::Ready => {
                 Ok((pool, id, record))
             }
@@ -169,7 +169,7 @@ impl Driver {
         let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
             return Err(absent());
         };
-        match pool.backend.snapshot(id.uuid)? {
+        match pool.backend.snapshots.get(id.uuid)? {
             Some(record) if record.state == SnapshotState::Ready => Ok((pool, id, record)),
             Some(_) | None => Err(absent()),
         }

@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use crate::backend::file::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
+use crate::backend::records::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::ground::PoolGround;
 use super::image::OpenImage;
-use crate::backend::{Backend, Leftovers};
+use crate::backend::{Leftovers, PoolBackend};
 use crate::error::Result;
 use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom};
 use crate::operation::detach::look_at;
@@ -18,7 +18,7 @@ pub struct Pool {
     /// As configured.
     pub definition: PoolDefinition,
     /// Its storage.
-    pub backend: Box<dyn Backend>,
+    pub backend: PoolBackend,
     /// The image that contains the pool, if its definition has one.
     pub image: Option<OpenImage>,
     /// The file system on which the pool lies.
@@ -32,7 +32,7 @@ pub struct Pool {
 impl Pool {
     /// Its ID.
     pub fn id(&self) -> PoolId {
-        self.backend.pool().id
+        self.backend.record.id
     }
 
     /// Counts this pool for the operation of this thread, if that is of
@@ -44,8 +44,8 @@ impl Pool {
 
     /// Volumes and snapshots whose records cannot be read.
     pub(in crate::operation) fn damaged(&self) -> Vec<(Uuid, String)> {
-        let mut damaged = self.backend.damaged();
-        damaged.extend(self.backend.damaged_snapshots());
+        let mut damaged = self.backend.volumes.damaged();
+        damaged.extend(self.backend.snapshots.damaged());
         damaged
     }
 
@@ -53,7 +53,7 @@ impl Pool {
     /// or else the value with which the pool was created.
     pub fn snapshots(&self) -> SnapshotRoom {
         let said = self.definition.snapshots;
-        said.or(self.backend.pool().snapshots)
+        said.or(self.backend.record.snapshots)
             .unwrap_or(SnapshotRoom::BestEffort)
     }
 }
@@ -111,8 +111,8 @@ pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
 }
 
 /// The names of the directories of all volumes of a pool, without access to its disk.
-pub(in crate::operation) fn folders(backend: &dyn Backend) -> HashSet<String> {
-    let all = backend.known_volumes().into_iter();
+pub(in crate::operation) fn folders(backend: &PoolBackend) -> HashSet<String> {
+    let all = backend.volumes.all().into_iter();
     all.map(|uuid| uuid.to_string()).collect()
 }
 

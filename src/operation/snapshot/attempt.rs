@@ -105,7 +105,7 @@ impl Driver {
         plan: impl Fn(&Source) -> SnapshotRecord,
     ) -> Result<Share> {
         let (locks, sources) = self.lock_sources(volume_ids)?;
-        let copies = |source: &&Source| !source.pool.backend.shares_blocks();
+        let copies = |source: &&Source| !source.pool.backend.facts.shares_blocks;
         if let Some(source) = sources.iter().find(copies) {
             return Err(no_sharing(&source.pool, &source.text));
         }
@@ -152,7 +152,7 @@ impl Driver {
     ) -> Result<()> {
         // A snapshot that an earlier attempt left because its cleanup failed was never reported as
         // created.
-        let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
+        let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         pool.backend
             .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
@@ -189,7 +189,7 @@ impl Driver {
             }
         }
         for one in &mut share.made {
-            one.pool.backend.sync_snapshot(one.record.uuid)?;
+            one.pool.backend.snapshots.sync_image(one.record.uuid)?;
             one.record.cut_at = kept.cut_at;
             one.record.level = kept.level;
             one.record.reason = kept.reason.clone();

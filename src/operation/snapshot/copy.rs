@@ -40,7 +40,7 @@ const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
 /// The error for a volume that is in use and therefore not copied, with the alternatives.
 pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
     let name = &pool.definition.name;
-    let why = if pool.backend.shares_blocks() {
+    let why = if pool.backend.facts.shares_blocks {
         "it is in use, and cloning it into another pool would copy a volume that changes during the copy; take a snapshot and restore it there, or unstage the volume first".to_string()
     } else {
         format!(
@@ -57,7 +57,7 @@ pub(in crate::operation) fn begin_at(
 ) -> Result<(ImageHandle, CopyProgress)> {
     let source = pool
         .backend
-        .open(image)
+        .open_image(image)
         .map_err(Error::into_indeterminate)?;
     let begin = CopyProgress {
         copied: 0,
@@ -289,7 +289,7 @@ impl Driver {
         let claim = source.record.claim.as_deref();
         let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
         let (from_image, begin) = begin_at(pool, Image::Volume(source.id.uuid))?;
-        let begun = pool.backend.snapshot(id.uuid)?.filter(|begun| {
+        let begun = pool.backend.snapshots.get(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
                 && begun.size == source.record.size
                 && begun
@@ -302,7 +302,7 @@ impl Driver {
                 let attempt = self.host.random_uuid();
                 let mut record = self.plan_snapshot(source, id, &request.name, attempt);
                 record.copy = Some(begin);
-                let ended = pool.backend.delete_unanswered_snapshot(id.uuid);
+                let ended = pool.backend.snapshots.delete_unanswered(id.uuid);
                 ended.map_err(Error::into_indeterminate)?;
                 pool.backend
                     .prepare_snapshot(&record, &|space| admit_snapshot(pool, space, &record))?;
@@ -312,14 +312,14 @@ impl Driver {
         record.promised = Some(request.parameters.least());
         let image = Image::Snapshot(id.uuid);
         let from = record.copy.unwrap_or(begin);
-        let copied = pool.backend.open(image).and_then(|target| {
+        let copied = pool.backend.open_image(image).and_then(|target| {
             self.copy(&copying, image, [&from_image, &target], from, |progress| {
                 record.copy = Some(progress);
                 pool.backend.update_snapshot(&record)
             })
         });
         let committed = copied.and_then(|()| {
-            pool.backend.sync_snapshot(id.uuid)?;
+            pool.backend.snapshots.sync_image(id.uuid)?;
             record.copy = None;
             record.level = Level::Filesystem;
             record.reason = "a copy of a volume that was not in use".into();

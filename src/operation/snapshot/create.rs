@@ -40,7 +40,7 @@ impl Driver {
         self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         let _snapshot = self.locks.acquire(Key::Snapshot(id.uuid))?;
-        if !source.pool.backend.shares_blocks() {
+        if !source.pool.backend.facts.shares_blocks {
             return self.copy_snapshot(request, &source, id);
         }
         let ids = [request.source_volume_id.clone()];
@@ -76,7 +76,7 @@ impl Driver {
         };
         let uuid = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name).uuid;
         let lock = self.locks.acquire(Key::Snapshot(uuid));
-        let ended = lock.and_then(|_lock| pool.backend.delete_unanswered_snapshot(uuid));
+        let ended = lock.and_then(|_lock| pool.backend.snapshots.delete_unanswered(uuid));
         Err(absent.with_undo(ended))
     }
 
@@ -98,7 +98,8 @@ impl Driver {
             let id = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name);
             if let Some(record) = pool
                 .backend
-                .snapshot(id.uuid)?
+                .snapshots
+                .get(id.uuid)?
                 .filter(|record| record.state == SnapshotState::Ready)
             {
                 return Ok(Some((pool, record)));
@@ -134,8 +135,8 @@ impl Driver {
             return Ok(None);
         };
         let _lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
-        let delete = || pool.backend.delete_snapshot(id.uuid).map(|()| None);
-        let Some(record) = pool.backend.snapshot(id.uuid)? else {
+        let delete = || pool.backend.snapshots.delete(id.uuid).map(|()| None);
+        let Some(record) = pool.backend.snapshots.get(id.uuid)? else {
             return delete();
         };
         let Some(of) = &record.group else {

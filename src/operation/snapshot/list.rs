@@ -59,7 +59,7 @@ impl Driver {
             let PoolLookup::Pool(pool, id) = self.owner(one)? else {
                 return Ok(Vec::new());
             };
-            let found = pool.backend.snapshot(id.uuid)?;
+            let found = pool.backend.snapshots.get(id.uuid)?;
             let found = found.filter(|record| record.state == SnapshotState::Ready);
             let snapshot = found.map(|record| self.snapshot(&pool, &record));
             let wanted = |snapshot: &Snapshot| {
@@ -71,7 +71,7 @@ impl Driver {
             let PoolLookup::Pool(pool, id) = self.owner(of)? else {
                 return Ok(Vec::new());
             };
-            let all = pool.backend.snapshots(None, usize::MAX);
+            let all = pool.backend.snapshots.ready(None, usize::MAX);
             let mine = all.iter().filter(|record| record.source == id.uuid);
             let mine = mine.map(|record| self.snapshot(&pool, record));
             return Ok(mine.filter(later).collect());
@@ -84,7 +84,7 @@ impl Driver {
                 Some(after) if pool.id() == after.pool => Some(after.uuid),
                 Some(_) | None => None,
             };
-            let records = pool.backend.snapshots(from, most);
+            let records = pool.backend.snapshots.ready(from, most);
             all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
         }
         Ok(all)

@@ -39,7 +39,7 @@ pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
 /// Whether a snapshot whose record cannot be read is certainly no member of a group: its ID follows
 /// from the parts of the record that can be read.
 fn is_of_others(pool: &Pool, uuid: Uuid, group: GroupId) -> bool {
-    let Some(origin) = pool.backend.origin(uuid) else {
+    let Some(origin) = pool.backend.snapshots.origin(uuid) else {
         return false;
     };
     let pool = pool.id();
@@ -96,8 +96,8 @@ impl Driver {
         let mut found = Vec::new();
         for pool in self.serving() {
             let records = match state {
-                SnapshotState::Ready => pool.backend.snapshots(None, usize::MAX),
-                SnapshotState::Preparing | SnapshotState::Cut => pool.backend.unready_snapshots(),
+                SnapshotState::Ready => pool.backend.snapshots.ready(None, usize::MAX),
+                SnapshotState::Preparing | SnapshotState::Cut => pool.backend.snapshots.unready(),
             };
             let mine = records.into_iter().filter(is_member);
             found.extend(mine.map(|record| (pool.clone(), record)));
@@ -110,7 +110,7 @@ impl Driver {
     pub(in crate::operation) fn look_at_each(&self, members: &[String]) -> Result<()> {
         members.iter().try_for_each(|member| {
             if let PoolLookup::Pool(pool, id) = self.owner(member)? {
-                pool.backend.snapshot(id.uuid)?;
+                pool.backend.snapshots.get(id.uuid)?;
             }
             Ok(())
         })
@@ -129,9 +129,9 @@ impl Driver {
             return Ok(());
         }
         for pool in self.serving() {
-            for (uuid, _) in pool.backend.damaged_snapshots() {
+            for (uuid, _) in pool.backend.snapshots.damaged() {
                 if !is_of_others(&pool, uuid, group) {
-                    pool.backend.snapshot(uuid)?;
+                    pool.backend.snapshots.get(uuid)?;
                 }
             }
         }
@@ -142,8 +142,8 @@ impl Driver {
     /// a record that cannot be read.
     pub(in crate::operation) fn all_seen(&self) -> Result<()> {
         for pool in self.all_serving()? {
-            for (uuid, _) in pool.backend.damaged_snapshots() {
-                pool.backend.snapshot(uuid)?;
+            for (uuid, _) in pool.backend.snapshots.damaged() {
+                pool.backend.snapshots.get(uuid)?;
             }
         }
         Ok(())
@@ -170,20 +170,20 @@ impl Driver {
         // deleted.
         let mut deletes = Vec::new();
         for (id, pool) in ends {
-            let record = pool.backend.snapshot(id.uuid)?;
+            let record = pool.backend.snapshots.get(id.uuid)?;
             if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
                 deletes.push((id, pool));
             }
         }
         let mut deletes = deletes.into_iter();
-        deletes.try_for_each(|(id, pool)| pool.backend.delete_snapshot(id.uuid))
+        deletes.try_for_each(|(id, pool)| pool.backend.snapshots.delete(id.uuid))
     }
 
     /// Groups with members here that are not committed: their cut is running, or a failed one left
     /// them.
     pub(in crate::operation) fn groups_in_part(&self) -> BTreeSet<Uuid> {
         let pools = self.serving().into_iter();
-        let unready = pools.flat_map(|pool| pool.backend.unready_snapshots());
+        let unready = pools.flat_map(|pool| pool.backend.snapshots.unready());
         unready.filter_map(|one| Some(one.group?.id)).collect()
     }
 }

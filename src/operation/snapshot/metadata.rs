@@ -81,7 +81,7 @@ impl Driver {
 
     fn side(&self, id: &str) -> Result<Side> {
         let (pool, id, record) = self.find_snapshot(id)?;
-        let image = pool.backend.open(Image::Snapshot(id.uuid))?;
+        let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
         Ok(Side { record, image })
     }
 

@@ -89,7 +89,7 @@ impl Driver {
     ) -> Error {
         let _clean_up = CleanUp::after(&first);
         let mut made = made.into_iter();
-        let undone = made.try_for_each(|one| one.pool.backend.delete_snapshot(one.record.uuid));
+        let undone = made.try_for_each(|one| one.pool.backend.snapshots.delete(one.record.uuid));
         first.with_undo(undone)
     }
 }

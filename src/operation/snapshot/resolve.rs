@@ -143,7 +143,7 @@ impl Driver {
     fn resolve(&self, group: Uuid, decision: Option<&GroupDecision>) -> Result<()> {
         // No caller has received these, so they are deleted whatever happens to the other members.
         for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
-            let ended = pool.backend.delete_unanswered_snapshot(record.uuid);
+            let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
             ended.map_err(Error::into_indeterminate)?;
         }
         for (pool, mut record) in self.members_of(group, SnapshotState::Cut) {
@@ -154,7 +154,7 @@ impl Driver {
                     committed.map_err(Error::into_indeterminate)?;
                 }
                 Some(false) => {
-                    let ended = pool.backend.delete_snapshot(record.uuid);
+                    let ended = pool.backend.snapshots.delete(record.uuid);
                     ended.map_err(Error::into_indeterminate)?;
                 }
                 None => {}
@@ -179,7 +179,7 @@ impl Driver {
         for member in &group.members {
             match self.owner(member) {
                 Ok(PoolLookup::Pool(pool, id)) => {
-                    pool.backend.snapshot(id.uuid).map_err(unsettled)?;
+                    pool.backend.snapshots.get(id.uuid).map_err(unsettled)?;
                 }
                 Ok(PoolLookup::Unknown) => all_seen &= self.made_alone(record),
                 Err(Error::Unreachable { .. }) => all_seen = false,
@@ -208,7 +208,7 @@ impl Driver {
         let owner = lead.map_or(Ok(PoolLookup::Unknown), |lead| self.owner(lead));
         match (owner, decision) {
             (Ok(PoolLookup::Pool(pool, lead)), _) => {
-                let lead = pool.backend.snapshot(lead.uuid)?;
+                let lead = pool.backend.snapshots.get(lead.uuid)?;
                 let lead = lead.filter(|lead| lead.state == SnapshotState::Ready);
                 Ok(Some(
                     lead.is_some_and(|lead| lead.attempt == record.attempt),

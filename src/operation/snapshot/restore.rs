@@ -156,7 +156,7 @@ impl Driver {
         record: VolumeRecord,
         content: &Content,
     ) -> Result<Volume> {
-        let shares = pool.id() == content.pool().id() && pool.backend.shares_blocks();
+        let shares = pool.id() == content.pool().id() && pool.backend.facts.shares_blocks;
         let made = match content {
             _ if !shares => return self.copy_volume(pool, record, content),
             Content::Snapshot { .. } => self.filled(pool, &record, || {
@@ -215,7 +215,7 @@ impl Driver {
     ) -> Result<VolumeRecord> {
         // A volume that an earlier call left because its cleanup failed was never reported as
         // created.
-        let ended = pool.backend.delete_unanswered(record.uuid);
+        let ended = pool.backend.volumes.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         self.prepare(pool, record)?;
         let made = fill().and_then(|()| self.finish(pool, record));
@@ -229,7 +229,7 @@ impl Driver {
     ) -> Result<()> {
         let mut allocation = record.allocation;
         if let Some(ContentSource::Volume(source)) = &record.content_source
-            && pool.backend.shares_blocks()
+            && pool.backend.facts.shares_blocks
             && self.find(source)?.2.allocation == Allocation::Thick
         {
             // In the end the clone shares no block with a thick volume, so it needs all its blocks
@@ -291,7 +291,7 @@ impl Driver {
         let pools = [content.pool().id(), pool.id()];
         let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
         let (source, begin) = begin_at(content.pool(), content.image())?;
-        let begun = pool.backend.volume(record.uuid)?.filter(|begun| {
+        let begun = pool.backend.volumes.get(record.uuid)?.filter(|begun| {
             begun.content_source == record.content_source
                 && begun.size == record.size
                 && begun
@@ -303,7 +303,7 @@ impl Driver {
             None => {
                 let mut record = record;
                 record.copy = Some(begin);
-                let ended = pool.backend.delete_unanswered(record.uuid);
+                let ended = pool.backend.volumes.delete_unanswered(record.uuid);
                 ended.map_err(Error::into_indeterminate)?;
                 self.prepare(pool, &record)?;
                 record
@@ -312,7 +312,7 @@ impl Driver {
         let image = Image::Volume(record.uuid);
         let from = record.copy.unwrap_or(begin);
         let target = pool.backend.lengthen(image, source.bytes());
-        let target = target.and_then(|()| pool.backend.open(image));
+        let target = target.and_then(|()| pool.backend.open_image(image));
         let copied = target.and_then(|target| {
             self.copy(&copying, image, [&source, &target], from, |progress| {
                 record.copy = Some(progress);
@@ -349,7 +349,7 @@ fn of_thick(
 /// Deletes a volume whose creation failed.
 fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
     let _clean_up = CleanUp::after(&first);
-    first.with_undo(pool.backend.delete(record.uuid))
+    first.with_undo(pool.backend.volumes.delete(record.uuid))
 }
 
 /// Returns the format that is recorded for the new volume, or an error if it does not match the

@@ -193,7 +193,7 @@ impl Driver {
         }
         let source = self.source_of(name, volume_id)?;
         self.check_requisite(&begin.requisite)?;
-        if !source.pool.backend.shares_blocks() {
+        if !source.pool.backend.facts.shares_blocks {
             return Ok(None);
         }
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);

@@ -109,7 +109,7 @@ impl Driver {
                 self.holders(&found.device)
             ));
         }
-        pool.backend.detach(record.uuid, &found.device)?;
+        pool.backend.devices().detach(record.uuid, &found.device)?;
         match self.lingering(pool, record.uuid)? {
             None => Ok(Use::Quiet),
             Some(device) => busy(format!("a process has {} open", device.path.display())),

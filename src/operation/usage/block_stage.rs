@@ -113,7 +113,7 @@ impl Driver {
             return Ok(());
         }
         // A record that cannot be read may contain a stage.
-        let read = pool.map(|pool| (pool, pool.backend.volume(uuid)));
+        let read = pool.map(|pool| (pool, pool.backend.volumes.get(uuid)));
         let cleared = match read {
             Some((pool, Ok(Some(mut record)))) => {
                 let there = stage_on_pool(&record, boot);

@@ -30,10 +30,10 @@ impl Driver {
     ) -> Result<Vec<FoundDevice>> {
         let here = self.table_path(path)?;
         let devices = match owned {
-            Some((pool, uuid)) => pool.backend.devices(uuid)?,
+            Some((pool, uuid)) => pool.backend.devices().find(uuid)?,
             None => Vec::new(),
         };
-        let record = owned.and_then(|(pool, uuid)| pool.backend.volume(uuid).ok().flatten());
+        let record = owned.and_then(|(pool, uuid)| pool.backend.volumes.get(uuid).ok().flatten());
         // The node of a published raw volume may belong to no attached device, because the user of
         // the device can detach it. No other volume gets its number while the node is bound.
         let raw = record.as_ref().is_some_and(VolumeRecord::is_raw);
@@ -81,7 +81,7 @@ impl Driver {
         before: &[FoundDevice],
     ) -> Result<()> {
         self.let_go(uuid)?;
-        let mut still = pool.backend.devices(uuid)?;
+        let mut still = pool.backend.devices().find(uuid)?;
         // Usually the device of a mounted volume was detached with its mount, and nothing is left
         // to do.
         if !still.is_empty() {
@@ -94,9 +94,9 @@ impl Driver {
                     tracing::warn!(volume = %uuid, device = %found.device.path.display(), "unmounted a volume here, but a file system or another device still holds its device{}", self.holders(&found.device));
                     continue;
                 }
-                pool.backend.detach(uuid, &found.device)?;
+                pool.backend.devices().detach(uuid, &found.device)?;
             }
-            still = pool.backend.devices(uuid)?;
+            still = pool.backend.devices().find(uuid)?;
         }
         if still.is_empty() {
             self.no_longer_small(uuid);
@@ -180,14 +180,15 @@ impl Driver {
         uuid: Uuid,
     ) -> Result<Option<Device>> {
         for _ in 0..LINGER_TRIES {
-            match pool.backend.devices(uuid)?.first() {
+            match pool.backend.devices().find(uuid)?.first() {
                 None => return Ok(None),
                 Some(_) => std::thread::sleep(LINGER_WAIT),
             }
         }
         Ok(pool
             .backend
-            .devices(uuid)?
+            .devices()
+            .find(uuid)?
             .first()
             .map(|found| found.device.clone()))
     }
@@ -200,14 +201,19 @@ impl Driver {
         before: &[FoundDevice],
         still: &[FoundDevice],
     ) -> Result<()> {
-        let Some(record) = pool.backend.volume(uuid)?.filter(|_| !before.is_empty()) else {
+        let Some(record) = pool
+            .backend
+            .volumes
+            .get(uuid)?
+            .filter(|_| !before.is_empty())
+        else {
             return Ok(());
         };
         for gone in before
             .iter()
             .filter(|found| !still.iter().any(|still| still.device == found.device))
         {
-            if let Err(error) = pool.backend.released(&record, &gone.device) {
+            if let Err(error) = pool.backend.devices().released(&record, &gone.device) {
                 tracing::warn!(volume = %uuid, error = %chain(&error), "failed to reset a limit of a released loop device");
             }
         }

@@ -303,7 +303,7 @@ impl Driver {
     }
 
     fn hold_those_of(&self, pool: &Pool, shown: &[LoopStatus]) {
-        let raw = pool.backend.volumes(None, usize::MAX).into_iter();
+        let raw = pool.backend.volumes.ready(None, usize::MAX).into_iter();
         for record in raw.filter(VolumeRecord::is_raw) {
             // A call that holds the lock opens the device or detaches it; at startup there is no
             // such call.
@@ -317,7 +317,7 @@ impl Driver {
     }
 
     fn hold_one(&self, pool: &Pool, record: &VolumeRecord, shown: &[LoopStatus]) -> Result<()> {
-        if let Some((hold, found)) = pool.backend.hold(record.uuid, shown)? {
+        if let Some((hold, found)) = pool.backend.devices().hold(record.uuid, shown)? {
             // What the pod changed before is unknown, so direct I/O is enabled.
             let was = LoopStatus {
                 direct_io: true,

@@ -18,7 +18,7 @@ impl View {
         pool: &Pool,
         record: &VolumeRecord,
     ) -> Result<View> {
-        let devices = pool.backend.devices(record.uuid)?;
+        let devices = pool.backend.devices().find(record.uuid)?;
         let mounts = driver.mounts()?;
         Ok(View { devices, mounts })
     }

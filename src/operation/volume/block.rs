@@ -98,13 +98,13 @@ impl Driver {
                     "it is already published {has} and cannot be published {wants} as well: a second device on the same image would corrupt it"
                 ));
             }
-            pool.backend.detach(record.uuid, &found.device)?;
+            pool.backend.devices().detach(record.uuid, &found.device)?;
         }
         let mode = AttachMode {
             read_only,
             lasting: true,
         };
-        let attached = match pool.backend.attach(record, mode) {
+        let attached = match pool.backend.devices().attach(record, mode) {
             Err(first @ Error::Host { .. }) => {
                 let first = self.undo_target(target, first);
                 return Err(self.undo_devices(pool, record.uuid, &view.devices, first));

@@ -45,7 +45,7 @@ impl Driver {
             read_only: false,
             lasting: false,
         };
-        let attached = pool.backend.attach(&record, mode)?;
+        let attached = pool.backend.devices().attach(&record, mode)?;
         let device = &attached.device;
         if let Some(claim) = self.find_claim(device)? {
             return refuse(claim);

@@ -70,7 +70,7 @@ impl Driver {
             return self.make_from(&pool, record, &content);
         }
         // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
-        let ended = pool.backend.delete_unanswered(id.uuid);
+        let ended = pool.backend.volumes.delete_unanswered(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
         let record = pool.backend.create(record, &|space| {
             admit(&pool, space, request.parameters.allocation, 0, size)
@@ -88,7 +88,7 @@ impl Driver {
         let ended = self.serving().into_iter().try_for_each(|pool| {
             let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
             let _lock = self.locks.acquire(Key::Volume(uuid))?;
-            pool.backend.delete_unanswered(uuid)
+            pool.backend.volumes.delete_unanswered(uuid)
         });
         Err(absent.with_undo(ended))
     }
@@ -112,17 +112,17 @@ impl Driver {
             ))
         };
         if let (Allocation::Thick, Some(why)) =
-            (parameters.allocation, pool.backend.refuses_thick())
+            (parameters.allocation, pool.backend.facts.refuses_thick)
         {
             return refuse("allocation", "thick", why);
         }
-        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.refuses_zeroing()) {
+        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.facts.refuses_zeroing) {
             return refuse("wipe", "zero", why);
         }
-        let least = pool.backend.least_block_size();
+        let least = pool.backend.facts.least_block_size;
         let block_size = parameters
             .block_size
-            .unwrap_or(pool.backend.default_block_size());
+            .unwrap_or(pool.backend.facts.default_block_size);
         if block_size < least {
             return refuse(
                 "blockSize",
@@ -161,7 +161,8 @@ impl Driver {
             let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
             if let Some(record) = pool
                 .backend
-                .volume(id.uuid)?
+                .volumes
+                .get(id.uuid)?
                 .filter(|record| record.state == VolumeState::Ready)
             {
                 return Ok(Some((pool, record)));
@@ -255,7 +256,7 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
 /// Refuses a copy whose block size the disk of its pool does not support: a copy keeps the block
 /// size of its source, and may be in another pool.
 fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
-    let (had, least) = (record.block_size, pool.backend.least_block_size());
+    let (had, least) = (record.block_size, pool.backend.facts.least_block_size);
     if pool.id() == content.pool().id() || had >= least {
         return Ok(());
     }

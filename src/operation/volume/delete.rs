@@ -21,10 +21,10 @@ impl Driver {
                 what: format!("a copy of volume {volume_id}"),
             });
         }
-        if let Some(record) = pool.backend.volume(id.uuid)? {
+        if let Some(record) = pool.backend.volumes.get(id.uuid)? {
             self.refuse_if_used(&pool, &record, volume_id)?;
         }
-        pool.backend.delete(id.uuid)
+        pool.backend.volumes.delete(id.uuid)
     }
 
     /// Returns an error that names the user, if a mount, a target, a stage or an open device uses
@@ -38,7 +38,7 @@ impl Driver {
             return Err(in_use(format!("staged at {path}; unstage it first")));
         }
         self.let_go(record.uuid)?;
-        let found = pool.backend.devices(record.uuid)?;
+        let found = pool.backend.devices().find(record.uuid)?;
         if found.is_empty() {
             return Ok(());
         }
@@ -55,7 +55,7 @@ impl Driver {
             if let Some(claim) = self.find_claim(device)? {
                 return Err(in_use(claim));
             }
-            pool.backend.detach(record.uuid, device)?;
+            pool.backend.devices().detach(record.uuid, device)?;
         }
         match self.lingering(pool, record.uuid)? {
             Some(device) => Err(in_use(format!(

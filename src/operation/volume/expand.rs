@@ -94,7 +94,7 @@ impl Driver {
         view: &View,
     ) -> Result<u64> {
         for found in &view.devices {
-            pool.backend.resize(record.uuid, &found.device)?;
+            pool.backend.devices().resize(record.uuid, &found.device)?;
         }
         Ok(record.size)
     }
@@ -120,7 +120,7 @@ impl Driver {
                 "the volume is only mounted read-only, so its file system cannot grow; stage it read-write",
             ));
         };
-        let attached = pool.backend.attach(
+        let attached = pool.backend.devices().attach(
             record,
             crate::backend::AttachMode {
                 read_only: false,

@@ -76,6 +76,7 @@ impl Driver {
         };
         let attached = pool
             .backend
+            .devices()
             .attach(record, mode)
             .map_err(Error::into_indeterminate)?;
         let options = copy_options(record, fs, mount_flags);

@@ -71,7 +71,7 @@ impl Driver {
                     message: changed.problem,
                 }),
         );
-        match pool.backend.devices(record.uuid) {
+        match pool.backend.devices().find(record.uuid) {
             Err(error) => findings.push(Finding {
                 severity: Severity::Inaccessible,
                 reason: "ImageUnreadable",

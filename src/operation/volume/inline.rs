@@ -48,7 +48,7 @@ impl Driver {
             uuid: Driver::ephemeral_uuid(&pool, &request.volume_id),
         };
         let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        let record = match pool.backend.volume(id.uuid)? {
+        let record = match pool.backend.volumes.get(id.uuid)? {
             Some(record) if record.state == VolumeState::Ready => record,
             Some(_) | None => {
                 self.refuse_new_inline(fs, request)?;
@@ -165,7 +165,7 @@ impl Driver {
             ..self.plan(pool, id, &request.volume_id, size, &parameters)?
         };
         check_new("volume_context", "volume_capability", &record)?;
-        let ended = pool.backend.delete_unanswered(id.uuid);
+        let ended = pool.backend.volumes.delete_unanswered(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
         pool.backend.create(record, &|space| {
             admit(pool, space, parameters.allocation, 0, size)
@@ -221,7 +221,7 @@ impl Driver {
     ) -> Result<Option<Arc<Pool>>> {
         for pool in self.serving() {
             let uuid = Driver::ephemeral_uuid(&pool, volume_id);
-            if pool.backend.volume(uuid)?.is_some() {
+            if pool.backend.volumes.get(uuid)?.is_some() {
                 return Ok(Some(pool));
             }
         }
@@ -235,7 +235,7 @@ impl Driver {
     pub(in crate::operation) fn delete_leftover_inline(&self, pool: &Pool) -> (u64, Option<Error>) {
         let mut ended = 0;
         let mut failed = None;
-        let all = pool.backend.volumes(None, usize::MAX).into_iter();
+        let all = pool.backend.volumes.ready(None, usize::MAX).into_iter();
         for record in all.filter(|record| record.ephemeral) {
             match self.hide_if_left(pool, record.uuid) {
                 Ok(true) => ended += 1,
@@ -251,12 +251,12 @@ impl Driver {
         let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
         };
-        let is_left = match pool.backend.volume(uuid)? {
+        let is_left = match pool.backend.volumes.get(uuid)? {
             Some(record) => record.ephemeral && self.is_left(pool, &record)?,
             None => false,
         };
         if is_left {
-            pool.backend.hide(uuid)?;
+            pool.backend.volumes.hide(uuid)?;
         }
         Ok(is_left)
     }
@@ -272,7 +272,7 @@ impl Driver {
                 return Ok(false);
             }
         }
-        Ok(pool.backend.devices(record.uuid)?.is_empty())
+        Ok(pool.backend.devices().find(record.uuid)?.is_empty())
     }
 
     /// Deletes an inline volume once no mount and no device shows it.
@@ -293,7 +293,7 @@ impl Driver {
                 ),
             });
         }
-        pool.backend.delete(uuid)
+        pool.backend.volumes.delete(uuid)
     }
 
     /// Deletes the blocks of an inline volume of this name whose unpublish was interrupted after
@@ -305,8 +305,8 @@ impl Driver {
         for pool in self.serving() {
             let uuid = Driver::ephemeral_uuid(&pool, volume_id);
             let _lock = self.locks.acquire(Key::Volume(uuid))?;
-            if pool.backend.volume(uuid)?.is_none() {
-                pool.backend.delete(uuid)?;
+            if pool.backend.volumes.get(uuid)?.is_none() {
+                pool.backend.volumes.delete(uuid)?;
             }
         }
         Ok(())

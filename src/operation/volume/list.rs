@@ -55,7 +55,7 @@ impl Driver {
                 .filter(|after| after.pool == pool.id())
                 .map(|after| after.uuid);
             // One more than requested, to detect whether there is a next page.
-            let records = pool.backend.volumes(from, limit + 1 - page.len());
+            let records = pool.backend.volumes.ready(from, limit + 1 - page.len());
             page.extend(records.into_iter().map(|record| (pool.clone(), record)));
             if page.len() > limit {
                 page.truncate(limit);
@@ -140,7 +140,7 @@ impl Driver {
             }
         }
         match request.mutable.wipe {
-            Some(Wipe::Zero) if pool.backend.refuses_zeroing().is_some() => {
+            Some(Wipe::Zero) if pool.backend.facts.refuses_zeroing.is_some() => {
                 Err("wipe \"zero\" is not supported by this pool".into())
             }
             Some(_) | None => Ok(()),

@@ -15,7 +15,7 @@ impl Driver {
         let Some(wipe) = request.mutable.wipe.filter(|wipe| *wipe != record.wipe) else {
             return Ok(());
         };
-        if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.refuses_zeroing()) {
+        if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.facts.refuses_zeroing) {
             let problem = format!(
                 "\"zero\" is not supported by pool {}: {why}",
                 pool.definition.name

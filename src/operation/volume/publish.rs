@@ -141,7 +141,7 @@ impl Driver {
             };
         };
         self.let_go(uuid)?;
-        let Ok(Some(record)) = pool.backend.volume(uuid) else {
+        let Ok(Some(record)) = pool.backend.volumes.get(uuid) else {
             return Ok(());
         };
         if record.ephemeral {

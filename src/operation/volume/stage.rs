@@ -61,7 +61,7 @@ impl Driver {
         stage: LastStage,
         read_only: bool,
     ) -> Result<()> {
-        let attached = pool.backend.attach(
+        let attached = pool.backend.devices().attach(
             record,
             AttachMode {
                 read_only: false,

@@ -85,7 +85,7 @@ impl Driver {
     )> {
         for pool in self.serving() {
             let uuid = Driver::ephemeral_uuid(&pool, volume_id);
-            if let Some(record) = pool.backend.volume(uuid)? {
+            if let Some(record) = pool.backend.volumes.get(uuid)? {
                 let id = crate::model::VolumeId {
                     pool: pool.id(),
                     uuid,

@@ -43,7 +43,7 @@ impl Driver {
             read_only: false,
             lasting: false,
         };
-        let attached = pool.backend.attach(record, mode)?;
+        let attached = pool.backend.devices().attach(record, mode)?;
         let device = &attached.device;
         self.refuse_claimed(record.uuid, device)?;
         let doing = || format!("probe volume {}", record.uuid);

@@ -37,7 +37,7 @@ impl Driver {
             }
         }
         let mut trimmed = 0;
-        for record in pool.backend.volumes(None, usize::MAX) {
+        for record in pool.backend.volumes.ready(None, usize::MAX) {
             if self.in_flight.is_stopping() {
                 return;
             }
@@ -50,7 +50,7 @@ impl Driver {
             }
         }
         tracing::info!(pool = %name, volumes = trimmed, "trimmed the volumes in use");
-        if let Err(error) = pool.backend.note_trimmed(begun) {
+        if let Err(error) = pool.backend.folder.note_trimmed(begun) {
             tracing::warn!(pool = %name, error = %chain(&error), "failed to record the time of a trim; the next start trims the volumes again");
         }
     }
@@ -61,7 +61,7 @@ impl Driver {
         let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
         };
-        let Some(record) = pool.backend.volume(uuid)?.filter(is_trimmed) else {
+        let Some(record) = pool.backend.volumes.get(uuid)?.filter(is_trimmed) else {
             return Ok(false);
         };
         let formatted = record.formatted.as_ref().map(|formatted| formatted.kind);
@@ -103,7 +103,7 @@ fn is_due(pool: &Pool, now: u64) -> Result<bool> {
     let Some(interval) = pool.definition.trim else {
         return Ok(false);
     };
-    let last = pool.backend.trimmed()?;
+    let last = pool.backend.folder.trimmed()?;
     Ok(last.is_none_or(|last| last > now || now - last >= interval.get().as_secs()))
 }
 

@@ -130,6 +130,30 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
     ),
 ];
 
+/// What only the store of image files may contain, among the files of the backend.
+const FILE_STORE_WORDS: &[&str] = &[
+    "IMAGE",
+    "Allocate",
+    "Truncate",
+    "MakeLike",
+    "HintExtents",
+    "Unshare",
+    "RenewFsId",
+    "CloneWhole",
+    "ClonePreFreeze",
+    "CloneDelta",
+    "AttachLoop",
+    "DetachLoop",
+    "ResizeLoop",
+    "RecreateLoop",
+    "DisableDiscard",
+    "loops_on",
+    "loop_devices",
+    "hold_loop",
+    "backing_fs",
+    "extent_count",
+];
+
 /// A file of src/.
 pub struct Source {
     /// Its path within src/, such as `backend/file.rs`.
@@ -404,6 +428,18 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
             }
         }
     }
+    let is_store = source.path == "backend/file.rs" || source.path.starts_with("backend/file/");
+    for word in FILE_STORE_WORDS {
+        if module != "backend" || is_store {
+            break;
+        }
+        for line in lines_saying(production, word) {
+            found.push(format!(
+                "{}:{line}: contains {word}, which is allowed only in backend/file: records and life cycle are the same for all kinds of pools",
+                source.path
+            ));
+        }
+    }
     found
 }
 
@@ -547,6 +583,12 @@ mod tests {
             "contains process::Command",
         );
         refused("backend/file.rs", "async fn f() {}", "contains async");
+        refused(
+            "backend/pool.rs",
+            "fn f() { g(Effect::DetachLoop { number, backing }) }",
+            "contains DetachLoop",
+        );
+        fine("backend/file/device.rs", "fn f() { host.loops_on(path) }");
         fine(
             "host/linux.rs",
             "fn f() { unsafe { g() } std::process::Command::new(x); }",

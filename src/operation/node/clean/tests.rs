@@ -70,7 +70,7 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
                 // The object was complete when its undo failed: the error is not final, and a
                 // repeat returns the object.
                 Err(Error::RollbackFailed { .. }) if files(&host) != before => {
-                    let unready = driver.serving().remove(0).backend.unready_snapshots();
+                    let unready = driver.serving().remove(0).backend.snapshots.unready();
                     assert!(unready.is_empty(), "{first}+{gap}: {unready:?}");
                     let effects = host.effects();
                     call(&driver, &sources).unwrap();
@@ -109,9 +109,9 @@ fn what_a_failed_group_has_left_is_ended_without_a_call_or_whole() {
         host.clear_faults();
         clean(&driver);
         let pool = driver.serving().remove(0);
-        match pool.backend.count_snapshots() {
+        match pool.backend.snapshots.count() {
             0 => assert_eq!(files(&host), before, "{first}"),
-            many => assert_eq!((many, pool.backend.unready_snapshots().len()), (2, 0)),
+            many => assert_eq!((many, pool.backend.snapshots.unready().len()), (2, 0)),
         }
     }
 }
@@ -159,7 +159,7 @@ fn left_preparing(host: &MemoryHost, driver: &Driver, source: VolumeId) -> PathB
         host.clear_faults();
         assert!(done.is_err(), "it never fails before its rename");
         let pool = driver.serving().remove(0);
-        let left = pool.backend.unready_snapshots();
+        let left = pool.backend.snapshots.unready();
         let folder = |uuid: Uuid| Path::new(POOL).join("snapshots").join(uuid.to_string());
         if let [left] = left.as_slice()
             && host

@@ -104,13 +104,14 @@ impl Node {
         let refused = driver.make_from(&pool, record, &content).unwrap_err();
         assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
         assert_eq!(
-            pool.backend.volume(id.uuid).unwrap(),
+            pool.backend.volumes.get(id.uuid).unwrap(),
             None,
             "nothing is left"
         );
         assert_eq!(driver.locks_held(), 0);
         pool.backend
-            .volume(VolumeId::of_name(pool.id(), NameKind::Volume, "source").uuid)
+            .volumes
+            .get(VolumeId::of_name(pool.id(), NameKind::Volume, "source").uuid)
             .unwrap()
             .unwrap()
     }
@@ -156,7 +157,7 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
     node.expand();
     let refused = driver.copy_snapshot(&request, &source, id).unwrap_err();
     assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
-    assert_eq!(source.pool.backend.snapshot(id.uuid).unwrap(), None);
+    assert_eq!(source.pool.backend.snapshots.get(id.uuid).unwrap(), None);
     assert_eq!(driver.create_snapshot(&request).unwrap().size, 2 * GIB);
 }
 
@@ -219,7 +220,7 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     let id = cut_off(&node);
     let pool = driver.serving().remove(0);
     let clean = || driver.clean(pool.id());
-    let is_there = || pool.backend.volume(id.uuid).unwrap().is_some();
+    let is_there = || pool.backend.volumes.get(id.uuid).unwrap().is_some();
     let wait = |minutes: u64| host.pass_time(Duration::from_secs(60 * minutes));
     // The callers may have been down for as long as the driver.
     host.pass_time(Duration::from_secs(24 * 3600));
@@ -243,7 +244,7 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     clean();
     assert!(!is_there());
     assert!(
-        pool.backend.volumes(None, 10).len() == 1,
+        pool.backend.volumes.ready(None, 10).len() == 1,
         "the source stays"
     );
 }

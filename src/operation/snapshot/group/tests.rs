@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::backend::file::SNAPSHOTS;
+use crate::backend::records::SNAPSHOTS;
 use crate::cut::AbortHandle;
 use crate::host::Host;
 use crate::host::memory::MemoryHost;
@@ -255,7 +255,8 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
     let pool = driver.serving().remove(0);
     let mut second = pool
         .backend
-        .snapshot(made.snapshots[1].id.uuid)
+        .snapshots
+        .get(made.snapshots[1].id.uuid)
         .unwrap()
         .unwrap();
     second.attempt = Uuid::from_u128(5);
@@ -270,7 +271,7 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
         assert!(error.to_string().contains("delete the group"), "{error}");
     }
     driver.delete_group(&named(made.id, &[])).unwrap();
-    assert_eq!(pool.backend.count_snapshots(), 0);
+    assert_eq!(pool.backend.snapshots.count(), 0);
 }
 
 /// A coordinator that requests the deletion of a member at each step.
@@ -326,9 +327,9 @@ fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
     };
     let made = driver.create_snapshot(&asked).unwrap();
     let pool = driver.serving().remove(0);
-    let again = pool.backend.delete_unanswered_snapshot(made.id.uuid);
+    let again = pool.backend.snapshots.delete_unanswered(made.id.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
-    let again = pool.backend.delete_unanswered(source.uuid);
+    let again = pool.backend.volumes.delete_unanswered(source.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
     assert_eq!(driver.create_snapshot(&asked).unwrap().cut_at, made.cut_at);
 }
@@ -387,7 +388,7 @@ fn members_that_are_independent_are_deleted_one_by_one() {
         .unwrap();
     let error = find(&[]).unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
-    assert_eq!(driver.serving()[0].backend.count_snapshots(), 0);
+    assert_eq!(driver.serving()[0].backend.snapshots.count(), 0);
     assert_eq!(driver.locks_held(), 0);
 }
 
@@ -396,7 +397,7 @@ fn members_that_are_independent_are_deleted_one_by_one() {
 fn in_doubt(driver: &Driver, made: &Group) {
     let pool = driver.serving().remove(0);
     let second = made.snapshots[1].id.uuid;
-    let mut second = pool.backend.snapshot(second).unwrap().unwrap();
+    let mut second = pool.backend.snapshots.get(second).unwrap().unwrap();
     second.state = SnapshotState::Cut;
     pool.backend.update_snapshot(&second).unwrap();
 }
@@ -423,7 +424,7 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
         driver.get_snapshot(&second).unwrap();
         driver.delete_alone(&second, &how).unwrap();
     }
-    assert_eq!(driver.serving()[0].backend.count_snapshots(), 0);
+    assert_eq!(driver.serving()[0].backend.snapshots.count(), 0);
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn request(size: u64, other: Option<&str>) -> PublishEphemeral {
 }
 
 fn nothing_is_left(host: &MemoryHost, driver: &Driver) {
-    assert_eq!(driver.serving()[0].backend.count(), 0);
+    assert_eq!(driver.serving()[0].backend.volumes.count(), 0);
     assert_eq!(host.loops().unwrap().len(), 0);
     assert!(host.mounted().is_empty());
 }
@@ -137,7 +137,7 @@ fn one_whose_unpublish_missed_its_pool_ends_when_the_pool_is_opened() {
     let host = host.restart_process();
     // A restart while the pod runs deletes nothing.
     let again = driver(&host, &pools, Some(GIB));
-    assert_eq!(again.serving()[0].backend.count(), 1);
+    assert_eq!(again.serving()[0].backend.volumes.count(), 1);
     assert_eq!(host.mounted().len(), 1);
     drop(again);
     let host = host.restart_process();
@@ -179,8 +179,8 @@ fn one_stays_while_a_loop_that_may_stand_on_it_can_not_be_asked() {
     let (ended, failed) = driver.delete_leftover_inline(&pool);
     let failed = crate::error::chain(&failed.unwrap());
     assert!(failed.contains("no answer"), "{failed}");
-    assert_eq!((ended, pool.backend.count()), (0, 1));
+    assert_eq!((ended, pool.backend.volumes.count()), (0, 1));
     drop(hung);
     assert!(matches!(driver.delete_leftover_inline(&pool), (1, None)));
-    assert_eq!(pool.backend.count(), 0);
+    assert_eq!(pool.backend.volumes.count(), 0);
 }

@@ -71,7 +71,12 @@ fn used(driver: &Driver, name: &str, thick: bool) -> VolumeId {
 
 fn device(driver: &Driver, id: VolumeId) -> Device {
     let pool = driver.serving().remove(0);
-    pool.backend.devices(id.uuid).unwrap().remove(0).device
+    pool.backend
+        .devices()
+        .find(id.uuid)
+        .unwrap()
+        .remove(0)
+        .device
 }
 
 /// The devices that one round trims.

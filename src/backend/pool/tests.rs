@@ -1,13 +1,15 @@
-//! The file backend on a simulated host: life cycles of volumes and snapshots, and their space.
+//! A file pool on a simulated host: life cycles of volumes and snapshots, and their space.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::*;
-use crate::backend::CopyMode;
+use crate::backend::file::IMAGE;
+use crate::backend::records::{RECORD, SNAPSHOTS, TRASH, part};
+use crate::backend::{CopyMode, Leftover, PoolSpace};
 use crate::error::Error;
 use crate::host::Effect;
 use crate::host::memory::{FaultMode, MemoryHost};
@@ -19,18 +21,29 @@ use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
 const POOL: &str = "/memory/pool";
 const SIZE: u64 = 64 * MIB;
 
-fn open(host: &MemoryHost) -> FileBackend {
-    match FileBackend::open(Arc::new(host.clone()), Path::new(POOL), Duration::ZERO).unwrap() {
+fn open(host: &MemoryHost) -> PoolBackend {
+    match PoolBackend::open(
+        Arc::new(host.clone()),
+        Path::new(POOL),
+        None,
+        Duration::ZERO,
+    )
+    .unwrap()
+    {
         OpenResult::Pool(backend) => *backend,
-        OpenResult::Blank | OpenResult::Locked(_) => panic!("the pool can be had"),
+        OpenResult::Blank | OpenResult::Locked => panic!("the pool can be had"),
     }
 }
 
-fn pool() -> (MemoryHost, FileBackend) {
+fn pool() -> (MemoryHost, PoolBackend) {
     let host = MemoryHost::with_capacity(4 * GIB);
     make_pool(&host, "pool", Path::new(POOL), HomeId(Uuid::from_u128(1))).unwrap();
     let backend = open(&host);
     (host, backend)
+}
+
+fn image_of(backend: &PoolBackend, image: Image) -> PathBuf {
+    backend.folder.root.join(part(image)).join(IMAGE)
 }
 
 fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
@@ -95,22 +108,22 @@ fn progress() -> Option<CopyProgress> {
 }
 
 /// Creates a snapshot that is ready.
-fn cut(backend: &FileBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
+fn cut(backend: &PoolBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
     let mut record = snapshot(n, of);
     backend.prepare_snapshot(&record, &any).unwrap();
     let (source, target) = (Image::Volume(of.uuid), Image::Snapshot(record.uuid));
     backend.clone_quiet(source, target).unwrap();
-    backend.sync_snapshot(record.uuid).unwrap();
+    backend.snapshots.sync_image(record.uuid).unwrap();
     if of.allocation == Allocation::Thick {
         backend.unshare(target, of.size).unwrap();
     }
     record.state = SnapshotState::Ready;
     backend.update_snapshot(&record).unwrap();
-    backend.snapshot(record.uuid).unwrap().unwrap()
+    backend.snapshots.get(record.uuid).unwrap().unwrap()
 }
 
-fn restored(backend: &FileBackend, n: u128, allocation: Allocation, from: Image) -> VolumeRecord {
-    let id = |uuid: Uuid| format!("{}.{uuid}", backend.pool.id);
+fn restored(backend: &PoolBackend, n: u128, allocation: Allocation, from: Image) -> VolumeRecord {
+    let id = |uuid: Uuid| format!("{}.{uuid}", backend.record.id);
     VolumeRecord {
         content_source: Some(match from {
             Image::Volume(uuid) => ContentSource::Volume(id(uuid)),
@@ -121,7 +134,7 @@ fn restored(backend: &FileBackend, n: u128, allocation: Allocation, from: Image)
 }
 
 /// Creates a restored volume or a clone that is ready.
-fn restore(backend: &FileBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
+fn restore(backend: &PoolBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
     backend.prepare(record, &any).unwrap();
     let copy = Image::Volume(record.uuid);
     backend.clone_quiet(from, copy).unwrap();
@@ -159,19 +172,19 @@ fn a_volume_goes_and_its_snapshots_and_restores_stay() {
     let (host, backend) = pool();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let cut = cut(&backend, 2, &source);
-    backend.delete(source.uuid).unwrap();
-    assert_eq!(backend.snapshots(None, 10), vec![cut.clone()]);
+    backend.volumes.delete(source.uuid).unwrap();
+    assert_eq!(backend.snapshots.ready(None, 10), vec![cut.clone()]);
     let image = Image::Snapshot(cut.uuid);
     let wanted = restored(&backend, 3, Allocation::Thin, image);
     let made = restore(&backend, &wanted, image);
-    backend.delete_snapshot(cut.uuid).unwrap();
-    assert_eq!(backend.count_snapshots(), 0);
+    backend.snapshots.delete(cut.uuid).unwrap();
+    assert_eq!(backend.snapshots.count(), 0);
     assert_eq!(backend.image_problem(&made).unwrap(), None);
     // It shares blocks of the first volume, although everything in between is deleted.
     assert_eq!(made.lineage(), source.incarnation);
     drop(backend);
     let backend = open(&host.restart_process());
-    assert_eq!(backend.volumes(None, 10), vec![made]);
+    assert_eq!(backend.volumes.ready(None, 10), vec![made]);
     assert_eq!(host.files_below(&Path::new(POOL).join(TRASH)), [""; 0]);
 }
 
@@ -214,15 +227,22 @@ fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
         );
     }
     let left: Vec<Uuid> = backend
-        .unready_snapshots()
+        .snapshots
+        .unready()
         .iter()
         .map(|left| left.uuid)
         .collect();
     assert_eq!(left, cut_off[1..]);
-    assert!(backend.snapshots(None, 10).is_empty(), "none was answered");
-    assert_eq!(backend.volume(Uuid::from_u128(5)).unwrap(), None);
-    assert_eq!(backend.volume(copied.uuid).unwrap(), Some(copied.clone()));
-    let image = backend.image_of(Image::Volume(copied.uuid));
+    assert!(
+        backend.snapshots.ready(None, 10).is_empty(),
+        "none was answered"
+    );
+    assert_eq!(backend.volumes.get(Uuid::from_u128(5)).unwrap(), None);
+    assert_eq!(
+        backend.volumes.get(copied.uuid).unwrap(),
+        Some(copied.clone())
+    );
+    let image = image_of(&backend, Image::Volume(copied.uuid));
     assert!(
         host.stat(&image)
             .is_ok_and(|image| image.is_some_and(|image| image.size == SIZE))
@@ -249,7 +269,7 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
     let log = host.effect_log();
     let volume = |n| Image::Volume(Uuid::from_u128(n));
     for image in [image_of_cut, volume(3), volume(4)] {
-        let image = backend.image_of(image);
+        let image = image_of(&backend, image);
         let image = image
             .strip_prefix(&backend.folder.root)
             .unwrap()
@@ -267,7 +287,7 @@ fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
     let (_, backend) = pool();
     let filled = backend.create(volume(1, Allocation::Thick), &any).unwrap();
     let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
-    let room = |backend: &FileBackend| {
+    let room = |backend: &PoolBackend| {
         let space = backend.space().unwrap();
         // Without the blocks of records.
         let whole = (space.available + space.own).next_multiple_of(MIB);
@@ -284,7 +304,7 @@ fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
     assert_eq!(room(&backend), (whole, promised, 0));
     cut(&backend, 4, &thin);
     assert_eq!(room(&backend), (whole, promised, 0), "nothing was written");
-    backend.delete_snapshot(record.uuid).unwrap();
+    backend.snapshots.delete(record.uuid).unwrap();
     assert_eq!(room(&backend), (whole, promised, 0));
 }
 
@@ -321,7 +341,7 @@ fn what_is_refused_leaves_nothing() {
     let error = backend.prepare(&orphan, &any).unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     assert_eq!(host.files_below(Path::new(POOL)), before);
-    assert_eq!(backend.unready_snapshots(), Vec::new());
+    assert_eq!(backend.snapshots.unready(), Vec::new());
 }
 
 #[test]
@@ -337,7 +357,7 @@ fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
     let made = cut(&backend, 2, &source);
     drop(backend);
     let backend = open(&host.reboot(true));
-    assert_eq!(backend.snapshots(None, 10), vec![made]);
+    assert_eq!(backend.snapshots.ready(None, 10), vec![made]);
 }
 
 #[test]
@@ -350,15 +370,15 @@ fn a_damaged_record_of_a_snapshot_is_told_and_nothing_else_is_held_up() {
     host.put_file(Path::new(&path), b"{}").unwrap();
     let backend = open(&host.restart_process());
     assert_eq!(backend.recover(&|_| false).unwrap().total(), 0);
-    assert_eq!(backend.damaged_snapshots().len(), 1);
+    assert_eq!(backend.snapshots.damaged().len(), 1);
     assert!(matches!(
-        backend.snapshot(bad.uuid),
+        backend.snapshots.get(bad.uuid),
         Err(Error::Damaged { .. })
     ));
-    assert_eq!(backend.snapshots(None, 10), vec![good]);
+    assert_eq!(backend.snapshots.ready(None, 10), vec![good]);
     assert!(backend.space().is_ok());
-    backend.delete_snapshot(bad.uuid).unwrap();
-    assert!(backend.damaged_snapshots().is_empty());
+    backend.snapshots.delete(bad.uuid).unwrap();
+    assert!(backend.snapshots.damaged().is_empty());
 }
 
 #[test]
@@ -372,7 +392,7 @@ fn what_a_delete_has_left_is_ended_without_a_repeat() {
     let made = backend.create(wiped, &any).unwrap();
     // The rename succeeds, but is not durable.
     host.fail_effect(2, FaultMode::Before(Errno::EIO));
-    let deleted = backend.delete(made.uuid);
+    let deleted = backend.volumes.delete(made.uuid);
     assert!(
         matches!(deleted, Err(Error::RollbackFailed { .. })),
         "{deleted:?}"
@@ -405,7 +425,7 @@ fn many_deletes_tell_the_disk_once_also_after_a_crash() {
     };
     for n in 1..=5 {
         let made = backend.create(discarded(n), &any).unwrap();
-        backend.delete(made.uuid).unwrap();
+        backend.volumes.delete(made.uuid).unwrap();
     }
     let told = || {
         let log = host.effect_log();
@@ -416,15 +436,15 @@ fn many_deletes_tell_the_disk_once_also_after_a_crash() {
     drop(backend);
     let backend = open(&host);
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
-    backend.tell_disk().unwrap_err();
+    backend.folder.tell_disk().unwrap_err();
     drop(backend);
     let backend = open(&host);
     let before = told();
-    backend.tell_disk().unwrap();
+    backend.folder.tell_disk().unwrap();
     assert_eq!(told(), before + 1);
-    backend.tell_disk().unwrap();
+    backend.folder.tell_disk().unwrap();
     drop(backend);
-    open(&host).tell_disk().unwrap();
+    open(&host).folder.tell_disk().unwrap();
     assert_eq!(told(), before + 1, "all of it was told");
     let left = host.files_below(&Path::new(POOL).join(TRASH));
     assert!(left.is_empty(), "{left:?}");
@@ -439,19 +459,19 @@ fn a_wipe_does_not_wait_for_another_one() {
     };
     let record = backend.create(record, &|_| Ok(())).unwrap();
     let another = backend.folder.wiping.lock().unwrap();
-    let error = backend.delete(record.uuid).unwrap_err();
+    let error = backend.volumes.delete(record.uuid).unwrap_err();
     let Error::RollbackFailed { first, .. } = error else {
         panic!("{error}");
     };
     assert!(matches!(*first, Error::Pending { .. }), "{first}");
-    assert_eq!(backend.volume(record.uuid).unwrap(), None);
+    assert_eq!(backend.volumes.get(record.uuid).unwrap(), None);
     assert!(matches!(
-        backend.delete(record.uuid),
+        backend.volumes.delete(record.uuid),
         Err(Error::RollbackFailed { .. })
     ));
     assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 1);
     drop(another);
-    backend.delete(record.uuid).unwrap();
+    backend.volumes.delete(record.uuid).unwrap();
     assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 0);
     assert!(host.violations().is_empty());
 }
@@ -466,8 +486,8 @@ fn a_look_that_fails_does_not_lose_the_wipe() {
         };
         let made = backend.create(wiped, &any).unwrap();
         host.fail_look(look, Errno::EIO);
-        if backend.delete(made.uuid).is_err() {
-            backend.delete(made.uuid).unwrap();
+        if backend.volumes.delete(made.uuid).is_err() {
+            backend.volumes.delete(made.uuid).unwrap();
         }
         let zeroed = |line: &String| line.starts_with("zero");
         assert!(host.effect_log().iter().any(zeroed), "look {look}");

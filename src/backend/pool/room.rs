@@ -7,16 +7,16 @@
 //! needs one stat of each image (docs/adr/0017).
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use uuid::Uuid;
 
-use super::FileBackend;
-use super::record_store::{Entry, StoredRecord};
-use crate::backend::{Admit, PoolSpace};
+use super::PoolBackend;
+use crate::backend::records::{Entry, StoredRecord};
+use crate::backend::store::ImageSize;
+use crate::backend::{Admit, Image, PoolSpace};
 use crate::error::{ErrorContext, Result};
-use crate::host::{FileStat, Space};
+use crate::host::Space;
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::{SnapshotRecord, VolumeRecord};
@@ -50,9 +50,9 @@ struct Held {
     blocks: u64,
 }
 
-/// What is known of an image before its file is queried.
+/// What is known of an image before it is queried.
 struct Look {
-    path: PathBuf,
+    image: Image,
     /// Its length, if a record states it.
     bytes: Option<u64>,
     lineage: Option<Uuid>,
@@ -64,16 +64,16 @@ struct Look {
     gets: Option<Uuid>,
 }
 
-impl FileBackend {
+impl PoolBackend {
     /// Measures the space of the pool.
-    pub(super) fn measure_room(&self) -> Result<PoolSpace> {
+    pub fn space(&self) -> Result<PoolSpace> {
         let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         self.measure(&growing, true, None)
     }
 
-    pub(super) fn measure_disk(&self) -> Result<Space> {
-        let root = &self.folder.root;
-        self.folder.host.space(root).context(|| self.measuring())
+    /// The space of the disk, from one query that reads no image.
+    pub fn disk(&self) -> Result<Space> {
+        self.store().space().context(|| self.measuring())
     }
 
     /// Decides whether an operation may take space, and then calls `taken` to record it, both under
@@ -83,7 +83,7 @@ impl FileBackend {
         self.admit_beside(None, admit, taken)
     }
 
-    /// Like [`FileBackend::admit`], for a planned snapshot, which is counted as if it had been cut.
+    /// Like [`PoolBackend::admit`], for a planned snapshot, which is counted as if it had been cut.
     pub(super) fn admit_beside(
         &self,
         planned: Option<&SnapshotRecord>,
@@ -105,7 +105,7 @@ impl FileBackend {
         each: bool,
         planned: Option<&SnapshotRecord>,
     ) -> Result<PoolSpace> {
-        let there = self.measure_disk()?;
+        let there = self.disk()?;
         let mut space = PoolSpace {
             total: there.total,
             available: there.available,
@@ -122,7 +122,7 @@ impl FileBackend {
             let blocks = image.map_or(0, |image| image.allocated);
             space.allocated += blocks;
             // A volume whose record cannot be read counts with the length of its image.
-            let length = || image.map_or(0, |image| image.size);
+            let length = || image.map_or(0, |image| image.length);
             space.promised += look.bytes.unwrap_or_else(length);
             space.claimed += self.claim(&look, blocks);
             held.push(look.held(blocks));
@@ -140,7 +140,7 @@ impl FileBackend {
             space.snapshots += blocks;
             let claim = self.claim(&look, blocks);
             space.claimed += claim;
-            if self.shares_blocks {
+            if self.facts.shares_blocks {
                 held.push(look.held(blocks.max(claim).max(gets(&look))));
             } else {
                 space.promised += claim;
@@ -149,13 +149,13 @@ impl FileBackend {
         if let Some(record) = planned {
             let look = self.look_at_snapshot(record);
             let claim = self.claim(&look, 0);
-            if self.shares_blocks {
+            if self.facts.shares_blocks {
                 held.push(look.held(claim.max(gets(&look))));
             } else {
                 space.promised += claim;
             }
         }
-        space.own = match (each, self.shares_blocks) {
+        space.own = match (each, self.facts.shares_blocks) {
             (false, _) => 0,
             (true, false) => space.allocated,
             (true, true) => own(&held),
@@ -167,17 +167,17 @@ impl FileBackend {
         format!("measure pool {}", self.folder.path.display())
     }
 
-    fn look(&self, look: &Look, each: bool) -> Result<Option<FileStat>> {
+    fn look(&self, look: &Look, each: bool) -> Result<Option<ImageSize>> {
         match look.bytes {
             Some(_) if !each => Ok(None),
-            Some(_) | None => self.folder.stat(&look.path, || self.measuring()),
+            Some(_) | None => self.store().size(look.image).context(|| self.measuring()),
         }
     }
 
     /// Bytes that an image in progress will still take. Existing blocks may be shared, and then
     /// each needs another block.
     fn claim(&self, look: &Look, blocks: u64) -> u64 {
-        let there = if self.shares_blocks { 0 } else { blocks };
+        let there = if self.facts.shares_blocks { 0 } else { blocks };
         let bytes = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
         bytes.saturating_sub(there)
     }
@@ -193,7 +193,7 @@ impl FileBackend {
             Some(_) | None => Role::Volume,
         };
         Look {
-            path: self.volumes.image(uuid),
+            image: Image::Volume(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
             lineage: record.map(|record| record.lineage()),
             to_be_filled: role == Role::Filling
@@ -209,7 +209,7 @@ impl FileBackend {
         match entry {
             Entry::Known(record) => self.look_at_snapshot(record),
             Entry::Damaged(_) => Look {
-                path: self.snapshots.image(uuid),
+                image: Image::Snapshot(uuid),
                 bytes: None,
                 lineage: None,
                 role: Role::Snapshot,
@@ -223,7 +223,7 @@ impl FileBackend {
         let unready = !record.is_ready();
         let grows = record.allocation == Allocation::Thick || record.copy.is_some();
         Look {
-            path: self.snapshots.image(record.uuid),
+            image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
             lineage: Some(record.lineage()),
             role: if unready {

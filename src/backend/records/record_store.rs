@@ -11,17 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 use super::folder::Folder;
-use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
-use crate::error::{Error, Result, chain};
+use super::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
+use crate::backend::Image;
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Effect;
-use crate::record::{self, Record, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState};
+use crate::record::{
+    self, Record, SnapshotOrigin, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
+};
 
 /// A record of a volume or snapshot.
-pub(super) trait StoredRecord: Record + Clone + Send {
+pub trait StoredRecord: Record + Clone + Send {
     /// The pool's directory of all objects of this kind.
     const PART: &'static str;
     /// The noun for one object in messages.
     const NOUN: &'static str;
+    /// The image of the object with this UUID.
+    fn image(uuid: Uuid) -> Image;
     /// Its UUID, which is the name of its directory.
     fn uuid(&self) -> Uuid;
     /// It is complete, and callers may know of it.
@@ -38,6 +43,10 @@ pub(super) trait StoredRecord: Record + Clone + Send {
 impl StoredRecord for VolumeRecord {
     const PART: &'static str = VOLUMES;
     const NOUN: &'static str = "volume";
+
+    fn image(uuid: Uuid) -> Image {
+        Image::Volume(uuid)
+    }
 
     fn uuid(&self) -> Uuid {
         self.uuid
@@ -64,6 +73,10 @@ impl StoredRecord for SnapshotRecord {
     const PART: &'static str = SNAPSHOTS;
     const NOUN: &'static str = "snapshot";
 
+    fn image(uuid: Uuid) -> Image {
+        Image::Snapshot(uuid)
+    }
+
     fn uuid(&self) -> Uuid {
         self.uuid
     }
@@ -88,7 +101,7 @@ impl StoredRecord for SnapshotRecord {
 
 /// The contents of a directory, as this process last read or wrote them. Only this process writes
 /// to it, because it holds the pool's lock.
-pub(super) enum Entry<R> {
+pub(in crate::backend) enum Entry<R> {
     /// A record.
     Known(Box<R>),
     /// A record that cannot be read.
@@ -113,7 +126,7 @@ impl<R> Index<R> {
 }
 
 /// All volumes, or all snapshots, of a pool.
-pub(super) struct RecordStore<R> {
+pub struct RecordStore<R> {
     folder: Arc<Folder>,
     /// Never held during an access to the disk, which may hang.
     index: Mutex<Index<R>>,
@@ -123,7 +136,7 @@ pub(super) struct RecordStore<R> {
 
 impl<R: StoredRecord> RecordStore<R> {
     /// Reads the existing records.
-    pub(super) fn read(folder: Arc<Folder>) -> Result<RecordStore<R>> {
+    pub(in crate::backend) fn read(folder: Arc<Folder>) -> Result<RecordStore<R>> {
         let store = RecordStore {
             folder,
             index: Mutex::new(Index {
@@ -167,9 +180,9 @@ impl<R: StoredRecord> RecordStore<R> {
                 R::NOUN,
                 record.uuid()
             )),
-            Ok(None) => match self.folder.host.stat(&self.image(uuid)) {
-                Ok(None) => None,
-                Ok(Some(_)) => damaged("its record is missing, but its image exists".into()),
+            Ok(None) => match self.folder.store.is_in(&self.dir(uuid)) {
+                Ok(false) => None,
+                Ok(true) => damaged("its record is missing, but its image exists".into()),
                 Err(error) => damaged(chain(&error)),
             },
             Err(error) => damaged(chain(&error)),
@@ -202,27 +215,16 @@ impl<R: StoredRecord> RecordStore<R> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn dir(&self, uuid: Uuid) -> PathBuf {
-        let name = uuid.hyphenated().to_string();
-        self.folder.root.join(R::PART).join(name)
+    pub(in crate::backend) fn dir(&self, uuid: Uuid) -> PathBuf {
+        self.folder.root.join(part(R::image(uuid)))
     }
 
     fn record(&self, uuid: Uuid) -> PathBuf {
         self.dir(uuid).join(RECORD)
     }
 
-    pub(super) fn image(&self, uuid: Uuid) -> PathBuf {
-        self.dir(uuid).join(IMAGE)
-    }
-
-    /// The path of one of its files, for messages.
-    pub(super) fn shown(&self, uuid: Uuid, file: &str) -> PathBuf {
-        let name = uuid.hyphenated().to_string();
-        self.folder.path.join(R::PART).join(name).join(file)
-    }
-
     /// Returns a record after syncing it; an error if the record exists and cannot be read.
-    pub(super) fn get(&self, uuid: Uuid) -> Result<Option<R>> {
+    pub fn get(&self, uuid: Uuid) -> Result<Option<R>> {
         self.reread(uuid);
         loop {
             let index = self.index();
@@ -252,18 +254,14 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     fn is_damaged(&self, uuid: Uuid, problem: String) -> Error {
-        let path = self.shown(uuid, RECORD);
-        Error::Damaged { path, problem }
+        Error::Damaged {
+            path: self.folder.path.join(part(R::image(uuid))).join(RECORD),
+            problem,
+        }
     }
 
-    /// The bytes of a record, if the file can be read. They need not be a valid record of this
-    /// driver.
-    pub(super) fn bytes(&self, uuid: Uuid) -> Option<Vec<u8>> {
-        self.folder.host.read_file(&self.record(uuid)).ok()?
-    }
-
-    /// Records that are ready, with a UUID after `after`, in the order of UUIDs, at most `limit`.
-    pub(super) fn ready(&self, after: Option<Uuid>, limit: usize) -> Vec<R> {
+    /// Records that are ready and can be read, with a UUID after `after`, in the order of UUIDs, at most `limit`.
+    pub fn ready(&self, after: Option<Uuid>, limit: usize) -> Vec<R> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
         let index = self.index();
@@ -273,7 +271,7 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// Records that are not ready.
-    pub(super) fn unready(&self) -> Vec<R> {
+    pub fn unready(&self) -> Vec<R> {
         let index = self.index();
         let records = known(&index.entries);
         records
@@ -283,14 +281,14 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// The number of records that are ready.
-    pub(super) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         let index = self.index();
         let records = known(&index.entries);
         records.filter(|record| record.is_ready()).count() as u64
     }
 
     /// Records that cannot be read, with the reason. Each is read again first.
-    pub(super) fn damaged(&self) -> Vec<(Uuid, String)> {
+    pub fn damaged(&self) -> Vec<(Uuid, String)> {
         let problem = |(uuid, entry): (&Uuid, &Entry<R>)| match entry {
             Entry::Damaged(problem) => Some((*uuid, problem.clone())),
             Entry::Known(_) => None,
@@ -303,20 +301,20 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// Applies `look` to all entries.
-    pub(super) fn map<T>(&self, look: impl Fn(Uuid, &Entry<R>) -> T) -> Vec<T> {
+    pub(in crate::backend) fn map<T>(&self, look: impl Fn(Uuid, &Entry<R>) -> T) -> Vec<T> {
         let index = self.index();
         let entries = index.entries.iter();
         entries.map(|(uuid, entry)| look(*uuid, entry)).collect()
     }
 
-    /// The UUIDs of all entries, including damaged ones.
-    pub(super) fn all(&self) -> Vec<Uuid> {
+    /// The UUIDs of all entries in any state, including damaged ones, without access to the disk.
+    pub fn all(&self) -> Vec<Uuid> {
         self.index().entries.keys().copied().collect()
     }
 
     /// Directories that [`RecordStore::delete_abandoned`] probably has to delete, according to the
     /// memory of this process.
-    pub(super) fn abandoned(&self) -> Result<Vec<Uuid>> {
+    pub(in crate::backend) fn abandoned(&self) -> Result<Vec<Uuid>> {
         let uuids = self.uuids()?;
         let index = self.index();
         let is_abandoned = |uuid: &Uuid| match index.entries.get(uuid) {
@@ -328,26 +326,25 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// Incomplete copies, according to the memory of this process.
-    pub(super) fn begun_copies(&self) -> Vec<Uuid> {
+    pub(in crate::backend) fn begun_copies(&self) -> Vec<Uuid> {
         let index = self.index();
         let begun = known(&index.entries).filter(|record| record.is_begun_copy());
         begun.map(StoredRecord::uuid).collect()
     }
 
     /// All images, including those whose record cannot be read.
-    pub(super) fn images(&self) -> Result<Vec<PathBuf>> {
-        let uuids = self.uuids()?;
-        Ok(uuids.into_iter().map(|uuid| self.image(uuid)).collect())
+    pub(in crate::backend) fn images(&self) -> Result<Vec<Image>> {
+        Ok(self.uuids()?.into_iter().map(R::image).collect())
     }
 
     /// Sets the entry of a record that is on disk or is about to be written.
-    pub(super) fn remember(&self, record: &R) {
+    pub(in crate::backend) fn remember(&self, record: &R) {
         let entry = Entry::Known(Box::new(record.clone()));
         self.index().entries.insert(record.uuid(), entry);
     }
 
     /// Creates the directory and records the intent, durably.
-    pub(super) fn begin(&self, record: &R) -> Result<()> {
+    pub(in crate::backend) fn begin(&self, record: &R) -> Result<()> {
         let doing = || format!("create {} {}", R::NOUN, record.uuid());
         let dir = self.dir(record.uuid());
         self.found(doing)?;
@@ -377,7 +374,7 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// Replaces a record durably.
-    pub(super) fn update(&self, record: &R) -> Result<()> {
+    pub(in crate::backend) fn update(&self, record: &R) -> Result<()> {
         let (uuid, host) = (record.uuid(), self.folder.host.as_ref());
         let path = self.record(uuid);
         let stored = record::store(host, &path, record);
@@ -394,18 +391,15 @@ impl<R: StoredRecord> RecordStore<R> {
         stored
     }
 
-    /// Syncs an image. This is enough before [`RecordStore::update`], which syncs the image's name
-    /// as well.
-    pub(super) fn sync_image(&self, uuid: Uuid) -> Result<()> {
-        let image = Effect::SyncFile {
-            path: &self.image(uuid),
-        };
-        self.folder
-            .perform(image, || format!("sync {} {uuid}", R::NOUN))
+    /// Syncs an image, which must happen before its record says that it is complete. The record
+    /// makes the image's name durable as well.
+    pub fn sync_image(&self, uuid: Uuid) -> Result<()> {
+        let synced = self.folder.store.sync(R::image(uuid));
+        synced.context(|| format!("sync {} {uuid}", R::NOUN))
     }
 
     /// Syncs an image and its name.
-    pub(super) fn sync(&self, uuid: Uuid) -> Result<()> {
+    pub(in crate::backend) fn sync(&self, uuid: Uuid) -> Result<()> {
         self.sync_image(uuid)?;
         let dir = Effect::SyncDir {
             path: &self.dir(uuid),
@@ -414,10 +408,9 @@ impl<R: StoredRecord> RecordStore<R> {
             .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
-    /// Deletes what is left of a creation that was never acknowledged, like
-    /// [`Backend::delete_unanswered`](crate::backend::Backend::delete_unanswered). Decides by the
-    /// record on disk, not by the memory of this process.
-    pub(super) fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
+    /// Deletes what remains of a creation that was never acknowledged. The record is read from the
+    /// disk again; it is an error if it cannot be read, or if the object is complete.
+    pub fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
                 what: format!("{} {uuid} (another call has just completed it)", R::NOUN),
@@ -430,7 +423,7 @@ impl<R: StoredRecord> RecordStore<R> {
     /// Deletes an object that no call continues, and returns whether it was one. Decides by the
     /// record on disk. Everything else is kept, above all what cannot be read, and an image without
     /// a record.
-    pub(super) fn delete_abandoned(&self, uuid: Uuid) -> Result<bool> {
+    pub(in crate::backend) fn delete_abandoned(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if !record.is_abandoned() => Ok(false),
             Some(Entry::Damaged(_)) => Ok(false),
@@ -440,7 +433,7 @@ impl<R: StoredRecord> RecordStore<R> {
 
     /// Deletes an incomplete copy if it is still one according to the disk, and returns whether it
     /// was.
-    pub(super) fn delete_begun_copy(&self, uuid: Uuid) -> Result<bool> {
+    pub(in crate::backend) fn delete_begun_copy(&self, uuid: Uuid) -> Result<bool> {
         match self.read_entry(uuid) {
             Some(Entry::Known(record)) if record.is_begun_copy() => {
                 self.delete(uuid).map(|()| true)
@@ -449,9 +442,11 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    /// Deletes an object, like [`Backend::delete`](crate::backend::Backend::delete): one rename
-    /// hides it, and any caller can repeat the steps that follow.
-    pub(super) fn delete(&self, uuid: Uuid) -> Result<()> {
+    /// Deletes an object: a durable rename hides it, then its blocks are freed, and its record is
+    /// removed last. Also removes what an earlier attempt left of it. It is a success if nothing
+    /// exists. A failure or a crash leaves an entry in the trash, which a repeat or
+    /// [`PoolBackend::clean_up`](crate::backend::PoolBackend::clean_up) purges.
+    pub fn delete(&self, uuid: Uuid) -> Result<()> {
         self.hide(uuid)?;
         let folder = &self.folder;
         let mine = folder.trash_of(uuid)?;
@@ -470,11 +465,13 @@ impl<R: StoredRecord> RecordStore<R> {
         })
     }
 
-    /// The first step of [`RecordStore::delete`]. The rename is not durable yet.
-    pub(super) fn hide(&self, uuid: Uuid) -> Result<()> {
+    /// The first step of [`RecordStore::delete`], which leaves the blocks to
+    /// [`PoolBackend::clean_up`](crate::backend::PoolBackend::clean_up). The rename is not durable
+    /// yet.
+    pub fn hide(&self, uuid: Uuid) -> Result<()> {
         let doing = || format!("delete {} {uuid}", R::NOUN);
         let (folder, dir) = (&self.folder, self.dir(uuid));
-        if folder.stat(&dir, doing)?.is_some() {
+        if folder.is_there(&dir, doing)? {
             let tag = folder.host.random_uuid().simple().to_string();
             let trash = folder
                 .root
@@ -485,7 +482,7 @@ impl<R: StoredRecord> RecordStore<R> {
                 to: &trash,
             };
             if let Err(error) = folder.perform(rename, doing)
-                && folder.stat(&dir, doing)?.is_some()
+                && folder.is_there(&dir, doing)?
             {
                 return Err(error);
             }
@@ -496,8 +493,18 @@ impl<R: StoredRecord> RecordStore<R> {
 
     /// Returns the result. On an error the object is deleted durably, or the error says that it is
     /// not.
-    pub(super) fn or_delete<T>(&self, uuid: Uuid, result: Result<T>) -> Result<T> {
+    pub(in crate::backend) fn or_delete<T>(&self, uuid: Uuid, result: Result<T>) -> Result<T> {
         result.map_err(|first| first.with_undo(self.delete(uuid)))
+    }
+}
+
+impl RecordStore<SnapshotRecord> {
+    /// The fields of a snapshot's record from which its ID is derived, also from a record that
+    /// cannot be parsed otherwise; `None` if they are missing. No other field of such a record may
+    /// be trusted.
+    pub fn origin(&self, uuid: Uuid) -> Option<SnapshotOrigin> {
+        let bytes = self.folder.host.read_file(&self.record(uuid)).ok()?;
+        SnapshotOrigin::parse(&bytes?)
     }
 }
 

@@ -7,23 +7,25 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::trim::{Trimmed, Untold};
-use super::{IMAGE, RECORD, SNAPSHOTS, TRASH, VOLUMES};
+use super::{RECORD, SNAPSHOTS, TRASH, VOLUMES};
+use crate::backend::store::Store;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Effect, FileStat, Host};
+use crate::host::{Effect, Host};
 use crate::model::Wipe;
 use crate::record::{self, Record, SnapshotRecord, VolumeRecord};
 
 /// The folder of a pool.
-pub(super) struct Folder {
-    pub(super) host: Arc<dyn Host>,
+pub struct Folder {
+    pub(in crate::backend) host: Arc<dyn Host>,
     /// The configured path, for messages.
-    pub(super) path: PathBuf,
+    pub path: PathBuf,
     /// The path through the pinned descriptor, for all accesses.
-    pub(super) root: PathBuf,
+    pub(in crate::backend) root: PathBuf,
+    pub(in crate::backend) store: Box<dyn Store>,
     /// Held during a wipe until the blocks are freed. No caller waits for it. Blocks that two
     /// images share are overwritten when the last of the two is deleted, so the second wipe must
     /// see that the first image is gone.
-    pub(super) wiping: Mutex<()>,
+    pub(in crate::backend) wiping: Mutex<()>,
     /// Blocks that were freed and are not discarded yet.
     pub(super) untold: Untold,
     /// When the volumes were trimmed last.
@@ -47,57 +49,65 @@ impl Record for Deleted {
 }
 
 impl Folder {
-    pub(super) fn new(host: Arc<dyn Host>, path: PathBuf, root: PathBuf) -> Folder {
-        Folder {
+    pub(in crate::backend) fn open(
+        host: Arc<dyn Host>,
+        path: &Path,
+        root: PathBuf,
+        store: Box<dyn Store>,
+    ) -> Result<Folder> {
+        let folder = Folder {
             host,
-            path,
+            path: path.to_path_buf(),
             root,
+            store,
             wiping: Mutex::new(()),
             untold: Untold::default(),
             trimmed: Trimmed::default(),
-        }
+        };
+        folder.find_untold()?;
+        Ok(folder)
     }
 
-    pub(super) fn perform(&self, effect: Effect<'_>, doing: impl FnOnce() -> String) -> Result<()> {
+    pub(in crate::backend) fn perform(
+        &self,
+        effect: Effect<'_>,
+        doing: impl FnOnce() -> String,
+    ) -> Result<()> {
         self.host.perform(&effect).map(drop).context(doing)
     }
 
     /// The names in one of the pool's directories.
-    pub(super) fn list(&self, part: &str) -> Result<Vec<String>> {
+    pub(in crate::backend) fn list(&self, part: &str) -> Result<Vec<String>> {
         let names = self.host.list_dir(&self.root.join(part));
         Ok(names
             .context(|| format!("list {part} of pool {}", self.path.display()))?
             .unwrap_or_default())
     }
 
-    pub(super) fn stat(
-        &self,
-        path: &Path,
-        doing: impl FnOnce() -> String,
-    ) -> Result<Option<FileStat>> {
-        self.host.stat(path).context(doing)
+    pub(super) fn is_there(&self, path: &Path, doing: impl FnOnce() -> String) -> Result<bool> {
+        Ok(self.host.stat(path).context(doing)?.is_some())
     }
 
     /// Makes the entries of one of the pool's directories durable.
-    pub(super) fn sync(&self, part: &str) -> Result<()> {
+    pub(in crate::backend) fn sync(&self, part: &str) -> Result<()> {
         let path = self.root.join(part);
         self.perform(Effect::SyncDir { path: &path }, || format!("sync {part}"))
     }
 
     /// Makes renames into the trash durable, from all directories that they came from.
-    pub(super) fn sync_all(&self) -> Result<()> {
+    pub(in crate::backend) fn sync_all(&self) -> Result<()> {
         self.sync(TRASH)?;
         self.sync(VOLUMES)?;
         // A pool that an earlier release created has no such directory until its first snapshot.
         let snapshots = self.root.join(SNAPSHOTS);
-        match self.stat(&snapshots, || format!("find {SNAPSHOTS}"))? {
-            Some(_) => self.sync(SNAPSHOTS),
-            None => Ok(()),
+        match self.is_there(&snapshots, || format!("find {SNAPSHOTS}"))? {
+            true => self.sync(SNAPSHOTS),
+            false => Ok(()),
         }
     }
 
     /// How the record in a directory says that its image is to be wiped.
-    pub(super) fn wipe_of(&self, dir: &Path) -> Result<Wipe> {
+    pub(in crate::backend) fn wipe_of(&self, dir: &Path) -> Result<Wipe> {
         match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {
             Ok(Some(record)) => Ok(record.wipe),
             // It is unknown whether the record requires a wipe: a later read may succeed and return
@@ -110,13 +120,12 @@ impl Folder {
 
     /// Purges one entry of the trash: wipes it as its record says, frees the blocks, and removes
     /// the record last.
-    pub(super) fn empty_trash(&self, name: &str) -> Result<()> {
+    pub(in crate::backend) fn empty_trash(&self, name: &str) -> Result<()> {
         let doing = || format!("empty trash entry {name}");
         let dir = self.root.join(TRASH).join(name);
-        let image = dir.join(IMAGE);
-        if self.stat(&image, doing)?.is_some() {
+        if self.store.is_in(&dir).context(doing)? {
             let wipe = self.wipe_of(&dir)?;
-            self.remove_image(&image, wipe)?;
+            self.remove_image(&dir, wipe)?;
         }
         for file in self.host.list_dir(&dir).context(doing)?.unwrap_or_default() {
             let path = dir.join(file);
@@ -128,14 +137,14 @@ impl Folder {
 
     /// Entries of the trash that belonged to this volume or snapshot. The UUIDs of a volume and a
     /// snapshot are never equal.
-    pub(super) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
+    pub(in crate::backend) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
         let prefix = format!("{uuid}.");
         let mut names = self.list(TRASH)?;
         names.retain(|name| name.starts_with(&prefix));
         Ok(names)
     }
 
-    fn remove_image(&self, image: &Path, wipe: Wipe) -> Result<()> {
+    fn remove_image(&self, dir: &Path, wipe: Wipe) -> Result<()> {
         let doing = || format!("wipe an image ({})", wipe.word());
         let alone = (wipe == Wipe::Zero).then(|| self.wiping.try_lock());
         let _alone = match alone {
@@ -148,22 +157,11 @@ impl Folder {
                 });
             }
         };
-        match wipe {
-            Wipe::None => {}
-            Wipe::Zero => {
-                self.perform(Effect::Zero { path: image }, doing)?;
-                // xfs frees the blocks of an unlinked file later, and until then they count as
-                // shared. The blocks of a truncated file are free at once.
-                let size = 0;
-                self.perform(Effect::Truncate { path: image, size }, doing)?;
-            }
-            Wipe::Discard => {
-                self.perform(Effect::Discard { path: image }, doing)?;
-                self.mark_untold()?;
-            }
+        self.store.wipe(dir, wipe).context(doing)?;
+        if wipe == Wipe::Discard {
+            self.mark_untold()?;
         }
-        self.perform(Effect::RemoveFile { path: image }, || {
-            "delete an image".into()
-        })
+        let removed = self.store.remove(dir);
+        removed.context(|| "delete an image".into())
     }
 }

@@ -53,10 +53,10 @@ impl Folder {
 
     /// Reads whether an earlier process has left blocks to be discarded.
     pub(super) fn find_untold(&self) -> Result<()> {
-        let mark = self.stat(&self.untold_mark(), || {
+        let marked = self.is_there(&self.untold_mark(), || {
             "look up the marker for freed blocks".into()
         })?;
-        self.untold.state().marked = mark.is_some();
+        self.untold.state().marked = marked;
         Ok(())
     }
 
@@ -78,9 +78,10 @@ impl Folder {
         Ok(())
     }
 
-    /// Runs a trim, if blocks were freed since the last one, and if that was not less than
-    /// [`TRIM_INTERVAL`] ago.
-    pub(super) fn tell_disk(&self) -> Result<()> {
+    /// Discards the blocks that deletions with `wipe: discard` have freed, with one trim for all of
+    /// them. Does nothing if there are none, or if the last trim was less than [`TRIM_INTERVAL`]
+    /// ago.
+    pub fn tell_disk(&self) -> Result<()> {
         let freed = {
             let mut state = self.untold.state();
             let now = Instant::now();
@@ -90,10 +91,8 @@ impl Folder {
             state.last = Some(now);
             state.freed
         };
-        let path = self.root.join(TRASH);
-        self.perform(Effect::Trim { path: &path }, || {
-            format!("discard the free blocks of pool {}", self.path.display())
-        })?;
+        let trimmed = self.store.trim();
+        trimmed.context(|| format!("discard the free blocks of pool {}", self.path.display()))?;
         let mut state = self.untold.state();
         // The trim may have missed blocks that were freed while it ran. The next trim discards
         // them.
@@ -107,8 +106,10 @@ impl Folder {
         Ok(())
     }
 
-    /// A damaged file counts as none, so that the volumes are trimmed once more than needed.
-    pub(super) fn trimmed(&self) -> Result<Option<u64>> {
+    /// When the volumes of this pool were trimmed last, in seconds since 1970; `None` if this is
+    /// not known. A damaged file counts as none, so that the volumes are trimmed once more than
+    /// needed.
+    pub fn trimmed(&self) -> Result<Option<u64>> {
         let mut known = self.last_trim();
         if known.is_none() {
             let read = self.host.read_file(&self.root.join(TRASH).join(TRIMMED));
@@ -119,8 +120,9 @@ impl Folder {
         Ok(*known)
     }
 
-    /// The time stays in memory even if the disk has no space for the file.
-    pub(super) fn note_trimmed(&self, at: u64) -> Result<()> {
+    /// Records when the volumes were trimmed; an error if the time could not be stored for a later
+    /// process. It stays in memory even if the disk has no space for the file.
+    pub fn note_trimmed(&self, at: u64) -> Result<()> {
         *self.last_trim() = Some(at);
         let doing = || "record the time of the last trim".to_string();
         let path = self.root.join(TRASH).join(TRIMMED);

@@ -1,15 +1,18 @@
 //! A snapshot's image and record. The image is created empty before the cut, which fills it.
 
-use super::FileBackend;
-use crate::backend::Admit;
-use crate::error::{Error, Kind, Result};
-use crate::host::Effect;
+use super::PoolBackend;
+use crate::backend::store::NewImage;
+use crate::backend::{Admit, Image};
+use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::model::size::image_bytes;
 use crate::record::SnapshotRecord;
 
-impl FileBackend {
-    /// Records the intent, then creates an image as long as that of the source, without blocks.
-    pub(super) fn begin_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()> {
+impl PoolBackend {
+    /// Creates an empty snapshot in the state of its record (`preparing`): records the intent, then
+    /// creates an image that is as long as that of its source and has no blocks. A snapshot of a
+    /// thick volume counts with its full size until it is ready. On an error nothing is left, or
+    /// the error is [`Error::RollbackFailed`].
+    pub fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()> {
         let uuid = record.uuid;
         let source = self.volumes.get(record.source)?;
         let source = source.filter(|source| source.incarnation == record.source_incarnation);
@@ -25,20 +28,18 @@ impl FileBackend {
         self.admit_beside(planned, admit, |_| self.snapshots.remember(&record))?;
         let made = self.snapshots.begin(&record).and_then(|()| {
             let doing = || format!("create snapshot {uuid}");
-            let source = self.volumes.image(record.source);
-            let path = self.snapshots.image(uuid);
-            self.make_like(&path, &source)?;
+            let source = Image::Volume(record.source);
             // An image whose growth failed is longer than its record says.
-            let found = self
-                .folder
-                .stat(&source, doing)?
-                .map_or(0, |image| image.size);
-            let image = Effect::Allocate {
-                path: &path,
-                size: found.max(image_bytes(record.size)),
+            let found = self.store().size(source).context(doing)?;
+            let new = NewImage {
+                like: Some(source),
+                length: found
+                    .map_or(0, |found| found.length)
+                    .max(image_bytes(record.size)),
                 reserve: false,
             };
-            self.folder.perform(image, doing)?;
+            let created = self.store().create(Image::Snapshot(uuid), new);
+            created.context(doing)?;
             match record.copy {
                 // A copy that continues after a crash needs its image.
                 Some(_) => self.snapshots.sync(uuid),
@@ -48,8 +49,9 @@ impl FileBackend {
         self.snapshots.or_delete(uuid, made)
     }
 
-    /// The backend sets the lineage, so it stays whatever the caller's record contains.
-    pub(super) fn rewrite_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
+    /// Replaces a snapshot's record durably. The backend sets the lineage, so it stays whatever the
+    /// caller's record contains.
+    pub fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let before = self.snapshots.get(record.uuid)?;
         self.snapshots.update(&SnapshotRecord {
             lineage: before.map_or(record.lineage, |before| before.lineage),

@@ -1,0 +1,154 @@
+//! A pool of any kind: the records of its volumes and snapshots, their life cycle and its space. A
+//! [`Store`] does what differs between the kinds. A backend keeps its own data consistent;
+//! `operation` decides what a CSI call means.
+
+mod recover;
+mod room;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::file::FileStore;
+use super::records::{Folder, LOCK_FILE, POOL_FILE, RecordStore, write_lock};
+use super::store::{Devices, Facts, Store};
+use super::{Copier, Image, ImageHandle};
+use crate::error::{ErrorContext, Result};
+use crate::host::{Budget, Host, Kept};
+use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
+use room::Growing;
+
+/// One pool. The caller holds the lock of a volume during every call that names it.
+pub struct PoolBackend {
+    /// The pool's record.
+    pub record: PoolRecord,
+    /// What does not change while the pool is open.
+    pub facts: Facts,
+    /// Its folder.
+    pub folder: Arc<Folder>,
+    /// The records of its volumes.
+    pub volumes: RecordStore<VolumeRecord>,
+    /// The records of its snapshots.
+    pub snapshots: RecordStore<SnapshotRecord>,
+    /// Held while available space is checked and taken.
+    growing: Mutex<Growing>,
+    /// The pinned folder and the pool's lock, which this value keeps.
+    _kept: [Kept; 2],
+}
+
+/// What was found at a configured path.
+pub enum OpenResult {
+    /// No pool: the folder has no `pool.json`.
+    Blank,
+    /// Another process serves it.
+    Locked,
+    /// A pool, which is now locked by this process.
+    Pool(Box<PoolBackend>),
+}
+
+impl PoolBackend {
+    /// Reads the record of the pool at a path without taking its lock; `None` if there is no pool.
+    pub fn identify(host: &dyn Host, path: &Path) -> Result<Option<PoolRecord>> {
+        record::load(host, &path.join(POOL_FILE))
+    }
+
+    /// Opens the pool at `path`: takes its lock, for which it waits for `patience`, and reads its
+    /// records. New volumes get `extent` as their extent size hint in bytes.
+    pub fn open(
+        host: Arc<dyn Host>,
+        path: &Path,
+        extent: Option<u64>,
+        patience: Duration,
+    ) -> Result<OpenResult> {
+        let what = || format!("open the directory of pool {}", path.display());
+        if host.stat(&path.join(POOL_FILE)).context(what)?.is_none() {
+            return Ok(OpenResult::Blank);
+        }
+        let (root, pinned) = host.pin_dir(path).context(what)?;
+        let Some(record) = PoolBackend::identify(host.as_ref(), &root)? else {
+            return Ok(OpenResult::Blank);
+        };
+        let lock = host.lock_file(&root.join(LOCK_FILE), patience);
+        let Some(lock) = lock.context(what)? else {
+            return Ok(OpenResult::Locked);
+        };
+        let store = FileStore::open(host.clone(), path, &root, extent).context(what)?;
+        let facts = store.facts();
+        let folder = Arc::new(Folder::open(host, path, root, Box::new(store))?);
+        Ok(OpenResult::Pool(Box::new(PoolBackend {
+            record,
+            facts,
+            volumes: RecordStore::read(folder.clone())?,
+            snapshots: RecordStore::read(folder.clone())?,
+            folder,
+            growing: Mutex::default(),
+            _kept: [pinned, lock],
+        })))
+    }
+
+    fn store(&self) -> &dyn Store {
+        self.folder.store.as_ref()
+    }
+
+    /// The devices of its volumes.
+    pub fn devices(&self) -> &dyn Devices {
+        self.store()
+    }
+
+    /// Writes to the pool's disk, durably and without needing free space. An error means that the
+    /// disk is dead or no longer accepts writes. Returns only after the disk has answered.
+    pub fn try_disk(&self) -> Result<()> {
+        write_lock(self.folder.host.as_ref(), &self.folder.root)
+            .context(|| "write to its disk".into())
+    }
+
+    /// Opens an image to copy from it, or to write to it while it is being filled.
+    pub fn open_image(&self, image: Image) -> Result<ImageHandle> {
+        self.store().open(image)
+    }
+
+    /// Extends an image that is being filled to at least this length.
+    pub fn lengthen(&self, image: Image, length: u64) -> Result<()> {
+        let longer = self.store().lengthen(image, length, false);
+        longer.context(|| format!("extend the image of {image}"))
+    }
+
+    /// Makes a prepared image the clone of another image of this pool, which must not change during
+    /// the call. Requires [`Facts::shares_blocks`].
+    pub fn clone_quiet(&self, source: Image, copy: Image) -> Result<()> {
+        let copied = self.copier(source, copy, &Arc::default())?.copy_whole();
+        copied
+            .map(drop)
+            .context(|| format!("clone {source} into {copy}"))
+    }
+
+    /// Returns the copier of an image of this pool, which may be in use, into a prepared image. All
+    /// members of a cut share `budget`. Requires [`Facts::shares_blocks`].
+    pub fn copier(
+        &self,
+        source: Image,
+        copy: Image,
+        budget: &Arc<Budget>,
+    ) -> Result<Box<dyn Copier>> {
+        self.store().copier(source, copy, budget)
+    }
+
+    /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
+    pub fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()> {
+        let renewed = self.store().renew_fs_id(image, fs_id);
+        renewed.context(|| format!("assign a new fsid to the btrfs of {image}"))
+    }
+
+    /// Frees all blocks of an image whose creation was never acknowledged, so that the blocks it
+    /// shared belong to the other image alone.
+    pub fn empty(&self, image: Image) -> Result<()> {
+        let emptied = self.store().shorten(image, 0);
+        emptied.context(|| format!("truncate the image of {image:?} to 0 bytes"))
+    }
+}

@@ -1,0 +1,99 @@
+//! Cleanup after a crash: incomplete volumes and snapshots, trash, and loop devices that are not in
+//! use.
+
+use uuid::Uuid;
+
+use super::PoolBackend;
+use crate::backend::records::TRASH;
+use crate::backend::{Image, Leftover, Leftovers};
+use crate::error::{Result, chain};
+use crate::host::Device;
+use crate::model::Wipe;
+
+impl PoolBackend {
+    /// Detaches devices that a crash left, before the first call is served, and counts the other
+    /// leftovers. `in_use` returns whether a mount or a published target uses a device. A device
+    /// that cannot be detached is logged and does not delay the others. The other leftovers may
+    /// take as long to clean up as a large disk takes to overwrite, so they are only counted here,
+    /// and are cleaned up while the pool is served (`Driver::clean`, `Driver::wipe`).
+    pub fn recover(&self, in_use: &dyn Fn(&Device) -> bool) -> Result<Leftovers> {
+        let mut found = Leftovers::default();
+        let pool = &self.record.name;
+        let mut images = self.volumes.images()?;
+        images.extend(self.snapshots.images()?);
+        for (device, detached) in self.store().detach_idle(&images, in_use)? {
+            let device = device.path.display().to_string();
+            match detached {
+                Ok(()) => {
+                    found.loops += 1;
+                    tracing::info!(%pool, device, "detached an unused loop device");
+                }
+                Err(error) => {
+                    tracing::error!(%pool, device, error = %chain(&error), "failed to detach an unused loop device");
+                }
+            }
+        }
+        for leftover in self.leftovers()? {
+            *match &leftover {
+                Leftover::Copy(_) => continue,
+                Leftover::Volume(_) => &mut found.half_made,
+                Leftover::Snapshot(_) => &mut found.snapshots,
+                Leftover::Trash { .. } => &mut found.trash,
+            } += 1;
+        }
+        Ok(found)
+    }
+
+    /// What failed or interrupted calls may have left, also of snapshots, because not every caller
+    /// repeats its call. The result may contain objects that are being created now. A name in the
+    /// trash that is not that of a volume or snapshot was not put there by this driver.
+    pub fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let volumes = self.volumes.abandoned()?.into_iter().map(Leftover::Volume);
+        let snapshots = self.snapshots.abandoned()?;
+        let snapshots = snapshots.into_iter().map(Leftover::Snapshot);
+        let trash = self.folder.list(TRASH)?.into_iter().filter_map(|name| {
+            let uuid = Uuid::try_parse(name.split('.').next()?).ok()?;
+            Some(Leftover::Trash { uuid, name })
+        });
+        let of_volumes = self.volumes.begun_copies().into_iter().map(Image::Volume);
+        let of_snapshots = self.snapshots.begun_copies().into_iter();
+        let copies = of_volumes.chain(of_snapshots.map(Image::Snapshot));
+        let copies = copies.map(Leftover::Copy);
+        Ok(volumes
+            .chain(snapshots)
+            .chain(trash)
+            .chain(copies)
+            .collect())
+    }
+
+    /// Cleans up a leftover if it still is one according to the disk, and returns whether it was.
+    /// The caller holds the lock of its volume or snapshot.
+    pub fn clean_up(&self, leftover: &Leftover) -> Result<bool> {
+        match leftover {
+            Leftover::Volume(uuid) => self.volumes.delete_abandoned(*uuid),
+            Leftover::Snapshot(uuid) => self.snapshots.delete_abandoned(*uuid),
+            Leftover::Copy(Image::Volume(uuid)) => self.volumes.delete_begun_copy(*uuid),
+            Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.delete_begun_copy(*uuid),
+            Leftover::Trash { name, .. } => {
+                if !self.folder.list(TRASH)?.contains(name) {
+                    return Ok(false);
+                }
+                self.folder.sync_all()?;
+                self.folder.empty_trash(name).map(|()| true)
+            }
+        }
+    }
+
+    /// Whether the cleanup of a leftover overwrites blocks with zeros, which may take hours. A
+    /// record that cannot be read now counts as one that does not require it.
+    pub fn is_wiped(&self, leftover: &Leftover) -> bool {
+        let dir = match leftover {
+            Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => self.volumes.dir(*uuid),
+            Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {
+                self.snapshots.dir(*uuid)
+            }
+            Leftover::Trash { name, .. } => self.folder.root.join(TRASH).join(name),
+        };
+        matches!(self.folder.wipe_of(&dir), Ok(Wipe::Zero))
+    }
+}

@@ -1,0 +1,273 @@
+//! The life cycle of a volume's image: an intent is recorded before it is created, and a completed
+//! record afterwards; it is filled and grown.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::PoolBackend;
+use crate::backend::store::NewImage;
+use crate::backend::{Admit, Image};
+use crate::error::{Error, ErrorContext, Kind, Result, chain};
+use crate::model::size::{MIB, image_bytes};
+use crate::model::{Allocation, VolumeId};
+use crate::record::{ContentSource, VolumeRecord, VolumeState};
+
+/// The bytes that one call un-shares. This takes some tenths of a second, after which the process
+/// can be stopped or can log progress.
+const UNSHARE_STEP: u64 = 256 * MIB;
+/// How often a long operation logs its progress.
+const PROGRESS_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+impl PoolBackend {
+    /// What is wrong with the length or the blocks of the image, for reports of its health; `None`
+    /// if nothing is. Shared blocks count as present, because those of a thick volume are un-shared
+    /// before its snapshot is acknowledged.
+    pub fn image_problem(&self, record: &VolumeRecord) -> Result<Option<String>> {
+        let image = self.store().size(Image::Volume(record.uuid));
+        let image = image.context(|| format!("find the image of volume {}", record.uuid))?;
+        let bytes = image_bytes(record.size);
+        Ok(match image {
+            None => Some("the image is missing".into()),
+            Some(image) if image.length < bytes => Some(format!(
+                "the image has {} instead of {bytes} bytes",
+                image.length
+            )),
+            Some(image) if record.allocation == Allocation::Thick && image.allocated < bytes => {
+                Some(format!(
+                    "only {} of {bytes} bytes are still reserved",
+                    image.allocated
+                ))
+            }
+            Some(_) => None,
+        })
+    }
+
+    /// Replaces the record of a volume durably.
+    pub fn update(&self, record: &VolumeRecord) -> Result<()> {
+        self.volumes.update(record)
+    }
+
+    /// Creates a volume: intent, image, completed record. `admit` decides whether there is enough
+    /// space. It runs before anything is changed, and its input includes the promises of all
+    /// operations in progress. On an error everything is undone durably, or the error is
+    /// [`Error::RollbackFailed`]. A crash leaves an intent, which [`PoolBackend::clean_up`] or
+    /// [`RecordStore::delete`](crate::backend::records::RecordStore::delete) removes.
+    pub fn create(&self, record: VolumeRecord, admit: Admit<'_>) -> Result<VolumeRecord> {
+        let reserve = record.allocation == Allocation::Thick;
+        let mut record = self.begin_image(record, reserve, admit)?;
+        record.state = VolumeState::Ready;
+        let made = self
+            .volumes
+            .sync_image(record.uuid)
+            .and_then(|()| self.volumes.update(&record));
+        self.volumes.or_delete(record.uuid, made)?;
+        Ok(record)
+    }
+
+    /// Creates a volume that is to be filled: an intent recorded as `creating`, and an image of
+    /// full length without blocks. The caller fills it with [`PoolBackend::clone_quiet`],
+    /// [`PoolBackend::copier`] or
+    /// [`ImageHandle::copy_to`](crate::backend::ImageHandle::copy_to), and then calls
+    /// [`PoolBackend::complete`] or deletes it. A crash leaves an intent, and a copy that can be
+    /// continued if the record has `copy`. On an error nothing is left, or the error is
+    /// [`Error::RollbackFailed`]. The object that `content_source` names must exist if it is on
+    /// this pool.
+    pub fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()> {
+        let record = VolumeRecord {
+            lineage: self.lineage_of_source(record)?,
+            ..record.clone()
+        };
+        self.begin_image(record, false, admit).map(drop)
+    }
+
+    /// The lineage of a copy's source; `None` if the copy will share no blocks with it.
+    fn lineage_of_source(&self, record: &VolumeRecord) -> Result<Option<Uuid>> {
+        let Some(source) = self.shared_source(record) else {
+            return Ok(None);
+        };
+        let (kind, uuid, lineage) = match source {
+            Image::Volume(uuid) => {
+                let source = self.volumes.get(uuid)?;
+                (Kind::Volume, uuid, source.map(|source| source.lineage()))
+            }
+            Image::Snapshot(uuid) => {
+                let source = self.snapshots.get(uuid)?;
+                (Kind::Snapshot, uuid, source.map(|source| source.lineage()))
+            }
+        };
+        let id = VolumeId {
+            pool: self.record.id,
+            uuid,
+        };
+        lineage.map(Some).ok_or_else(|| Error::NotFound {
+            kind,
+            id: id.to_string(),
+        })
+    }
+
+    /// The image with which a volume will share blocks.
+    fn shared_source(&self, record: &VolumeRecord) -> Option<Image> {
+        match record.content_source.as_ref()? {
+            ContentSource::Volume(id) => self.sharing(id).map(Image::Volume),
+            ContentSource::Snapshot(id) => self.sharing(id).map(Image::Snapshot),
+        }
+    }
+
+    /// The UUID in an ID, if the object with this ID can share blocks with images of this pool.
+    fn sharing(&self, id: &str) -> Option<Uuid> {
+        let id = id.parse::<VolumeId>().ok()?;
+        (self.facts.shares_blocks && id.pool == self.record.id).then_some(id.uuid)
+    }
+
+    /// Everything before the completed record. On an error nothing is left.
+    fn begin_image(
+        &self,
+        mut record: VolumeRecord,
+        reserve: bool,
+        admit: Admit<'_>,
+    ) -> Result<VolumeRecord> {
+        record.state = VolumeState::Creating;
+        self.admit(admit, |_| self.volumes.remember(&record))?;
+        let made = self.volumes.begin(&record).and_then(|()| {
+            let new = NewImage {
+                like: self.shared_source(&record),
+                length: image_bytes(record.size),
+                reserve,
+            };
+            let created = self.store().create(Image::Volume(record.uuid), new);
+            created.context(|| format!("create volume {}", record.uuid))?;
+            match record.copy {
+                // A copy that continues after a crash needs its image.
+                Some(_) => self.volumes.sync(record.uuid),
+                None => Ok(()),
+            }
+        });
+        self.volumes.or_delete(record.uuid, made)?;
+        Ok(record)
+    }
+
+    /// Extends a filled image to its full length, syncs it and records it as `ready`. A thick
+    /// volume is first reserved and un-shared completely. A clone of a thick volume is un-shared as
+    /// well, so that no write to the source can fail; for this, `admit` must have checked that the
+    /// size of the clone is free. After an error the caller may continue, or deletes the volume.
+    pub fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
+        let (image, length) = (Image::Volume(record.uuid), image_bytes(record.size));
+        let lineage = self
+            .volumes
+            .get(record.uuid)?
+            .and_then(|prepared| prepared.lineage);
+        let thick = record.allocation == Allocation::Thick;
+        // A clone has the length of its source.
+        let lengthened = self.store().lengthen(image, length, thick);
+        lengthened.context(|| format!("create volume {}", record.uuid))?;
+        let apart = self.facts.shares_blocks && (thick || self.is_of_thick(record)?);
+        if apart {
+            self.unshare_unsynced(image, length)?;
+        }
+        self.volumes.sync_image(record.uuid)?;
+        let complete = VolumeRecord {
+            state: VolumeState::Ready,
+            copy: None,
+            lineage: lineage.filter(|_| !apart),
+            ..record.clone()
+        };
+        self.volumes.update(&complete)?;
+        Ok(complete)
+    }
+
+    /// Whether the volume was cloned directly from a thick volume. The thick volume could not
+    /// overwrite shared blocks on a full pool. Snapshots of a thick volume no longer share blocks
+    /// with it.
+    fn is_of_thick(&self, record: &VolumeRecord) -> Result<bool> {
+        let Some(ContentSource::Volume(id)) = &record.content_source else {
+            return Ok(false);
+        };
+        let source = match self.sharing(id) {
+            Some(source) => self.volumes.get(source)?,
+            None => None,
+        };
+        Ok(source.is_some_and(|source| source.allocation == Allocation::Thick))
+    }
+
+    /// Un-shares the first `bytes` of an image durably and in steps, and logs the progress. This is
+    /// safe while the image is being written to. A repeat passes quickly over the part that is
+    /// done.
+    pub fn unshare(&self, image: Image, bytes: u64) -> Result<()> {
+        self.unshare_unsynced(image, bytes)?;
+        // Until the image is synced, a power loss restores the shared blocks.
+        let synced = self.store().sync(image);
+        synced.context(|| format!("sync the image of {image:?}"))
+    }
+
+    fn unshare_unsynced(&self, image: Image, bytes: u64) -> Result<()> {
+        let mut told = Instant::now();
+        for offset in (0..bytes).step_by(UNSHARE_STEP as usize) {
+            if told.elapsed() >= PROGRESS_LOG_INTERVAL {
+                told = Instant::now();
+                tracing::info!(pool = %self.record.name, ?image, done = offset, of = bytes, "unsharing blocks");
+            }
+            let length = UNSHARE_STEP.min(bytes - offset);
+            let unshared = self.store().unshare(image, offset, length);
+            unshared.context(|| format!("unshare blocks of the image of {image:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Grows the image, then updates the record. On an error the image has its old length again, or
+    /// the error is [`Error::RollbackFailed`].
+    pub fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord> {
+        let more = image_bytes(size).saturating_sub(image_bytes(record.size));
+        self.admit(admit, |growing| {
+            growing.insert(record.uuid, more);
+        })?;
+        let grown = self.grow_admitted(record, size);
+        self.growing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&record.uuid);
+        grown
+    }
+
+    fn grow_admitted(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
+        let doing = || format!("grow volume {}", record.uuid);
+        let (store, image) = (self.store(), Image::Volume(record.uuid));
+        // The image may be longer than its record says, after a growth whose record could not be
+        // written. A device maps all of it, and a file system may have been grown to all of it.
+        let before = store.size(image).context(doing)?;
+        let before = before.map_or(0, |image| image.length);
+        let reserve = record.allocation == Allocation::Thick;
+        let longer = store
+            .lengthen(image, image_bytes(size), reserve)
+            .context(doing)
+            .and_then(|()| self.volumes.sync_image(record.uuid));
+        if let Err(first) = longer {
+            let undo = store
+                .shorten(image, before.max(image_bytes(record.size)))
+                .context(doing)
+                .and_then(|()| self.volumes.sync_image(record.uuid));
+            return Err(match undo {
+                Ok(()) => first,
+                Err(undo) => Error::RollbackFailed {
+                    first: Box::new(first),
+                    undo: chain(&undo),
+                },
+            });
+        }
+        let grown = VolumeRecord {
+            size,
+            ..record.clone()
+        };
+        // After an error it is unknown whether the new record is durable, so the image keeps its
+        // new length. A repeat completes the growth. An image shorter than its record would have
+        // lost its end.
+        self.volumes
+            .update(&grown)
+            .map_err(|first| Error::RollbackFailed {
+                first: Box::new(first),
+                undo: "the image is longer than its record states".into(),
+            })?;
+        Ok(grown)
+    }
+}

@@ -1,0 +1,109 @@
+//! What a kind of pool implements: how it stores images, and the devices on them. Everything else
+//! is the same for all kinds ([`PoolBackend`](super::PoolBackend)) and uses only these traits.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle};
+use crate::error::Result;
+use crate::host::{self, Budget, Device, LoopHold, LoopStatus, Space};
+use crate::model::Wipe;
+use crate::record::VolumeRecord;
+
+/// What does not change while a pool is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Whether images can share blocks. Otherwise snapshots are full copies.
+    pub shares_blocks: bool,
+    /// The logical block size if the storage class does not set one.
+    pub default_block_size: u32,
+    /// The smallest logical block size that a storage class may set: the one that the pool's disk
+    /// supports.
+    pub least_block_size: u32,
+    /// Why this pool cannot have thick volumes; `None` if it can.
+    pub refuses_thick: Option<&'static str>,
+    /// Why writing zeros would not overwrite the old blocks; `None` if it would.
+    pub refuses_zeroing: Option<&'static str>,
+    /// The maximum size of an image in bytes.
+    pub largest: u64,
+}
+
+/// The size of an image, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ImageSize {
+    pub(super) length: u64,
+    /// Its blocks, including shared ones.
+    pub(super) allocated: u64,
+}
+
+/// An image that is to be created.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewImage {
+    /// The image with which it will share blocks.
+    pub(super) like: Option<Image>,
+    pub(super) length: u64,
+    /// Reserve all blocks now.
+    pub(super) reserve: bool,
+}
+
+/// The images of one pool. A directory of the pool exists for each of them, which contains its
+/// record.
+pub(super) trait Store: Devices {
+    fn facts(&self) -> Facts;
+    /// The total and the free space.
+    fn space(&self) -> host::Result<Space>;
+    /// Discards the free blocks of the pool's disk.
+    fn trim(&self) -> host::Result<()>;
+
+    /// `None` if the image does not exist.
+    fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
+    fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
+    /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.
+    fn lengthen(&self, image: Image, length: u64, reserve: bool) -> host::Result<()>;
+    /// Cuts an image to this length, and frees the blocks beyond it.
+    fn shorten(&self, image: Image, length: u64) -> host::Result<()>;
+    /// Makes the data and the length of an image durable.
+    fn sync(&self, image: Image) -> host::Result<()>;
+    /// Gives a range of an image blocks of its own. It is durable only after [`Store::sync`].
+    fn unshare(&self, image: Image, offset: u64, length: u64) -> host::Result<()>;
+    /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
+    fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> host::Result<()>;
+    fn open(&self, image: Image) -> Result<ImageHandle>;
+    /// Requires [`Facts::shares_blocks`].
+    fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
+
+    /// Whether a directory, which may be in the trash, has an image.
+    fn is_in(&self, dir: &Path) -> host::Result<bool>;
+    /// Overwrites or discards the blocks of the image of a directory in the trash.
+    fn wipe(&self, dir: &Path, wipe: Wipe) -> host::Result<()>;
+    /// Deletes the image of a directory in the trash.
+    fn remove(&self, dir: &Path) -> host::Result<()>;
+
+    /// Detaches those devices of `images` that are not in use, and returns each with the result. A
+    /// device whose status cannot be read is kept.
+    fn detach_idle(
+        &self,
+        images: &[Image],
+        in_use: &dyn Fn(&Device) -> bool,
+    ) -> Result<Vec<(Device, Result<()>)>>;
+}
+
+/// The devices of a pool's volumes. The caller holds the lock of the volume that it names.
+pub trait Devices: Send + Sync + 'static {
+    /// Every device on the image, including foreign ones; empty if there is no image.
+    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
+    /// Returns the volume's device, and attaches one if there is none. Never attaches a second one.
+    fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached>;
+    /// Detaches a device that [`Devices::find`] returned, if it is still attached to this image.
+    /// The kernel detaches a device that is open elsewhere when its last opener closes it.
+    fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
+    /// Opens the device of a volume and keeps it open, if it is one of `among`.
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>>;
+    /// Must be called with a device that was the volume's and is detached. It removes the settings
+    /// that the volume made on the device, so that the next user of its number does not get them.
+    fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;
+    /// Updates a device to the present size of the image.
+    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
+}
