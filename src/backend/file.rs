@@ -5,11 +5,14 @@
 
 mod copier;
 mod device;
+mod unlocked;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use uuid::Uuid;
+
+pub use unlocked::read_all;
 
 use super::records::{TRASH, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
@@ -22,6 +25,26 @@ use crate::model::{Wipe, size};
 const LARGEST_ON_EXT4: u64 = (1 << 44) - 4096;
 /// The name of the image of a volume or snapshot within its directory.
 pub const IMAGE: &str = "data.img";
+
+/// The name of the directory of the volume or snapshot with this image; `None` if it is not the
+/// path of an image.
+pub fn object_of(image: &Path) -> Option<&str> {
+    match image.ends_with(IMAGE) {
+        true => image.parent()?.file_name()?.to_str(),
+        false => None,
+    }
+}
+
+/// Prepares the directories of a new pool for images. On btrfs this is possible only while the pool
+/// has no image: an image that is written in place and one that is not cannot share blocks.
+pub(super) fn prepare(host: &dyn Host, pool: &Path, directories: &[PathBuf]) -> host::Result<()> {
+    if host.backing_fs(pool)?.fs_name == "btrfs" {
+        for path in directories {
+            host.perform(&Effect::WriteInPlace { path })?;
+        }
+    }
+    Ok(())
+}
 
 /// The image files of a pool.
 pub(super) struct FileStore {
@@ -196,7 +219,7 @@ impl Store for FileStore {
         )))
     }
 
-    fn is_in(&self, dir: &Path) -> host::Result<bool> {
+    fn has_image(&self, dir: &Path) -> host::Result<bool> {
         Ok(self.host.stat(&dir.join(IMAGE))?.is_some())
     }
 

@@ -2,6 +2,7 @@
 //! [`Store`] does what differs between the kinds. A backend keeps its own data consistent;
 //! `operation` decides what a CSI call means.
 
+mod closed;
 mod recover;
 mod room;
 mod snapshot;
@@ -16,12 +17,12 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::file::FileStore;
-use super::records::{Folder, LOCK_FILE, POOL_FILE, RecordStore, write_lock};
+use super::records::{Folder, POOL_FILE, RecordStore, write_lock};
 use super::store::{Devices, Facts, Store};
 use super::{Copier, Image, ImageHandle};
 use crate::error::{ErrorContext, Result};
 use crate::host::{Budget, Host, Kept};
-use crate::record::{self, PoolRecord, SnapshotRecord, VolumeRecord};
+use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
 use room::Growing;
 
 /// One pool. The caller holds the lock of a volume during every call that names it.
@@ -53,11 +54,6 @@ pub enum OpenResult {
 }
 
 impl PoolBackend {
-    /// Reads the record of the pool at a path without taking its lock; `None` if there is no pool.
-    pub fn identify(host: &dyn Host, path: &Path) -> Result<Option<PoolRecord>> {
-        record::load(host, &path.join(POOL_FILE))
-    }
-
     /// Opens the pool at `path`: takes its lock, for which it waits for `patience`, and reads its
     /// records. New volumes get `extent` as their extent size hint in bytes.
     pub fn open(
@@ -74,7 +70,7 @@ impl PoolBackend {
         let Some(record) = PoolBackend::identify(host.as_ref(), &root)? else {
             return Ok(OpenResult::Blank);
         };
-        let lock = host.lock_file(&root.join(LOCK_FILE), patience);
+        let lock = PoolBackend::lock(host.as_ref(), &root, patience);
         let Some(lock) = lock.context(what)? else {
             return Ok(OpenResult::Locked);
         };

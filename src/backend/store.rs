@@ -75,7 +75,7 @@ pub(super) trait Store: Devices {
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 
     /// Whether a directory, which may be in the trash, has an image.
-    fn is_in(&self, dir: &Path) -> host::Result<bool>;
+    fn has_image(&self, dir: &Path) -> host::Result<bool>;
     /// Overwrites or discards the blocks of the image of a directory in the trash.
     fn wipe(&self, dir: &Path, wipe: Wipe) -> host::Result<()>;
     /// Deletes the image of a directory in the trash.

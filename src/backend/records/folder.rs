@@ -123,7 +123,7 @@ impl Folder {
     pub(in crate::backend) fn empty_trash(&self, name: &str) -> Result<()> {
         let doing = || format!("empty trash entry {name}");
         let dir = self.root.join(TRASH).join(name);
-        if self.store.is_in(&dir).context(doing)? {
+        if self.store.has_image(&dir).context(doing)? {
             let wipe = self.wipe_of(&dir)?;
             self.remove_image(&dir, wipe)?;
         }

@@ -180,7 +180,7 @@ impl<R: StoredRecord> RecordStore<R> {
                 R::NOUN,
                 record.uuid()
             )),
-            Ok(None) => match self.folder.store.is_in(&self.dir(uuid)) {
+            Ok(None) => match self.folder.store.has_image(&self.dir(uuid)) {
                 Ok(false) => None,
                 Ok(true) => damaged("its record is missing, but its image exists".into()),
                 Err(error) => damaged(chain(&error)),

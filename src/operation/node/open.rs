@@ -6,13 +6,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::disk;
-use crate::backend::file::IMAGE;
+use crate::backend::file::object_of;
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::operation::pools::image::{self, OpenImage};
-use crate::operation::pools::pool::{folder, folder_of, folders};
+use crate::operation::pools::pool::{folder, folders};
 use crate::operation::pools::{ground, make};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
 use crate::record::PoolRecord;
@@ -240,9 +240,7 @@ impl Driver {
         let now = self.host.stat(&backend.folder.path).context(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
-        let is_named = |shown: &Path| {
-            shown.ends_with(IMAGE) && folder_of(shown).is_some_and(|name| names.contains(name))
-        };
+        let is_named = |shown: &Path| object_of(shown).is_some_and(|name| names.contains(name));
         let there = self.detach_dead_devices(&is_named, former)?;
         let there: Vec<_> = there
             .iter()

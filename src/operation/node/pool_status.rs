@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::backend::file::IMAGE;
+use crate::backend::file::object_of;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
-use crate::operation::pools::pool::{Former, folder, folder_of};
+use crate::operation::pools::pool::{Former, folder};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
 
 /// How long the space of a pool may take to read: the query examines each image.
@@ -138,9 +138,9 @@ impl Driver {
                 Some(String::from_utf8_lossy(&shown).trim_end().to_string())
             });
             let is_its = |image: &Path| {
-                let its = was.zip(folder_of(image));
-                its.is_some_and(|(was, name)| was.volumes.contains(name))
-                    || image.starts_with(place) && image.ends_with(IMAGE)
+                object_of(image).is_some_and(|name| {
+                    was.is_some_and(|was| was.volumes.contains(name)) || image.starts_with(place)
+                })
             };
             if image.is_some_and(|image| is_its(Path::new(&image))) {
                 let names = mount.mount_point.iter().filter_map(|name| name.to_str());

@@ -6,18 +6,19 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use super::ground::{self, machine_folders};
 use super::image::{self, Inside, blank_but_known, file_folder};
 use super::make::{self, Probe};
 use super::node_record::{known_as, load_node, store_node};
-use crate::backend::records::{LOCK_FILE, POOL_FILE};
+use crate::backend::PoolBackend;
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Host, Kept};
 use crate::model::pool::WAY_OUT;
 use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
-use crate::record::{self, NodeRecord, PoolRecord};
+use crate::record::{NodeRecord, PoolRecord};
 
 /// The result of [`init`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,8 +122,7 @@ pub fn adopt(
     let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
         if lock.is_some() {
-            let path = inside.folder.join(POOL_FILE);
-            record::store(host, &path, &adopted.pool)?;
+            PoolBackend::replace_record(host, &inside.folder, &adopted.pool)?;
         }
         remember(host, node_record, &mut node, pool, &adopted.pool)?;
         Ok(adopted)
@@ -302,8 +302,7 @@ fn machine_home(
 
 /// Takes the pool's lock, which is released when the result is dropped.
 fn lock(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<Kept> {
-    let lock = host
-        .try_lock_file(&path.join(LOCK_FILE))
+    let lock = PoolBackend::lock(host, path, Duration::ZERO)
         .context(|| format!("lock pool {}", pool.name))?;
     lock.ok_or_else(|| {
         Error::refused(

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use super::make::{self, Probe};
 use super::node_record::known_as;
-use crate::backend::records::LOCK_FILE;
+use crate::backend::PoolBackend;
+use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::Human;
@@ -109,8 +110,7 @@ pub fn open(
     machine: &[PathBuf],
 ) -> Result<OpenImage> {
     let path = file_folder(pool)?;
-    let lock = host
-        .lock_file(&path.join(LOCK_FILE), patience)
+    let lock = PoolBackend::lock(host, path, patience)
         .context(|| format!("lock pool {}", pool.name))?
         .ok_or_else(|| Error::Locked {
             place: path.display().to_string(),
@@ -243,8 +243,7 @@ pub fn enter(
 /// Unmounts an image that no volume uses. No file of the pool may be open any more. An image that
 /// is in use stays mounted, and the next start finds it. Returns whether it was unmounted.
 pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
-    let is_image = |name: &Path| name.ends_with(crate::backend::file::IMAGE);
-    let loops = host.loop_devices(&is_image);
+    let loops = host.loop_devices(&|name| object_of(name).is_some());
     let mut asked = loops.context(|| "list loop devices".into())?.into_iter();
     let alive = host.stat(&image.folder).is_ok();
     // A device whose status cannot be read may be on this image, unless the device is dead and the

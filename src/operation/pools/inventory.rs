@@ -2,16 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use uuid::Uuid;
-
 use super::image::look_through;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
-use crate::backend::records::{SNAPSHOTS, VOLUMES};
-use crate::error::{ErrorContext, Result, chain};
+use crate::backend::file;
+use crate::error::{Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
-use crate::record::{self, NodeRecord, Record, SnapshotRecord, VolumeRecord};
+use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
 
 /// A pool that is configured, or that this machine has had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,114 +202,35 @@ pub struct Inventory {
 /// are omitted.
 pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result<Inventory> {
     let mut inventory = Inventory::default();
-    let pool = || name.to_string();
-    let (volumes, damaged) = shelf(host, name, &path.join(VOLUMES), |one: &VolumeRecord| {
-        one.uuid
-    })?;
-    inventory.damaged.extend(damaged);
-    inventory
-        .volumes
-        .extend(volumes.into_iter().map(|(record, allocated)| VolumeEntry {
-            pool: pool(),
-            pool_id,
-            record,
-            allocated,
-        }));
-    let (snapshots, damaged) = shelf(host, name, &path.join(SNAPSHOTS), |one: &SnapshotRecord| {
-        one.uuid
-    })?;
-    inventory.damaged.extend(damaged);
-    inventory.snapshots.extend(
-        snapshots
-            .into_iter()
-            .map(|(record, allocated)| SnapshotEntry {
-                pool: pool(),
+    for (dir, read) in file::read_all::<VolumeRecord>(host, name, path)? {
+        match read {
+            Ok((record, allocated)) => inventory.volumes.push(VolumeEntry {
+                pool: name.to_string(),
                 pool_id,
                 record,
                 allocated,
             }),
-    );
+            Err(problem) => inventory.damaged.push(damaged(name, dir, problem)),
+        }
+    }
+    for (dir, read) in file::read_all::<SnapshotRecord>(host, name, path)? {
+        match read {
+            Ok((record, allocated)) => inventory.snapshots.push(SnapshotEntry {
+                pool: name.to_string(),
+                pool_id,
+                record,
+                allocated,
+            }),
+            Err(problem) => inventory.damaged.push(damaged(name, dir, problem)),
+        }
+    }
     Ok(inventory)
 }
 
-/// Records with the bytes of their images, and records that cannot be read.
-type RecordsRead<R> = (Vec<(R, u64)>, Vec<DamagedEntry>);
-
-fn shelf<R: Record>(
-    host: &dyn Host,
-    pool: &str,
-    folder: &Path,
-    uuid: impl Fn(&R) -> Uuid,
-) -> Result<RecordsRead<R>> {
-    let names = host
-        .list_dir(folder)
-        .context(|| format!("list {} of pool {pool}", folder.display()))?
-        .unwrap_or_default();
-    let (mut records, mut damaged) = (Vec::new(), Vec::new());
-    for entry in names {
-        let path = folder.join(&entry);
-        match read_one(host, &path, &entry, &uuid) {
-            Ok(Some(one)) => records.push(one),
-            Ok(None) => {}
-            Err(problem) => damaged.push(DamagedEntry {
-                pool: pool.to_string(),
-                path,
-                problem,
-            }),
-        }
-    }
-    Ok((records, damaged))
-}
-
-fn read_one<R: Record>(
-    host: &dyn Host,
-    path: &Path,
-    name: &str,
-    uuid: impl Fn(&R) -> Uuid,
-) -> Result<Option<(R, u64)>, String> {
-    let load = || record::load::<R>(host, &path.join("record.json")).map_err(|error| chain(&error));
-    let image = || {
-        let image = host.stat(&path.join("data.img"));
-        image.map_err(|error| chain(&error))
-    };
-    let record = match load()? {
-        Some(record) => record,
-        // It was deleted between the two reads, or its creation has just begun: an image is created
-        // after its record.
-        None if image()?.is_none() => return Ok(None),
-        None => load()?.ok_or("it has no record.json")?,
-    };
-    if Uuid::try_parse(name) != Ok(uuid(&record)) {
-        return Err(format!("its record describes {}", uuid(&record)));
-    }
-    Ok(Some((record, image()?.map_or(0, |stat| stat.allocated))))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::Effect;
-    use crate::host::memory::MemoryHost;
-
-    #[test]
-    fn what_is_just_begun_is_left_out_and_an_image_without_its_record_is_told() {
-        let (host, pool) = (MemoryHost::new(), Path::new("/memory/pool"));
-        let one = pool.join(VOLUMES).join(Uuid::from_u128(1).to_string());
-        host.make_folder(&one).unwrap();
-        let damaged = || {
-            let found = read(&host, "default", PoolId(Uuid::from_u128(2)), pool).unwrap();
-            assert!(found.volumes.is_empty());
-            found.damaged.into_iter().map(|one| one.problem)
-        };
-        let write = |name: &str| {
-            let path = one.join(name);
-            let bytes = b"{";
-            host.perform(&Effect::WriteFile { path: &path, bytes })
-        };
-        write("record.json.new").unwrap();
-        assert_eq!(damaged().count(), 0);
-        write("data.img").unwrap();
-        let told: Vec<_> = damaged().collect();
-        assert_eq!(told, ["it has no record.json"]);
+fn damaged(pool: &str, path: PathBuf, problem: String) -> DamagedEntry {
+    DamagedEntry {
+        pool: pool.to_string(),
+        path,
+        problem,
     }
 }

@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use crate::backend::records::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
+use crate::backend::PoolBackend;
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
@@ -24,8 +24,6 @@ const LOST_AND_FOUND: &str = "lost+found";
 /// The name of an image's record within the pool's folder.
 pub const IMAGE_RECORD: &str = "image.json";
 
-/// The temporary file of a pool's record that a crash may leave.
-const HALF_WRITTEN: &str = "pool.json.new";
 /// What is at a pool's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
@@ -49,7 +47,7 @@ pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
     else {
         return Ok(Probe::Missing);
     };
-    if let Some(record) = record::load::<PoolRecord>(host, &path.join(POOL_FILE))? {
+    if let Some(record) = PoolBackend::identify(host, path)? {
         return Ok(Probe::Pool(record));
     }
     if let Some(record) = record::load::<ImageRecord>(host, &path.join(IMAGE_RECORD))? {
@@ -66,25 +64,16 @@ pub fn probe(host: &dyn Host, path: &Path) -> Result<Probe> {
 /// Whether an entry of a folder without `pool.json` may exist on an empty disk, or in a pool whose
 /// creation was interrupted.
 fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
-    let entry = path.join(name);
-    let kind = || {
-        host.stat(&entry)
-            .context(|| format!("examine {}", entry.display()))
-    };
-    Ok(match name {
-        LOST_AND_FOUND => true,
-        HALF_WRITTEN | HALF_WRITTEN_IMAGE | LOCK_FILE => {
-            kind()?.is_none_or(|stat| stat.kind == FileKind::File)
+    match name {
+        LOST_AND_FOUND => Ok(true),
+        HALF_WRITTEN_IMAGE => {
+            let entry = path.join(name);
+            let found = host.stat(&entry);
+            let found = found.context(|| format!("examine {}", entry.display()))?;
+            Ok(found.is_none_or(|found| found.kind == FileKind::File))
         }
-        VOLUMES | SNAPSHOTS | TRASH => {
-            kind()?.is_none_or(|stat| stat.kind == FileKind::Dir)
-                && host
-                    .list_dir(&entry)
-                    .context(|| format!("examine {}", entry.display()))?
-                    .is_none_or(|inner| inner.is_empty())
-        }
-        _ => false,
-    })
+        _ => PoolBackend::is_remnant(host, path, name),
+    }
 }
 
 /// File systems that do not survive a reboot, which volumes must.
@@ -222,9 +211,6 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         Probe::Blank => {}
     }
     check_ground(host, path)?;
-    let ground = host
-        .backing_fs(path)
-        .context(|| format!("find the file system of {}", path.display()))?;
     let record = PoolRecord {
         id: PoolId(host.random_uuid()),
         home,
@@ -232,24 +218,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         created_at: host.now(),
         snapshots: Some(SnapshotRoom::Reserved),
     };
-    for part in [VOLUMES, SNAPSHOTS, TRASH] {
-        let part = path.join(part);
-        host.perform(&Effect::MakeDir { path: &part })
-            .context(|| format!("create pool {name}"))?;
-    }
-    if ground.fs_name == "btrfs" {
-        // This is possible only while the pool has no image: an image that is written in place and
-        // one that is not cannot share blocks.
-        for part in [VOLUMES, SNAPSHOTS] {
-            let part = path.join(part);
-            host.perform(&Effect::WriteInPlace { path: &part })
-                .context(|| format!("create pool {name}"))?;
-        }
-    }
-    // They are durable before pool.json exists.
-    host.perform(&Effect::SyncDir { path })
-        .context(|| format!("create pool {name}"))?;
-    record::store(host, &path.join(POOL_FILE), &record)?;
+    PoolBackend::make(host, path, &record)?;
     Ok(record)
 }
 

@@ -115,8 +115,3 @@ pub(in crate::operation) fn folders(backend: &PoolBackend) -> HashSet<String> {
     let all = backend.volumes.all().into_iter();
     all.map(|uuid| uuid.to_string()).collect()
 }
-
-/// The name of the folder in which an image lies.
-pub(in crate::operation) fn folder_of(image: &Path) -> Option<&str> {
-    image.parent()?.file_name()?.to_str()
-}

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use crate::backend::FoundDevice;
-use crate::backend::file::IMAGE;
+use crate::backend::file::{IMAGE, object_of};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
 use crate::operation::{Driver, Pool, usage};
@@ -109,8 +109,8 @@ impl Driver {
     pub(in crate::operation) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
         self.let_go(uuid)?;
         self.no_longer_small(uuid);
-        let name = Path::new(&uuid.to_string()).join(IMAGE);
-        self.detach_dead_devices(&|shown| shown.ends_with(&name), None)
+        let name = uuid.to_string();
+        self.detach_dead_devices(&|shown| object_of(shown) == Some(name.as_str()), None)
             .map(drop)
     }
 

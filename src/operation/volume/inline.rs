@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::create::check_new;
 use crate::backend::FoundDevice;
-use crate::backend::file::IMAGE;
+use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
 use crate::host::NodeKind;
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
@@ -200,8 +200,7 @@ impl Driver {
         let Some(most) = self.settings.max_volumes else {
             return Ok(());
         };
-        let is_image = |name: &Path| name.ends_with(IMAGE);
-        let attached = self.host.loop_devices(&is_image);
+        let attached = self.host.loop_devices(&|name| object_of(name).is_some());
         let attached = attached.context(|| "list loop devices".into());
         if attached.map_err(Error::into_indeterminate)?.len() < usize::from(most.get()) {
             return Ok(());

@@ -102,6 +102,11 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
         "what an image is stored as is known to its backend alone",
     ),
     (
+        &["POOL_FILE", "LOCK_FILE"],
+        &["backend", "doctor"],
+        "what the folder of a pool contains is known to its backend",
+    ),
+    (
         &["async", "await", "tokio"],
         &[
             "operation",

@@ -361,7 +361,7 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
         ),
         created_at: 0,
     };
-    record::store(&host, Path::new("/memory/a/image.json"), &record).unwrap();
+    crate::record::store(&host, Path::new("/memory/a/image.json"), &record).unwrap();
     let a = pool("a=file:/memory/a,init,mount=any");
     let message = refusal(init(&host, node(), &a));
     assert!(message.contains("add image=1024Mi"), "{message}");
