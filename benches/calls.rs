@@ -19,8 +19,6 @@
 mod hand;
 #[path = "measure/mod.rs"]
 mod measure;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hand::{Hand, Programs};
 use measure::{Pairs, Spread, given, timed};
 use slackwater::model::FsType;
-use support::{Client, Disk, Scratch, Server, mount};
+use slackwater_testkit::{Client, Disk, Scratch, Server, mount};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 

@@ -27,8 +27,6 @@ mod plot;
 mod stall;
 #[path = "cuts/stalls.rs"]
 mod stalls;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::path::PathBuf;
 

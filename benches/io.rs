@@ -11,15 +11,13 @@
 
 #[path = "measure/mod.rs"]
 mod measure;
-#[path = "../tests/support/mod.rs"]
-mod support;
 #[path = "io/unshare.rs"]
 mod unshare;
 
 use std::path::{Path, PathBuf};
 
 use measure::{Spread, given};
-use support::{Client, Disk, Scratch, Server, block, mount, run};
+use slackwater_testkit::{Client, Disk, Scratch, Server, block, mount, run};
 
 const MIB: u64 = 1 << 20;
 /// The size of the part of a volume that fio uses.

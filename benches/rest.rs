@@ -8,8 +8,6 @@
 
 #[path = "measure/mod.rs"]
 mod measure;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,8 +18,8 @@ use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{Device, FileId, FreezeMember, Freezer, Host};
 use slackwater::model::FsType;
-use support::disk::mounts_below;
-use support::{Client, Disk, Scratch, Server, mount};
+use slackwater_testkit::disk::mounts_below;
+use slackwater_testkit::{Client, Disk, Scratch, Server, mount};
 
 const MIB: u64 = 1 << 20;
 /// Idle threads of the driver end after 5 s.
@@ -253,9 +251,15 @@ fn main() {
     );
 
     print_guard(&scratch, &disk);
-    for program in [support::binary(), env!("CARGO_BIN_EXE_slackwater-guard")] {
+    for program in [
+        slackwater_testkit::binary(),
+        env!("CARGO_BIN_EXE_slackwater-guard"),
+    ] {
         let size = std::fs::metadata(program).expect("the program").len();
         println!("\n{program} has {:.1} MiB", size as f64 / MIB as f64);
     }
-    print!("{}", support::run("ldd", &[support::binary()]));
+    print!(
+        "{}",
+        slackwater_testkit::run("ldd", &[slackwater_testkit::binary()])
+    );
 }

@@ -8,8 +8,8 @@ use slackwater::model::FsType;
 use super::fixture::{Fixture, Volume};
 use super::hand::write_back;
 use super::measure::{Pairs, Spread, given, timed};
-use super::support::snapshots::from_snapshot;
-use super::support::{mount, run};
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{mount, run};
 
 const GIB: u64 = 1 << 30;
 const KINDS: [FsType; 3] = [FsType::Ext4, FsType::Xfs, FsType::Btrfs];

@@ -12,8 +12,8 @@ use tokio::runtime::Runtime;
 
 use super::hand::{Hand, Programs};
 use super::stall;
-use super::support::node::{Node, definition, volume_uuid};
-use super::support::{Disk, Scratch, Server, mount, run};
+use slackwater_testkit::node::{Node, definition, volume_uuid};
+use slackwater_testkit::{Disk, Scratch, Server, mount, run};
 
 const BLOCK: u64 = 4096;
 /// The unit for punching and searching.

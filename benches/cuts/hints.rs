@@ -8,7 +8,7 @@ use slackwater::host::Host;
 use slackwater::host::linux::LinuxHost;
 
 use super::measure::{Spread, given};
-use super::support::{Disk, Scratch, run};
+use slackwater_testkit::{Disk, Scratch, run};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 * MIB;

@@ -10,7 +10,7 @@ use super::measure::{Spread, given, now, timed};
 use super::pictures;
 use super::plot::{Line, Plot};
 use super::stall::{Load, Stall, Writers};
-use super::support::snapshots::members as members_of;
+use slackwater_testkit::snapshots::members as members_of;
 
 const GIB: u64 = 1 << 30;
 const FS: &str = "ext4";

@@ -12,7 +12,7 @@ use slackwater::host::{Done, Effect, Host, LoopSpec, MountSpec, NodeKind, Signat
 use slackwater::model::FsType;
 use uuid::Uuid;
 
-use super::support::{run, succeeds};
+use slackwater_testkit::{run, succeeds};
 
 /// The size of a volume in bytes.
 pub const SIZE: u64 = 1 << 30;

@@ -9,8 +9,8 @@ use slackwater::host::linux::LinuxHost;
 use slackwater::host::{Effect, Host};
 
 use crate::measure::{Spread, given};
-use crate::support::{Disk, run};
 use crate::{Blocks, WORKED, fill, image};
+use slackwater_testkit::{Disk, run};
 
 /// The concurrent un-share: none, or that of one of two images that share all blocks.
 const UNSHARED: [&str; 3] = ["none", "the copy", "the live image"];

@@ -8,9 +8,12 @@
 //! | [`record`] | what is stored on disk: versioned JSON, written durably |
 //! | [`host`] | access to kernel, disk and programs: `host::linux` is real, `host::memory`
 //! simulated |
+//! | `fuzz` | fuzzing of parsers, for tests alone |
 
 pub mod error;
 pub mod fault;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 pub mod host;
 pub mod model;
 pub mod record;

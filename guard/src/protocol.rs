@@ -235,7 +235,7 @@ mod tests {
                 assert_eq!(read(&encode(message)), Some(message));
             }
         };
-        slackwater_testkit::fuzz::fuzz(name, &seeds, target, |bytes| {
+        slackwater_core::fuzz::fuzz(name, &seeds, target, |bytes| {
             assert!(read(bytes).is_none_or(|message| messages.contains(&message)));
         });
     }

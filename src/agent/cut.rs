@@ -153,7 +153,7 @@ mod tests {
                 assert_eq!(again.as_ref(), Some(&first));
             }
         };
-        slackwater_testkit::fuzz::fuzz(name, &encoded, target, |bytes| {
+        slackwater_core::fuzz::fuzz(name, &encoded, target, |bytes| {
             assert!(read(bytes).is_none_or(|value| seeds.contains(&value)));
         });
     }

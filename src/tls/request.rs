@@ -200,7 +200,7 @@ mod tests {
             }
             let _ = read(bytes);
         };
-        slackwater_testkit::fuzz::fuzz("certificate requests", &seeds, target, |bytes| {
+        slackwater_core::fuzz::fuzz("certificate requests", &seeds, target, |bytes| {
             assert!(parts(bytes).is_none_or(|parts| parts.algorithm == ECDSA_SHA256));
         });
     }

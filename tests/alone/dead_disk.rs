@@ -12,4 +12,4 @@
 
 mod disks;
 
-pub use crate::support::node::*;
+pub use slackwater_testkit::node::*;

@@ -10,10 +10,10 @@
 
 use nix::sys::signal::Signal;
 
-use crate::support::disk::mounts_below;
-use crate::support::image_pool::*;
-use crate::support::node::{MIB, check_pattern, write_pattern};
-use crate::support::{Disk, Scratch, Server, eventually, mount, run};
+use slackwater_testkit::disk::mounts_below;
+use slackwater_testkit::image_pool::*;
+use slackwater_testkit::node::{MIB, check_pattern, write_pattern};
+use slackwater_testkit::{Disk, Scratch, Server, eventually, mount, run};
 
 const DATA: usize = 1 << 20;
 

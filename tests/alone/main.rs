@@ -3,5 +3,3 @@
 
 mod dead_disk;
 mod image_pool;
-#[path = "../support/mod.rs"]
-mod support;

@@ -13,9 +13,9 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::support::guest::{self, in_guest};
-use crate::support::{Client, Scratch, Server, WAIT_TIMEOUT, block, disk, mount, run};
 use slackwater::csi::VolumeCapability;
+use slackwater_testkit::guest::{self, in_guest};
+use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, block, disk, mount, run};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use crate::support::guest::{self, in_guest};
-use crate::support::{Client, Scratch, Server, mount, run, succeeds};
+use slackwater_testkit::guest::{self, in_guest};
+use slackwater_testkit::{Client, Scratch, Server, mount, run, succeeds};
 
 const MIB: u64 = 1 << 20;
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::support::guest;
+use slackwater_testkit::guest;
 
 /// For events that happen without further action.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -4,5 +4,3 @@
 mod guest_dm;
 mod guest_ext4;
 mod guest_udev;
-#[path = "../support/mod.rs"]
-mod support;

@@ -3,5 +3,3 @@
 
 mod chart;
 mod kube;
-#[path = "../support/mod.rs"]
-mod support;

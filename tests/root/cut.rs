@@ -20,7 +20,7 @@ mod restores;
 mod room;
 mod window;
 
-pub use crate::support::node::*;
+pub use slackwater_testkit::node::*;
 
 /// The number of rounds: few, or many in a soak test.
 pub fn rounds(few: usize, many: usize) -> usize {

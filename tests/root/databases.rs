@@ -21,7 +21,7 @@ mod sqlite;
 mod unsynced;
 mod volumes;
 
-pub use crate::support::node::*;
+pub use slackwater_testkit::node::*;
 
 /// The number of rounds: few, or many in a soak test.
 pub fn rounds(few: usize, many: usize) -> usize {

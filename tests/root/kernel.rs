@@ -23,4 +23,4 @@ mod tenants;
 mod tracking;
 mod trims;
 
-pub use crate::support::node::*;
+pub use slackwater_testkit::node::*;

@@ -14,11 +14,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::{
-    Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, disk, eventually, mount, run,
-};
 use nix::sys::signal::Signal;
 use slackwater::csi::VolumeCapability;
+use slackwater_testkit::{
+    Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, disk, eventually, mount, run,
+};
 use tonic::{Code, Status};
 
 const MIB: u64 = 1 << 20;

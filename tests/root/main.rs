@@ -21,5 +21,3 @@ mod roles;
 #[cfg(feature = "fault")]
 #[path = "../simulation/mod.rs"]
 mod simulation;
-#[path = "../support/mod.rs"]
-mod support;

@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::support::{Scratch, left_out};
+use slackwater_testkit::{Scratch, left_out};
 
 /// Long enough for a machine under load.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);

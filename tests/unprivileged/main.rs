@@ -9,5 +9,3 @@ mod router;
 mod runs;
 mod service;
 mod shape;
-#[path = "../support/mod.rs"]
-mod support;

@@ -11,8 +11,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{Disk, Scratch, binary, left_out, without_configuration};
 use nix::unistd::geteuid;
+use slackwater_testkit::{Disk, Scratch, binary, left_out, without_configuration};
 
 const HEADING: &str = "\n## Run it without Kubernetes\n";
 const GIB: u64 = 1 << 30;

@@ -9,7 +9,7 @@
 use std::fs;
 use std::process::{Command, Output};
 
-use crate::support::{Scratch, left_out};
+use slackwater_testkit::{Scratch, left_out};
 
 /// Runs a command on a machine whose default folders, below `/run` and `/var/lib`, are empty.
 fn on_a_machine(history: &str, command: &str) -> Output {

@@ -89,7 +89,7 @@ fn the_map_names_every_module_and_only_files_that_exist() {
         }
         let named = match module {
             "guard" => ["guard/src/lib.rs".to_string(), "guard/".to_string()],
-            "error" | "fault" | "model" | "host" | "record" => [
+            "error" | "fault" | "fuzz" | "model" | "host" | "record" => [
                 format!("core/src/{module}.rs"),
                 format!("core/src/{module}/"),
             ],

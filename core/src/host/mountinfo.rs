@@ -195,7 +195,7 @@ mod tests {
                 let _ = (mount.shown(), mount.source_loop(), mount.is_read_only());
             }
         };
-        slackwater_testkit::fuzz::fuzz("mountinfo", &seeds, target, |bytes| {
+        crate::fuzz::fuzz("mountinfo", &seeds, target, |bytes| {
             let mounts = parse(bytes).unwrap_or_default();
             let unescaped = |mount: &Mount| {
                 let path = mount.mount_point.as_os_str().as_bytes();

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::path::Path;
 
-use slackwater_testkit::fuzz::fuzz;
+use crate::fuzz::fuzz;
 
 use super::formats::files;
 use super::*;

@@ -1,6 +1,6 @@
 //! Fuzzing of the answers that agents give in lists and texts of any length.
 
-use slackwater_testkit::fuzz::fuzz_message;
+use slackwater_core::fuzz::fuzz_message;
 
 use super::*;
 use crate::agent::{NotGrown, Pool};

@@ -395,6 +395,6 @@ mod tests {
             attempt: "6f1a2b3c-0000-4000-8000-000000000002".into(),
             undone_attempts: vec!["6f1a2b3c-0000-4000-8000-000000000003".into()],
         };
-        slackwater_testkit::fuzz::fuzz_message("SettleGroup", &valid, decision);
+        slackwater_core::fuzz::fuzz_message("SettleGroup", &valid, decision);
     }
 }

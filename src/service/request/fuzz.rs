@@ -1,6 +1,6 @@
 //! Fuzzing of every request message: bytes are decoded as the server decodes them, then parsed.
 
-use slackwater_testkit::fuzz::fuzz_message;
+use slackwater_core::fuzz::fuzz_message;
 
 use super::*;
 use crate::csi::*;

@@ -6,7 +6,9 @@ use slackwater::csi;
 use tonic::Code;
 
 use super::{GIB, Node, check_pattern, refused, write_pattern};
-use crate::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, mount, run, succeeds};
+use slackwater_testkit::{
+    Client, Disk, Scratch, Server, WAIT_TIMEOUT, block, mount, run, succeeds,
+};
 
 /// Shuts a file system down, as a log that cannot be written does.
 fn kill(disk: &Disk) {

@@ -11,7 +11,7 @@ use slackwater::csi::NodeGetInfoRequest;
 use slackwater::router::adopt::{self, Done, Fate, Plan, Step};
 
 use crate::kube::plane::Plane;
-use crate::support::{Client, Scratch, Server, binary, mount};
+use slackwater_testkit::{Client, Scratch, Server, binary, mount};
 
 const DRIVER: &str = "csi.slackwater.dev";
 const KEY: &str = "topology.csi.slackwater.dev/home";

@@ -8,7 +8,7 @@ use slackwater::hook::{HookRights, HookTarget, Hooks, PodHooks, Quiesced};
 use slackwater::model::SharedVolume;
 
 use crate::kube::kubelet::ApiServer;
-use crate::support::eventually;
+use slackwater_testkit::eventually;
 
 /// Nothing here takes as long, unless it hangs.
 const LONG: Duration = Duration::from_secs(60);

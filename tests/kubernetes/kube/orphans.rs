@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::kube::kubelet::ApiServer;
-use crate::support::node::GIB;
-use crate::support::{Scratch, Server, binary, mount};
+use slackwater_testkit::node::GIB;
+use slackwater_testkit::{Scratch, Server, binary, mount};
 
 const OTHER: &str = "nvme.example.com";
 const USUAL: &str = "csi.slackwater.dev";

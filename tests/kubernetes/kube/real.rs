@@ -28,7 +28,7 @@ impl Place {
             None => Path::new(&std::env::var_os("HOME")?).join(".cache/slackwater-cluster"),
         };
         let skipped = || {
-            crate::support::left_out(
+            slackwater_testkit::left_out(
                 "hooks on a real kubelet: no cluster runs here (make cluster)",
             );
             None

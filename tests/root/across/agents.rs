@@ -5,8 +5,8 @@ use nix::sys::signal::Signal;
 use tonic::Status;
 
 use super::cluster::{Cluster, Volume, WAIT_TIMEOUT, ids};
-use crate::support::eventually;
-use crate::support::writers::Writers;
+use slackwater_testkit::eventually;
+use slackwater_testkit::writers::Writers;
 
 const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
 /// Short, so that file systems frozen by a stopped agent are thawed soon. The test uses the first

@@ -3,8 +3,8 @@
 use tonic::Code;
 
 use super::cluster::{Cluster, ids};
-use crate::support::node::refused;
-use crate::support::snapshots::members;
+use slackwater_testkit::node::refused;
+use slackwater_testkit::snapshots::members;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_across_nodes_is_answered_like_a_group_of_one_node() {

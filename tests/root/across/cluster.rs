@@ -13,10 +13,10 @@ use slackwater::csi;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::node::{GIB, definition};
-use crate::support::snapshots::{from_snapshot, members};
-use crate::support::writers::{WRITERS, Writers, is_consistent, shown};
-use crate::support::{
+use slackwater_testkit::node::{GIB, definition};
+use slackwater_testkit::snapshots::{from_snapshot, members};
+use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
+use slackwater_testkit::{
     Client, Disk, Scratch, Server, binary, eventually, free_port, mount, run, slackwater,
 };
 
@@ -244,7 +244,7 @@ impl Drop for Agent {
             self.guard.kill();
             let state = self.scratch.join("state");
             let words = ["frozen", "--thaw", "--state-dir", state.to_str().unwrap()];
-            let _ = crate::support::succeeds(binary(), &words);
+            let _ = slackwater_testkit::succeeds(binary(), &words);
         }
     }
 }

@@ -15,8 +15,8 @@ use slackwater::tls::{Credentials, Name};
 use tonic::{Code, Request, Status};
 
 use super::cluster::{Cluster, Volume, ids};
-use crate::support::node::refused;
-use crate::support::writers::Writers;
+use slackwater_testkit::node::refused;
+use slackwater_testkit::writers::Writers;
 
 /// The error of a hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

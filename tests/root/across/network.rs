@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::cluster::{Cluster, ids};
-use crate::support::eventually;
-use crate::support::writers::Writers;
+use slackwater_testkit::eventually;
+use slackwater_testkit::writers::Writers;
 
 /// The longest timeout of a class, so that a thaw was not caused by the deadline.
 const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::cluster::{Cluster, ids};
-use crate::support::snapshots::members;
-use crate::support::writers::{Writers, is_consistent};
+use slackwater_testkit::snapshots::members;
+use slackwater_testkit::writers::{Writers, is_consistent};
 
 /// Cuts `cuts` times under load, or, `in_sequence`, one volume after the other. Returns the number
 /// of cuts that were out of order.

@@ -1,9 +1,9 @@
 //! Routers that die at any step, and two routers with requests for the same group.
 
 use super::cluster::{Cluster, WAIT_TIMEOUT, ids, until_made};
-use crate::support::eventually;
-use crate::support::snapshots::members;
-use crate::support::writers::{Writers, is_consistent};
+use slackwater_testkit::eventually;
+use slackwater_testkit::snapshots::members;
+use slackwater_testkit::writers::{Writers, is_consistent};
 
 const PARAMETERS: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
 

@@ -4,7 +4,7 @@
 use tonic::Code;
 
 use super::{GIB, Node, definition, refused};
-use crate::support::Server;
+use slackwater_testkit::Server;
 
 /// Replaces this driver by one with other pools.
 fn serve(node: Node, pools: &[&str]) -> Node {

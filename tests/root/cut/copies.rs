@@ -9,8 +9,8 @@ use tonic::Code;
 
 use super::held::{Release, arm, await_hang, await_stop, end_of, go_on};
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
-use crate::support::snapshots::{from_snapshot, from_volume};
-use crate::support::{Disk, Scratch, Server, eventually, mount};
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
+use slackwater_testkit::{Disk, Scratch, Server, eventually, mount};
 
 const BYTES: usize = 8 << 20;
 /// Large enough that a copy at the copy rate takes seconds.

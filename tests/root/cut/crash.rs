@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 
 use super::order::{Volume, Writers, counters, is_consistent, staged};
 use super::{GIB, Node, rounds};
-use crate::support::snapshots::{from_snapshot, members};
-use crate::support::{WAIT_TIMEOUT, eventually, mount};
+use slackwater_testkit::snapshots::{from_snapshot, members};
+use slackwater_testkit::{WAIT_TIMEOUT, eventually, mount};
 
 type Class = [(&'static str, &'static str); 2];
 /// For a stopped driver: its freeze ends soon, and need not succeed.
@@ -190,7 +190,7 @@ async fn a_driver_killed_in_a_restore_or_a_delete_finishes_it_when_the_call_is_r
     for n in 1.. {
         sweep.arm(&format!("effect.{n}:kill"));
         let source = from_snapshot(&snapshot);
-        let make = |client: crate::support::Client| {
+        let make = |client: slackwater_testkit::Client| {
             let source = source.clone();
             async move {
                 client

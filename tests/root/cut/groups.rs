@@ -3,8 +3,8 @@
 use tonic::Code;
 
 use super::{GIB, Node, refused};
-use crate::support::block;
-use crate::support::snapshots::members;
+use slackwater_testkit::block;
+use slackwater_testkit::snapshots::members;
 
 async fn three(node: &Node) -> Vec<(String, std::path::PathBuf)> {
     let mut volumes_of_kinds = Vec::new();
@@ -106,9 +106,9 @@ async fn a_group_with_a_member_that_fails_leaves_nothing() {
     ids.pop();
     // Another program has already frozen the second volume; the driver must not thaw it.
     let frozen = volumes[1].1.to_str().unwrap().to_string();
-    crate::support::run("fsfreeze", &["-f", &frozen]);
+    slackwater_testkit::run("fsfreeze", &["-f", &frozen]);
     let answer = client.group("g", &ids, &[("retries", "0")]).await;
-    let thawed = crate::support::succeeds("fsfreeze", &["-u", &frozen]);
+    let thawed = slackwater_testkit::succeeds("fsfreeze", &["-u", &frozen]);
     assert!(
         answer.is_err() && thawed,
         "{answer:?}, still frozen by the test: {thawed}"

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Node;
-use crate::support::{WAIT_TIMEOUT, binary, eventually, run, state_of, succeeds};
+use slackwater_testkit::{WAIT_TIMEOUT, binary, eventually, run, state_of, succeeds};
 
 /// Restarts the driver so that it stops, or is killed, at a step of its next work.
 pub fn arm(node: &mut Node, fault: &str) {

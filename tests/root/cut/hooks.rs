@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::held::{Probe, Release, await_stop, end_of, go_on};
 use super::{GIB, MIB, Node, refused};
-use crate::support::{Scratch, eventually, mount};
+use slackwater_testkit::{Scratch, eventually, mount};
 
 /// Each hook is named after its claim; `two` has two hooks. `$0` is the script, and its name is the
 /// prefix of the names of its files.
@@ -206,7 +206,7 @@ async fn group_of_two(node: &Node, one: (String, PathBuf)) {
     );
     let levels = node.cli_snapshots();
     assert!(levels.iter().all(|listed| listed["level"] == "application"));
-    let members = crate::support::snapshots::members(&group);
+    let members = slackwater_testkit::snapshots::members(&group);
     let id = &group.group_snapshot_id;
     node.client.delete_group(id, &members).await.unwrap();
     end(node, vec![one, two]).await;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::restores::restores;
 use super::{GIB, Node, check_pattern, write_pattern};
-use crate::support::snapshots::{from_snapshot, from_volume};
-use crate::support::{Scratch, Server, mount, run};
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
+use slackwater_testkit::{Scratch, Server, mount, run};
 
 /// Whether a file or folder has the attribute for writing in place.
 fn is_in_place(path: &Path) -> bool {
@@ -93,7 +93,7 @@ async fn every_copy_has_the_in_place_attribute_of_its_source() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pools_on_one_btrfs_copy_from_each_other() {
     let scratch = Scratch::new();
-    let disk = crate::support::Disk::new(&scratch, "pool", "btrfs", 16 * GIB);
+    let disk = slackwater_testkit::Disk::new(&scratch, "pool", "btrfs", 16 * GIB);
     let folders = ["old", "new"].map(|name| scratch.dir(&format!("pool/{name}")));
     let pools = ["old", "new"].map(|name| {
         let path = disk.mount_point.join(name);
@@ -145,7 +145,7 @@ async fn two_pools_on_one_btrfs_copy_from_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_does_not_go_to_a_disk_whose_blocks_are_larger() {
     let scratch = Scratch::new();
-    let _disk = crate::support::Disk::new(&scratch, "small", "ext4", 2 * GIB);
+    let _disk = slackwater_testkit::Disk::new(&scratch, "small", "ext4", 2 * GIB);
     let image = scratch.join("large.disk");
     std::fs::File::create(&image)
         .unwrap()

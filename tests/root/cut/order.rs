@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use futures_util::future::join_all;
 
 use super::{GIB, Node, rounds};
-use crate::support::mount;
-use crate::support::snapshots::{from_snapshot, members};
-pub use crate::support::writers::{WRITERS, Writers, is_consistent, shown};
+use slackwater_testkit::mount;
+use slackwater_testkit::snapshots::{from_snapshot, members};
+pub use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
 
 /// The minimum size of xfs.
 const SIZE: u64 = GIB / 2;

@@ -5,7 +5,7 @@ use tonic::Code;
 use super::held::{Release, arm, await_stop, end_of, go_on};
 use super::room::{check, overwrite, staged};
 use super::{GIB, MIB, Node, pattern, refused};
-use crate::support::{Disk, Scratch, Server, WAIT_TIMEOUT};
+use slackwater_testkit::{Disk, Scratch, Server, WAIT_TIMEOUT};
 
 /// The size of each of two volumes on a pool of 1 GiB, and the amount that is written to each.
 const SIZE: u64 = 300 * MIB;

@@ -6,8 +6,8 @@ use std::path::Path;
 use tonic::Code;
 
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
-use crate::support::snapshots::{from_snapshot, from_volume};
-use crate::support::{block, mount};
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
+use slackwater_testkit::{block, mount};
 
 const BYTES: usize = 3 << 20;
 
@@ -209,7 +209,7 @@ async fn a_thick_volume_accepts_every_write_after_a_snapshot_on_a_full_pool() {
     let snapshot = client.snapshot("s", &id, &[]).await.unwrap().snapshot_id;
     // Another program fills the pool to the last block.
     let filler = node.disk.mount_point.join("filler");
-    crate::support::succeeds(
+    slackwater_testkit::succeeds(
         "dd",
         &["if=/dev/zero", &format!("of={}", filler.display()), "bs=1M"],
     );

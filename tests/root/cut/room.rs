@@ -11,8 +11,8 @@ use tonic::Code;
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::{GIB, MIB, Node, pattern, refused, rounds};
-use crate::support::snapshots::{from_snapshot, from_volume};
-use crate::support::{WAIT_TIMEOUT, eventually, mount, run};
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
+use slackwater_testkit::{WAIT_TIMEOUT, eventually, mount, run};
 
 /// A foreign file that takes all the free space of a pool.
 struct Full(PathBuf);
@@ -123,7 +123,7 @@ async fn a_write_back_that_fails_on_a_full_pool_is_no_snapshot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_beyond_the_free_space_is_refused_before_any_application_is_quiesced() {
-    let config = |scratch: &crate::support::Scratch| {
+    let config = |scratch: &slackwater_testkit::Scratch| {
         let starts = scratch.join("starts");
         let body = format!("echo start >> {}; echo READY; cat", starts.display());
         let command = ["/bin/sh", "-c", &body];
@@ -172,7 +172,7 @@ async fn a_request_beyond_the_free_space_is_refused_before_any_application_is_qu
 }
 
 /// xfs frees the blocks of deleted files a moment later.
-async fn await_room(client: &crate::support::Client, bytes: u64) {
+async fn await_room(client: &slackwater_testkit::Client, bytes: u64) {
     let start = std::time::Instant::now();
     while client.capacity(&[]).await.unwrap() < bytes {
         assert!(start.elapsed() < WAIT_TIMEOUT, "the free space comes back");
@@ -188,7 +188,7 @@ enum Ask {
 }
 
 impl Ask {
-    async fn of(&self, client: &crate::support::Client) -> Result<String, tonic::Status> {
+    async fn of(&self, client: &slackwater_testkit::Client) -> Result<String, tonic::Status> {
         match self {
             Ask::Cut { volume } => {
                 let created = client.snapshot("s", volume, &[("retries", "0")]).await;
@@ -202,7 +202,7 @@ impl Ask {
         }
     }
 
-    async fn undo(&self, client: &crate::support::Client, created: &str) {
+    async fn undo(&self, client: &slackwater_testkit::Client, created: &str) {
         let undone = match self {
             Ask::Cut { .. } => client.delete_snapshot(created).await,
             Ask::Restore { .. } => client.delete(created).await,
@@ -305,7 +305,7 @@ async fn overwriting_shared_blocks_on_a_full_pool_fails_only_for_thin_volumes() 
     }
     let ids = [thin.clone(), thick.clone()];
     let group = client.group("g", &ids, &[]).await.unwrap();
-    let members = crate::support::snapshots::members(&group);
+    let members = slackwater_testkit::snapshots::members(&group);
     let full = Full::fill(&node);
     // All these blocks are shared with the snapshot, and no other block is free.
     overwrite(&of_thin.join("data"), 2, BYTES).unwrap_err();

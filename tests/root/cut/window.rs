@@ -8,9 +8,9 @@ use tonic::{Code, Status};
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::{GIB, Node, refused};
-use crate::support::disk::mounts_below;
-use crate::support::snapshots::from_snapshot;
-use crate::support::{eventually, mount, run, succeeds, unmount};
+use slackwater_testkit::disk::mounts_below;
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{eventually, mount, run, succeeds, unmount};
 
 /// Longer than a test needs for its checks in the window.
 const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];

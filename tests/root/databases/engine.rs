@@ -146,7 +146,7 @@ impl Engine {
             daemon,
         };
         let mut ended = false;
-        crate::support::eventually("a database starts", || {
+        slackwater_testkit::eventually("a database starts", || {
             ended = run.daemon.has_ended();
             ended || run.client().ask_once(self.hello().0) == self.hello().1
         });

@@ -10,7 +10,7 @@ use super::process::{Writer, folder, install, open_to_nobody};
 use super::sessions::session;
 use super::volumes::Volume;
 use super::{Node, definition};
-use crate::support::{Server, eventually};
+use slackwater_testkit::{Server, eventually};
 
 /// Runs a session, and forwards its READY only when the test allows it; the test inspects the
 /// database before that.

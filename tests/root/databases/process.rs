@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::Scratch;
+use slackwater_testkit::Scratch;
 
 /// The ID of the unprivileged user that Debian and Ubuntu define for programs without files.
 pub const NOBODY: u32 = 65534;
@@ -207,7 +207,7 @@ impl Writer {
 
     /// Waits until more than `count` are acknowledged.
     pub fn goes_beyond(&self, count: u64) {
-        crate::support::eventually("the writer continues", || self.acknowledged() > count);
+        slackwater_testkit::eventually("the writer continues", || self.acknowledged() > count);
     }
 
     /// Stops it after the current write. Returns the last number.

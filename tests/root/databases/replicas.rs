@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use super::engine::{Engine, Run};
 use super::process::{Writer, as_nobody, folder, open_to_nobody};
 use super::sessions::Session;
-use crate::support::{Scratch, eventually};
+use slackwater_testkit::{Scratch, eventually};
 
 struct Pair {
     engine: Engine,

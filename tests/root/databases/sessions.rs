@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use super::engine::{Engine, Run};
 use super::process::{Writer, as_nobody, folder, install, open_to_nobody};
-use crate::support::Scratch;
+use slackwater_testkit::Scratch;
 
 /// The program of an engine's session.
 pub fn session(engine: Engine) -> PathBuf {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use slackwater::csi;
 
 use super::{GIB, Node, process};
-use crate::support::mount;
-use crate::support::snapshots::from_snapshot;
+use slackwater_testkit::mount;
+use slackwater_testkit::snapshots::from_snapshot;
 
 /// A staged volume, or a staged copy of one.
 pub struct Volume {

@@ -388,7 +388,7 @@ fn kills_at_any_moment_leave_nothing_frozen_and_no_false_verdict() {
 fn grace_periods_are_expedited_while_something_is_frozen_and_not_afterwards() {
     let is_ours = matches!(switch().as_str(), "0" | "20908");
     if !is_ours || access(SWITCH, AccessFlags::W_OK).is_err() {
-        crate::support::left_out(&format!(
+        slackwater_testkit::left_out(&format!(
             "expedited grace periods: {SWITCH} is set by another program, or cannot be written here"
         ));
         return;

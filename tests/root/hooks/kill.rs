@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use super::GOOD;
 use super::hook_folder::HookFolder;
-use crate::support::node::{GIB, definition};
-use crate::support::{Client, Disk, Scratch, Server, block, eventually, mount};
+use slackwater_testkit::node::{GIB, definition};
+use slackwater_testkit::{Client, Disk, Scratch, Server, block, eventually, mount};
 
 /// More effects than a snapshot has. The sweep ends when no effect is left.
 const MOST: usize = 200;

@@ -8,7 +8,7 @@ use slackwater::csi::volume_capability::{AccessType, BlockVolume, MountVolume};
 use tonic::Code;
 
 use super::{GIB, Node, refused, write_pattern};
-use crate::support::{block, capability, disk, mount, run, succeeds, unmount};
+use slackwater_testkit::{block, capability, disk, mount, run, succeeds, unmount};
 
 fn single(fs: &str) -> VolumeCapability {
     let access = AccessType::Mount(MountVolume {

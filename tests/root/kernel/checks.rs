@@ -5,7 +5,7 @@ use std::path::Path;
 use tonic::Code;
 
 use super::{Node, check_pattern, refused, write_pattern};
-use crate::support::{mount, run, slackwater, succeeds};
+use slackwater_testkit::{mount, run, slackwater, succeeds};
 
 /// Changes the ext4 on an image that is not attached.
 fn debugfs(image: &Path, commands: &[&str]) {

@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use tonic::Code;
 
 use super::{GIB, Node, check_pattern, write_pattern};
-use crate::support::{disk, mount};
+use slackwater_testkit::{disk, mount};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forty_volumes_twenty_at_a_time() {

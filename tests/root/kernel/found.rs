@@ -5,7 +5,7 @@ use std::path::Path;
 use tonic::Code;
 
 use super::{GIB, Node, check_pattern, refused, write_pattern};
-use crate::support::{block, disk, mount, run, succeeds};
+use slackwater_testkit::{block, disk, mount, run, succeeds};
 
 /// Creates a raw volume and does something on its published device.
 async fn raw(node: &Node, name: &str, act: impl FnOnce(&Path)) -> String {
@@ -41,7 +41,7 @@ fn restore(node: &Node, device: &Path, fs: &str, words: &[&str]) {
     // Through a loop device of its own, as in a virtual machine.
     run("mount", &["-o", "loop", device, at]);
     write_pattern(&private.join("data"), 7, 1 << 20);
-    crate::support::unmount(&private);
+    slackwater_testkit::unmount(&private);
 }
 
 #[tokio::test]

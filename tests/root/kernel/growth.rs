@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use tonic::Code;
 
 use super::{GIB, MIB, Node, check_pattern, definition, refused, write_pattern};
-use crate::support::{Disk, Scratch, Server, disk, eventually, mount, run, succeeds};
+use slackwater_testkit::{Disk, Scratch, Server, disk, eventually, mount, run, succeeds};
 
 /// A node whose driver may not grow a mounted ext4.
 fn without_resources() -> Node {

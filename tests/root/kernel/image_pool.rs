@@ -10,9 +10,9 @@ use slackwater::csi;
 use tonic::Code;
 
 use super::{GIB, MIB, check_pattern, refused, write_pattern};
-use crate::support::disk::{loops_on, mounts_below};
-use crate::support::image_pool::*;
-use crate::support::{Client, Disk, Scratch, Server, binary, block, eventually, mount, run};
+use slackwater_testkit::disk::{loops_on, mounts_below};
+use slackwater_testkit::image_pool::*;
+use slackwater_testkit::{Client, Disk, Scratch, Server, binary, block, eventually, mount, run};
 
 const DATA: usize = 1 << 20;
 
@@ -429,7 +429,7 @@ fn offline_uuid(disk: &Disk) -> String {
 /// A killed command has left its mount, and the next one has found it and left it unchanged.
 #[cfg(feature = "fault")]
 fn unmount_left(disk: &Disk) -> bool {
-    crate::support::succeeds("umount", &[mounted(disk).to_str().unwrap()]);
+    slackwater_testkit::succeeds("umount", &[mounted(disk).to_str().unwrap()]);
     unmounted(disk)
 }
 

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use tonic::Code;
 
 use super::{GIB, MIB, Node, check_pattern, refused, write_pattern};
-use crate::support::{WAIT_TIMEOUT, block, disk, eventually, mount};
+use slackwater_testkit::{WAIT_TIMEOUT, block, disk, eventually, mount};
 
 /// Create, stage, publish, write, grow, unpublish, unstage, stage again, verify, delete.
 async fn whole_life(node: &Node, fs: &str) {
@@ -76,7 +76,7 @@ async fn whole_block_life(node: &Node) {
             assert_eq!(client.expand_node(&id, &target).await.unwrap(), 2 * GIB);
         }
         check_pattern(&target, 9, 5 << 20);
-        let bytes = crate::support::run("blockdev", &["--getsize64", target.to_str().unwrap()]);
+        let bytes = slackwater_testkit::run("blockdev", &["--getsize64", target.to_str().unwrap()]);
         assert_eq!(bytes.trim(), (2 * GIB).to_string());
         for _ in 0..2 {
             client.unpublish(&id, &target).await.unwrap();
@@ -379,10 +379,11 @@ async fn the_logical_block_size_is_that_of_the_pool_or_of_the_class_and_never_ch
                 .publish(&id, &staging, &target, block(), false)
                 .await
                 .unwrap();
-            let sector = crate::support::run("blockdev", &["--getss", target.to_str().unwrap()]);
+            let sector =
+                slackwater_testkit::run("blockdev", &["--getss", target.to_str().unwrap()]);
             assert_eq!(sector.trim(), shown);
             let device = &disk::loops_on(&node.image(&id))[0];
-            let direct = crate::support::run("losetup", &["-n", "-O", "DIO", device]);
+            let direct = slackwater_testkit::run("losetup", &["-n", "-O", "DIO", device]);
             assert_eq!(direct.trim(), "1", "direct I/O with blocks of {shown}");
             node.client.unpublish(&id, &target).await.unwrap();
             node.client.unstage(&id, &staging).await.unwrap();

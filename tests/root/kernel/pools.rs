@@ -5,8 +5,8 @@ use std::process::Command;
 use tonic::Code;
 
 use super::{GIB, check_pattern, definition, refused, write_pattern};
-use crate::support::snapshots::from_snapshot;
-use crate::support::{Disk, Scratch, Server, binary, eventually, mount, run};
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{Disk, Scratch, Server, binary, eventually, mount, run};
 
 async fn home(server: &Server) -> String {
     let answer = server
@@ -134,7 +134,7 @@ async fn a_pool_is_created_at_the_root_of_a_subvolume_and_not_in_a_folder_of_btr
         &["-q", "subvolume", "create", subvolume.to_str().unwrap()],
     );
     scratch.dir("disk/folder");
-    let device = crate::support::disk::mounts_below(&disk.mount_point)[0]
+    let device = slackwater_testkit::disk::mounts_below(&disk.mount_point)[0]
         .source
         .clone();
     let pools = ["whole", "part"].map(|name| scratch.dir(name));
@@ -438,7 +438,7 @@ async fn node_calls_use_the_mount_table_when_the_pool_is_not_served() {
     client.unpublish(&id, &target).await.unwrap();
     client.unstage(&id, &staging).await.unwrap();
     assert_eq!(
-        crate::support::disk::mounts_below(&scratch.join("kubelet")),
+        slackwater_testkit::disk::mounts_below(&scratch.join("kubelet")),
         Vec::new()
     );
     disk.unmount();

@@ -6,8 +6,8 @@ use slackwater::csi::volume_capability::access_mode::Mode;
 use tonic::Code;
 
 use super::{GIB, Node, check_pattern, refused, write_pattern};
-use crate::support::snapshots::{from_snapshot, from_volume};
-use crate::support::{block, disk, mount, run};
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
+use slackwater_testkit::{block, disk, mount, run};
 
 fn for_readers(capability: VolumeCapability) -> VolumeCapability {
     VolumeCapability {

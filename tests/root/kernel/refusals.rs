@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use tonic::Code;
 
 use super::{GIB, Node, check_pattern, refused, write_pattern};
-use crate::support::{disk, eventually, mount, run, unmount};
+use slackwater_testkit::{disk, eventually, mount, run, unmount};
 
 nix::ioctl_readwrite!(fifreeze, b'X', 119, i32);
 nix::ioctl_readwrite!(fithaw, b'X', 120, i32);

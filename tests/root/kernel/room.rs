@@ -7,7 +7,7 @@ use std::path::Path;
 use tonic::Code;
 
 use super::{GIB, MIB, Node, refused, write_pattern};
-use crate::support::{block, eventually, mount, run, succeeds};
+use slackwater_testkit::{block, eventually, mount, run, succeeds};
 
 /// Fills a file system.
 fn fill(path: &Path) -> Vec<std::io::Error> {

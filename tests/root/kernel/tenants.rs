@@ -10,7 +10,7 @@ use slackwater::host::mountinfo;
 use tonic::Code;
 
 use super::{GIB, Node, refused, volume_uuid, write_pattern};
-use crate::support::{block, disk, eventually, mount, run, unmount};
+use slackwater_testkit::{block, disk, eventually, mount, run, unmount};
 
 /// The ioctls of linux/loop.h that a container may use on a device of its own without any
 /// capability.

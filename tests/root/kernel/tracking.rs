@@ -14,7 +14,7 @@ use slackwater::host::linux::LinuxHost;
 use tonic::{Code, Status};
 
 use super::{GIB, MIB, definition, refused, volume_uuid};
-use crate::support::{Client, Disk, Scratch, Server, block, run};
+use slackwater_testkit::{Client, Disk, Scratch, Server, block, run};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 24 * MIB;

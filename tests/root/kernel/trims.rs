@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::{GIB, Node, check_pattern, definition, write_pattern};
-use crate::support::{Disk, Scratch, Server, eventually, mount, run};
+use slackwater_testkit::{Disk, Scratch, Server, eventually, mount, run};
 
 /// The bytes that are written to each volume and deleted, and those that stay.
 const DELETED: usize = 200 << 20;

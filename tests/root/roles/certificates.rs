@@ -7,7 +7,7 @@ use std::time::Duration;
 use slackwater::tls::Files;
 
 use crate::roles::fixture::*;
-use crate::support::{Scratch, Server, slackwater};
+use slackwater_testkit::{Scratch, Server, slackwater};
 
 fn certificates(scratch: &Scratch, more: &[&str]) -> Output {
     let out = scratch.join("made");

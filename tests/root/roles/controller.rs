@@ -10,8 +10,8 @@ use nix::unistd::Pid;
 use tonic::Code;
 
 use crate::roles::fixture::*;
-use crate::support::node::refused;
-use crate::support::{Client, Scratch, Server, eventually, free_port, mount, slackwater};
+use slackwater_testkit::node::refused;
+use slackwater_testkit::{Client, Scratch, Server, eventually, free_port, mount, slackwater};
 
 const MIB: u64 = 1 << 20;
 

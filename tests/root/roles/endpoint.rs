@@ -14,7 +14,7 @@ use tonic::transport::Uri;
 use tower::Service;
 
 use crate::roles::fixture::*;
-use crate::support::{Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_port, mount};
+use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_port, mount};
 
 const MIB: u64 = 1 << 20;
 

@@ -9,7 +9,7 @@ use slackwater::tls::authority::{Authority, Validity};
 use slackwater::tls::{Bundle, Connector, Credentials, Name};
 use tonic::transport::Endpoint;
 
-use crate::support::{Client, Scratch, Server, eventually};
+use slackwater_testkit::{Client, Scratch, Server, eventually};
 
 pub const HOUR: Duration = Duration::from_secs(3600);
 /// The name that `Server` gives its node.

@@ -15,8 +15,10 @@ use slackwater::tls::Credentials;
 use tonic::Code;
 
 use crate::roles::fixture::*;
-use crate::support::node::{GIB, definition, refused};
-use crate::support::{Client, Disk, Scratch, Server, WAIT_TIMEOUT, eventually, mount, slackwater};
+use slackwater_testkit::node::{GIB, definition, refused};
+use slackwater_testkit::{
+    Client, Disk, Scratch, Server, WAIT_TIMEOUT, eventually, mount, slackwater,
+};
 
 /// A process that is killed when this is dropped.
 struct Guard(Child);

@@ -185,9 +185,9 @@ fn complaints_of(source: &Source) -> Vec<String> {
     found
 }
 
-/// Whether a file is the module of `#[cfg(test)] mod tests;`, or below it.
+/// Whether a file is the module of `#[cfg(test)] mod tests;` or `mod fuzz;`, or below it.
 pub fn is_test(path: &str) -> bool {
-    path.ends_with("/tests.rs") || path.contains("/tests/")
+    path.ends_with("/tests.rs") || path.contains("/tests/") || path.ends_with("fuzz.rs")
 }
 
 /// The tokens of a file without its tests.

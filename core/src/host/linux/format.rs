@@ -196,7 +196,7 @@ mod tests {
         let seeds = seeds.map(|seed| seed.as_bytes().to_vec());
         let read = |bytes: &[u8]| parse(&String::from_utf8_lossy(bytes), &[]);
         let target = |bytes: &[u8]| drop(read(bytes));
-        slackwater_testkit::fuzz::fuzz("blkid", &seeds, target, |bytes| {
+        crate::fuzz::fuzz("blkid", &seeds, target, |bytes| {
             let is_beside = |found: &Signature| matches!(found, Signature::Fs { beside, .. } if beside.is_some());
             assert!(!is_beside(&read(bytes)));
         });

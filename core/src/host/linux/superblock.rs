@@ -304,8 +304,8 @@ mod tests {
         block.bytes[0x88] = 2;
         assert!(block.check().is_err());
     }
+    use crate::fuzz::fuzz;
     use proptest::prelude::*;
-    use slackwater_testkit::fuzz::fuzz;
 
     /// The fields that are read, in a superblock of a file system of 128 MiB.
     fn ext4_head() -> Vec<u8> {

@@ -21,7 +21,7 @@ pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
     // One at a time, because a guest occupies a processor.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest/guest-run");
+    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/guest/guest-run");
     for (left, seconds) in (0..GUESTS.len()).rev().zip(GUESTS) {
         let output = Command::new(&guest)
             .args(disks.iter().flat_map(|disk| ["--disk", disk]))

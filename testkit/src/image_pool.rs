@@ -11,6 +11,7 @@ pub fn ext4(scratch: &Scratch) -> Disk {
     Disk::new(scratch, "pool", "ext4", 2 * GIB)
 }
 
+/// The pool in the words of `--pool`.
 pub fn definition(disk: &Disk, size: &str) -> String {
     format!(
         "default=file:{},init,image={size}",
@@ -18,10 +19,12 @@ pub fn definition(disk: &Disk, size: &str) -> String {
     )
 }
 
+/// The path of the image.
 pub fn image(disk: &Disk) -> PathBuf {
     disk.mount_point.join("pool.img")
 }
 
+/// Where the image is mounted.
 pub fn mounted(disk: &Disk) -> PathBuf {
     disk.mount_point.join("mounted")
 }
@@ -42,10 +45,12 @@ pub fn fs_uuid(disk: &Disk) -> String {
     )
 }
 
+/// Whether the image is neither mounted nor attached.
 pub fn unmounted(disk: &Disk) -> bool {
     mounts_below(&mounted(disk)).is_empty() && loops_on(&image(disk)).is_empty()
 }
 
+/// Creates a volume and stages it. Returns its ID and the staging path.
 pub async fn staged(client: &Client, scratch: &Scratch, name: &str, fs: &str) -> (String, PathBuf) {
     let id = client
         .create(name, 400 * MIB, mount(fs), &[])

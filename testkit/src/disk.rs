@@ -9,8 +9,16 @@ use slackwater::host::{Mount, mountinfo};
 
 use super::{run, succeeds, unmount};
 
-nix::ioctl_write_int_bad!(ctl_add, 0x4c80);
-nix::ioctl_write_int_bad!(ctl_remove, 0x4c81);
+nix::ioctl_write_int_bad!(
+    /// LOOP_CTL_ADD of loop(4).
+    ctl_add,
+    0x4c80
+);
+nix::ioctl_write_int_bad!(
+    /// LOOP_CTL_REMOVE of loop(4).
+    ctl_remove,
+    0x4c81
+);
 
 /// Adds a loop device and returns its number.
 #[expect(unsafe_code, reason = "the ioctl has no safe form")]

@@ -2,15 +2,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Client, Scratch, eventually, state_of, without_configuration};
 
-/// The program under test.
+/// The program under test, which cargo builds next to the folder of test programs.
 pub fn binary() -> &'static str {
-    env!("CARGO_BIN_EXE_slackwater")
+    static PATH: LazyLock<String> = LazyLock::new(|| {
+        let tests = std::env::current_exe().unwrap();
+        let program = tests.parent().unwrap().with_file_name("slackwater");
+        program.to_str().unwrap().to_string()
+    });
+    &PATH
 }
 
 /// A running driver. When it is dropped, the process is killed and reaped.
