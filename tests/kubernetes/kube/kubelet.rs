@@ -58,7 +58,12 @@ impl Objects {
             _ => {
                 let path = [of("/status"), of("/approval")];
                 let path = path.iter().min_by_key(|path| path.len()).unwrap();
+                let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
+                let named = version(&sent);
                 match self.at.get_mut(path) {
+                    Some(object) if !named.is_null() && named != version(object) => {
+                        (409, status(409, "Conflict"))
+                    }
                     Some(object) => {
                         merge(object, sent);
                         (200, object.clone())

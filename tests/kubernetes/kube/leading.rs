@@ -22,7 +22,12 @@ fn put_list(api: &ApiServer, path: &str, kind: &str, items: &[Value]) {
 }
 
 fn lead(api: &ApiServer, agents: Arc<Agents>) -> Arc<InCluster> {
+    lead_with(api, agents, None)
+}
+
+fn lead_with(api: &ApiServer, agents: Arc<Agents>, lost_after: Option<Duration>) -> Arc<InCluster> {
     let options = Options {
+        lost_after,
         look_every: Duration::from_millis(100),
         pace: Pace {
             every: Duration::from_millis(100),
@@ -134,5 +139,42 @@ fn a_mark_is_removed_only_over_the_version_that_was_read() {
         api.asked(&format!("{REJECTED}/status")) > tries + 1
     });
     assert_eq!(object(REJECTED)["spec"]["node"], "node-3", "the person's");
+    api.runtime.block_on(cluster.shut_down());
+}
+
+#[test]
+fn a_pool_is_marked_as_lost_only_over_the_version_that_was_read() {
+    let api = ApiServer::new();
+    put_list(&api, "/api/v1/nodes", "Node", &[]);
+    put_list(&api, "/api/v1/persistentvolumes", "PersistentVolume", &[]);
+    let pool = |id: &str, version: &str, spec: Value| {
+        let long_ago = "2020-01-01T00:00:00Z";
+        json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
+            "metadata": {"name": id, "resourceVersion": version, "generation": 1,
+                "labels": {"slackwater.dev/driver": DRIVER}},
+            "spec": spec,
+            "status": {"node": "node-1", "name": "default", "health": "Unreachable",
+                "lastSeen": long_ago, "nodeGoneSince": long_ago}})
+    };
+    // The first object is as it was read. A person has handed over the second one since.
+    let read = [GOOD, REJECTED].map(|id| pool(id, "7", json!({})));
+    put_list(&api, POOLS, "Pool", &read);
+    api.put(&format!("{POOLS}/{GOOD}"), pool(GOOD, "7", json!({})));
+    api.put(
+        &format!("{POOLS}/{REJECTED}"),
+        pool(REJECTED, "8", json!({"node": "node-3"})),
+    );
+    let after = Some(Duration::from_secs(1));
+    let cluster = lead_with(&api, Arc::default(), after);
+
+    let object = |id: &str| api.objects.lock().unwrap().at[&format!("{POOLS}/{id}")].clone();
+    eventually("the first one is marked", || {
+        object(GOOD)["spec"]["lost"] == true
+    });
+    let tries = api.asked(&format!("{POOLS}/{REJECTED}"));
+    eventually("the other one was decided again", || {
+        api.asked(&format!("{POOLS}/{REJECTED}")) > tries + 1
+    });
+    assert_eq!(object(REJECTED)["spec"], json!({"node": "node-3"}));
     api.runtime.block_on(cluster.shut_down());
 }

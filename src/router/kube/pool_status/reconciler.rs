@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ::kube::ResourceExt;
 use ::kube::api::{Api, PostParams};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -64,7 +65,13 @@ impl Reconciler for PoolController {
             written(&what, api.create(&PostParams::default(), &pool)).await?;
         }
         if let Some(reason) = &change.lose {
-            let lost = json!({ "spec": { "lost": true, "lostReason": reason } });
+            // Only over the version for which that was decided: a person may have just handed the
+            // pool over.
+            let seen = pool.all.pools.get(&change.id);
+            let lost = json!({
+                "metadata": { "resourceVersion": seen.and_then(|seen| seen.resource_version()) },
+                "spec": { "lost": true, "lostReason": reason },
+            });
             if patch(&api, &what, &name, lost).await? == Outcome::Stale {
                 return Ok(Outcome::Stale);
             }
