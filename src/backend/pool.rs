@@ -145,6 +145,6 @@ impl PoolBackend {
     /// shared belong to the other image alone.
     pub fn empty(&self, image: Image) -> Result<()> {
         let emptied = self.store().shorten(image, 0);
-        emptied.context(|| format!("truncate the image of {image:?} to 0 bytes"))
+        emptied.context(|| format!("truncate the image of {image} to 0 bytes"))
     }
 }

@@ -198,7 +198,7 @@ impl PoolBackend {
         self.unshare_unsynced(image, bytes)?;
         // Until the image is synced, a power loss restores the shared blocks.
         let synced = self.store().sync(image);
-        synced.context(|| format!("sync the image of {image:?}"))
+        synced.context(|| format!("sync the image of {image}"))
     }
 
     fn unshare_unsynced(&self, image: Image, bytes: u64) -> Result<()> {
@@ -210,7 +210,7 @@ impl PoolBackend {
             }
             let length = UNSHARE_STEP.min(bytes - offset);
             let unshared = self.store().unshare(image, offset, length);
-            unshared.context(|| format!("unshare blocks of the image of {image:?}"))?;
+            unshared.context(|| format!("unshare blocks of the image of {image}"))?;
         }
         Ok(())
     }
