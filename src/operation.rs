@@ -31,7 +31,7 @@ use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
 use crate::record::NodeRecord;
 
-pub use detach::{InFlight, Lane};
+pub use detach::{InFlight, WorkClass};
 pub use lock::{Key, Locks};
 pub use node::describe::{Description, Forgotten, Named};
 pub use node::pool_status::PoolStatus;

@@ -83,7 +83,7 @@ impl Service {
         let outcome = match args {
             Ok(args) => {
                 let work = move |driver: &Driver| work(driver, &args);
-                self.driver.detach_in(rpc.lane(), work).await
+                self.driver.detach_in(rpc.class(), work).await
             }
             Err(error) => Err(error),
         };

@@ -230,7 +230,7 @@ const TOO_LATE: &str =
     "not all file systems were frozen before the deadline; all are thawed again or will be";
 
 /// Whether an error means that no guard was there to take the session over.
-pub(super) fn says_gone(error: &HostError) -> bool {
+pub(super) fn is_gone(error: &HostError) -> bool {
     matches!(&error.cause, HostCause::Unexpected(what) if what == GONE || what == SILENT)
 }
 

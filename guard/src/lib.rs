@@ -364,7 +364,7 @@ fn is_gone(error: &HostError) -> bool {
     // EPROTO: a guard of a release with another protocol version, which exits with its last
     // session.
     let codes = [Errno::EPIPE, Errno::ECONNRESET, Errno::EPROTO];
-    error.code().is_some_and(|code| codes.contains(&code)) || client::says_gone(error)
+    error.code().is_some_and(|code| codes.contains(&code)) || client::is_gone(error)
 }
 
 fn twice(members: &[FreezeMember]) -> Option<&FreezeMember> {

@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::SUCCESS);
         }
         let done = adopt::carry_out(&client, &plan, REBIND_TIMEOUT, print_step).await?;
-        tell(&plan, &done, arguments.json);
+        print_result(&plan, &done, arguments.json);
         Ok::<_, Failure>(status(done.left.is_empty()))
     })
 }
@@ -148,7 +148,7 @@ fn show(plan: &Plan, as_json: bool) {
     print::line("nothing was changed; run the same command with --yes to apply");
 }
 
-fn tell(plan: &Plan, done: &Done, as_json: bool) {
+fn print_result(plan: &Plan, done: &Done, as_json: bool) {
     if as_json {
         let left: Vec<Value> = done
             .left

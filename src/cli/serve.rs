@@ -28,7 +28,7 @@ use crate::tls::{Credentials, Files, Name, TlsError};
 /// second one keeps answering while the first is busy.
 const WORKERS: usize = 2;
 /// Threads for blocking work. Long work and queries are limited far below this number
-/// ([`Lane`](crate::operation::Lane)): the rest is for the kubelet's calls, one for each volume.
+/// ([`WorkClass`](crate::operation::WorkClass)): the rest is for the kubelet's calls, one for each volume.
 const BLOCKING: usize = 512;
 /// An idle thread occupies memory for its stack.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);

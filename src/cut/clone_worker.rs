@@ -36,7 +36,7 @@ pub(super) struct ClonedMember {
 /// A worker that clones its members one after the other.
 pub(super) struct CloneWorker {
     pub(super) members: Arc<[CutMember]>,
-    pub(super) lane: Vec<ClonedMember>,
+    pub(super) class: Vec<ClonedMember>,
     pub(super) held: Arc<dyn Freeze>,
     /// Set when a clone of any worker has failed. The other workers then skip their clones, which
     /// would only block their writers for longer.
@@ -65,7 +65,7 @@ impl CloneWorker {
 
     fn each(&self, copy: impl Fn(&(dyn Copier + 'static)) -> host::Result<u64>) -> Result<Thawed> {
         let mut done = Thawed::default();
-        for one in &self.lane {
+        for one in &self.class {
             done.extents += copied(&self.members[one.at], &copy)?;
         }
         Ok(done)
@@ -73,7 +73,7 @@ impl CloneWorker {
 
     fn verify(&self) -> Result<Thawed> {
         let mut done = Thawed::default();
-        for one in &self.lane {
+        for one in &self.class {
             let member = &self.members[one.at];
             let volume = &member.target.volume_id;
             let is_same = member.copier.verify();
@@ -91,7 +91,7 @@ impl CloneWorker {
     fn cut(&self) -> Result<Thawed> {
         let mut done = Thawed::default();
         let mut first = None;
-        for one in &self.lane {
+        for one in &self.class {
             let member = &self.members[one.at];
             let mut cloned = Ok(0);
             let emptied = member.emptied.load(Ordering::SeqCst);

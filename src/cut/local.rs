@@ -68,7 +68,7 @@ pub struct Local {
     /// Open root directories of the members that will be frozen, in the order of the members.
     roots: Vec<MountRoot>,
     /// Dropped before `held`, which the workers share: dropping the last reference thaws.
-    lanes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
+    classes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
     abort: AbortHandle,
 }
@@ -90,7 +90,7 @@ impl Local {
             is_ahead: false,
             ways: Vec::new(),
             roots: Vec::new(),
-            lanes: None,
+            classes: None,
             held: None,
             abort: AbortHandle::default(),
         }
@@ -131,7 +131,7 @@ impl Local {
     fn begin(&mut self) -> Result<()> {
         let roots = std::mem::take(&mut self.roots);
         let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
-        let mut lanes: Vec<Vec<ClonedMember>> = Vec::new();
+        let mut classes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
         for (slot, (at, root)) in frozen.into_iter().zip(roots).enumerate() {
@@ -140,7 +140,7 @@ impl Local {
             if member.copier.is_serial() {
                 series.push(cloned);
             } else {
-                lanes.push(vec![cloned]);
+                classes.push(vec![cloned]);
             }
             let Use::Mounted { fs, .. } = member.in_use else {
                 return Err(Error::bug("a frozen file system is mounted"));
@@ -154,7 +154,7 @@ impl Local {
             });
         }
         if !series.is_empty() {
-            lanes.push(series);
+            classes.push(series);
         }
         let held = self.freezer.begin(members, self.limits);
         let held: Arc<dyn Freeze> = held.map_err(refusal)?.into();
@@ -162,18 +162,18 @@ impl Local {
         self.abort.watch(&held)?;
         let failed = Arc::new(AtomicBool::new(false));
         let ahead = Arc::new(Semaphore::new(AHEAD_AT_ONCE));
-        let jobs = lanes.into_iter().map(|members| {
-            let lane = CloneWorker {
+        let jobs = classes.into_iter().map(|members| {
+            let class = CloneWorker {
                 members: self.members.clone(),
-                lane: members,
+                class: members,
                 held: held.clone(),
                 failed: failed.clone(),
                 ahead: ahead.clone(),
             };
-            let job: Job<CloneStep, Result<Thawed>> = Box::new(move |step| lane.act(step));
+            let job: Job<CloneStep, Result<Thawed>> = Box::new(move |step| class.act(step));
             job
         });
-        self.lanes = Some(StepWorkers::new(jobs.collect())?);
+        self.classes = Some(StepWorkers::new(jobs.collect())?);
         Ok(())
     }
 
@@ -181,10 +181,10 @@ impl Local {
     /// have finished.
     fn all(&mut self, step: CloneStep) -> Result<Thawed> {
         let mut sum = Thawed::default();
-        let Some(lanes) = &mut self.lanes else {
+        let Some(classes) = &mut self.classes else {
             return Ok(sum);
         };
-        for answer in lanes.all(step) {
+        for answer in classes.all(step) {
             let thawed = answer.ok_or_else(|| Error::bug("no clone panics"))??;
             sum.extents += thawed.extents;
             sum.lost = sum.lost.or(thawed.lost);
@@ -194,7 +194,7 @@ impl Local {
 
     /// Clones again what was written since the last pass, until another pass would gain nothing.
     /// Returns the number of ranges.
-    fn put_right(&mut self) -> Result<u64> {
+    fn clone_again(&mut self) -> Result<u64> {
         let mut done = 0;
         for _ in 0..PASSES {
             let ranges = self.all(CloneStep::Delta)?.extents;
@@ -377,7 +377,7 @@ impl Local {
             // Otherwise what was written during the clone would be written back and cloned while
             // the hooks hold the applications.
             done.sync += self.sync()?;
-            done.extents += self.put_right()?;
+            done.extents += self.clone_again()?;
         }
         Ok(done)
     }
@@ -389,7 +389,7 @@ impl Local {
         };
         if self.held.is_some() {
             done.sync += self.sync()?;
-            done.extents += self.put_right()?;
+            done.extents += self.clone_again()?;
             self.all(CloneStep::Seal)?;
         }
         // Since the first check, images may have got more extents, and pools may have filled up.

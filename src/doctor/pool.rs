@@ -72,7 +72,7 @@ pub(super) fn subject(pool: &PoolDefinition) -> String {
 fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = subject(pool);
     let outer = path;
-    let (inner, found) = match image::look_through(host, path) {
+    let (inner, found) = match image::probe_path(host, path) {
         Ok(found) => found,
         Err(error) => {
             return vec![Check::fail(

@@ -18,7 +18,7 @@ use crate::operation::{Driver, Key};
 /// the pool's disk hangs, which is often the reason for the failure.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum number of concurrent operations of [`Lane::Work`], and of [`Lane::Cut`].
+/// Maximum number of concurrent operations of [`WorkClass::Long`], and of [`WorkClass::Cut`].
 const MAX_OPERATIONS: usize = 32;
 const MAX_CUTS: usize = 16;
 /// How long an operation waits for its turn, before it has a thread or a lock. Creating a volume
@@ -28,35 +28,35 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_PROBES: usize = 16;
 
 /// A class of operations that share a limit on threads. Operations that take long or hang are
-/// limited within their own lane, so that a thread is always free for calls of the kubelet.
+/// limited within their own class, so that a thread is always free for calls of the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum WorkClass {
     /// Calls of the kubelet that change something; one at a time for each volume.
     Node,
     /// Creates, grows and deletes; may copy or wipe for hours.
-    Work,
+    Long,
     /// Creates snapshots; may wait for applications.
     Cut,
     /// Calls that only read; they are repeated often.
-    Look,
+    Read,
 }
 
 /// The number of running reads, by pool.
-type Looks = Arc<Mutex<HashMap<PoolId, usize>>>;
+type Reads = Arc<Mutex<HashMap<PoolId, usize>>>;
 
 /// The pools that the operation of this thread reads.
-struct Looking {
-    looks: Looks,
+struct Reading {
+    reads: Reads,
     at: Vec<PoolId>,
 }
 
-impl Looking {
+impl Reading {
     fn begin(&mut self, id: PoolId, name: &str) -> Result<()> {
         if self.at.contains(&id) {
             return Ok(());
         }
-        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = looks.entry(id).or_default();
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = reads.entry(id).or_default();
         if *running >= MAX_PROBES {
             return Err(Error::Unreachable {
                 what: format!("pool {name}"),
@@ -71,11 +71,11 @@ impl Looking {
     }
 }
 
-impl Drop for Looking {
+impl Drop for Reading {
     fn drop(&mut self) {
-        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         for pool in &self.at {
-            if let Some(running) = looks.get_mut(pool) {
+            if let Some(running) = reads.get_mut(pool) {
                 *running -= 1;
             }
         }
@@ -86,10 +86,10 @@ impl Drop for Looking {
 struct Thread;
 
 impl Thread {
-    fn of(caller: watch::Sender<Option<String>>, looks: Option<Looks>) -> Thread {
+    fn of(caller: watch::Sender<Option<String>>, reads: Option<Reads>) -> Thread {
         FAILING.set(Some(caller));
-        LOOKING.set(looks.map(|looks| Looking {
-            looks,
+        READING.set(reads.map(|reads| Reading {
+            reads,
             at: Vec::new(),
         }));
         Thread
@@ -99,21 +99,21 @@ impl Thread {
 impl Drop for Thread {
     fn drop(&mut self) {
         FAILING.set(None);
-        LOOKING.set(None);
+        READING.set(None);
     }
 }
 
-/// Counts a read of a pool, if the operation of this thread is in [`Lane::Look`].
-pub(super) fn look_at(id: PoolId, name: &str) -> Result<()> {
-    LOOKING.with_borrow_mut(|looking| match looking {
-        Some(looking) => looking.begin(id, name),
+/// Counts a read of a pool, if the operation of this thread is in [`WorkClass::Read`].
+pub(super) fn count_read(id: PoolId, name: &str) -> Result<()> {
+    READING.with_borrow_mut(|reading| match reading {
+        Some(reading) => reading.begin(id, name),
         None => Ok(()),
     })
 }
 
 thread_local! {
     /// The pools that the operation of this thread reads, if its reads are limited.
-    static LOOKING: RefCell<Option<Looking>> = const { RefCell::new(None) };
+    static READING: RefCell<Option<Reading>> = const { RefCell::new(None) };
     /// Receives the reason why the operation of this thread fails, while it cleans up.
     static FAILING: RefCell<Option<watch::Sender<Option<String>>>> = const { RefCell::new(None) };
 }
@@ -125,18 +125,18 @@ pub(super) struct CleanUp(());
 
 impl CleanUp {
     pub(super) fn after(first: &Error) -> CleanUp {
-        tell(Some(chain(first).to_string()));
+        report_failure(Some(chain(first).to_string()));
         CleanUp(())
     }
 }
 
 impl Drop for CleanUp {
     fn drop(&mut self) {
-        tell(None);
+        report_failure(None);
     }
 }
 
-fn tell(why: Option<String>) {
+fn report_failure(why: Option<String>) {
     FAILING.with_borrow(|caller| {
         // The caller is gone, or there is none: tests call operations without `detach`.
         let _ = caller.as_ref().map(|caller| caller.send_replace(why));
@@ -168,7 +168,7 @@ pub struct InFlight {
     stopping: AtomicBool,
     work: Arc<Semaphore>,
     cuts: Arc<Semaphore>,
-    looks: Looks,
+    reads: Reads,
 }
 
 impl Default for InFlight {
@@ -178,18 +178,18 @@ impl Default for InFlight {
             stopping: AtomicBool::default(),
             work: Arc::new(Semaphore::new(MAX_OPERATIONS)),
             cuts: Arc::new(Semaphore::new(MAX_CUTS)),
-            looks: Looks::default(),
+            reads: Reads::default(),
         }
     }
 }
 
 impl InFlight {
-    /// Waits for the turn of an operation, if its lane is limited.
-    async fn turn(&self, lane: Lane) -> Result<Option<OwnedSemaphorePermit>> {
-        let (permits, most) = match lane {
-            Lane::Work => (&self.work, MAX_OPERATIONS),
-            Lane::Cut => (&self.cuts, MAX_CUTS),
-            Lane::Node | Lane::Look => return Ok(None),
+    /// Waits for the turn of an operation, if its class is limited.
+    async fn turn(&self, class: WorkClass) -> Result<Option<OwnedSemaphorePermit>> {
+        let (permits, most) = match class {
+            WorkClass::Long => (&self.work, MAX_OPERATIONS),
+            WorkClass::Cut => (&self.cuts, MAX_CUTS),
+            WorkClass::Node | WorkClass::Read => return Ok(None),
         };
         match tokio::time::timeout(QUEUE_TIMEOUT, permits.clone().acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
@@ -222,17 +222,17 @@ impl Driver {
         self: &Arc<Self>,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.detach_in(Lane::Node, work).await
+        self.detach_in(WorkClass::Node, work).await
     }
 
-    /// Like [`Driver::detach`], within the limit of a lane. While the call waits for its turn it
+    /// Like [`Driver::detach`], within the limit of a class. While the call waits for its turn it
     /// holds neither a lock nor a thread.
     pub async fn detach_in<T: Send + 'static>(
         self: &Arc<Self>,
-        lane: Lane,
+        class: WorkClass,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let turn = self.in_flight.turn(lane).await?;
+        let turn = self.in_flight.turn(class).await?;
         // Counted before `stopping` is read: either this operation sees `stopping`, or the caller
         // of `stop` sees this operation in the count.
         self.in_flight.running.fetch_add(1, Ordering::SeqCst);
@@ -242,10 +242,10 @@ impl Driver {
         }
         let span = tracing::Span::current();
         let (failing, told) = watch::channel(None);
-        let looks = (lane == Lane::Look).then(|| self.in_flight.looks.clone());
+        let reads = (class == WorkClass::Read).then(|| self.in_flight.reads.clone());
         let task = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let _thread = Thread::of(failing, looks);
+            let _thread = Thread::of(failing, reads);
             span.in_scope(|| work(&running.0))
         });
         tokio::select! {

@@ -19,7 +19,7 @@ const OBJECTS: [Object; 2] = [
 impl Router {
     /// Records an event on the object that a cut was requested for: the level that the cut reached and
     /// why it reached no more, or the error.
-    pub(super) fn tell_of_cut(
+    pub(super) fn record_cut_event(
         &self,
         given: &HashMap<String, String>,
         cut: std::result::Result<Option<&Kept>, &Error>,

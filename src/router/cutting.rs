@@ -191,7 +191,7 @@ impl Router {
             let _lock = lock;
             let given = wanted.given.clone();
             let cut = router.cut(wanted).await;
-            router.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
+            router.record_cut_event(&given, cut.as_ref().map(Option::as_ref));
             cut
         };
         self.detached(work).await.map(drop)
@@ -416,7 +416,7 @@ impl Router {
         };
         match self.settled(group, &wanted.sources).await {
             // An agent whose connection was lost may have committed, which it reports now.
-            Ok(look) if look.is_committed() => Error::pending(format!("group snapshot {group}")),
+            Ok(state) if state.is_committed() => Error::pending(format!("group snapshot {group}")),
             Ok(_) => first,
             Err(doubt) => Error::RollbackFailed {
                 first: Box::new(first),

@@ -71,7 +71,7 @@ impl Router {
                 reason,
             };
             let ids = [request.snapshot_id.clone()];
-            let settled = router.resolve_and_look(group, &ids, Asked::Theirs).await;
+            let settled = router.resolve_and_read(group, &ids, Asked::Theirs).await;
             settled.map_err(|error| unsettled(chain(&error)))?;
             let request = DeleteOneRequest {
                 settled_group_id: group.to_string(),

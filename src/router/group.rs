@@ -142,12 +142,12 @@ impl Router {
             Some(ObjectRef::Group(_)) => Asked::Theirs,
             _ => Asked::All,
         };
-        let look = self.resolve_and_look(id, &sources, asked).await?;
-        look.check_agreement(id)?;
-        if let Some(membership) = look.membership() {
+        let state = self.resolve_and_read(id, &sources, asked).await?;
+        state.check_agreement(id)?;
+        if let Some(membership) = state.membership() {
             same_request(&request, membership)?;
             // All members are required, even those that may be deleted individually.
-            return look.group(id, false);
+            return state.group(id, false);
         }
         let wanted = Wanted {
             shares: self.shares(&sources).await?,
@@ -160,11 +160,11 @@ impl Router {
             wait_until,
         };
         let cut = self.cut(wanted).await;
-        self.tell_of_cut(&given, cut.as_ref().map(Option::as_ref));
+        self.record_cut_event(&given, cut.as_ref().map(Option::as_ref));
         cut?;
-        let look = self.resolve_and_look(id, &sources, asked).await?;
-        look.check_agreement(id)?;
-        look.group(id, false)
+        let state = self.resolve_and_read(id, &sources, asked).await?;
+        state.check_agreement(id)?;
+        state.group(id, false)
     }
 
     /// The agents of the volumes, with the volumes of each in their order.
@@ -189,17 +189,17 @@ impl Router {
     async fn get_group(&self, named: NamedGroup) -> Result<Group> {
         let absent = || Error::not_found(Kind::Group, &named.group_id);
         let id: GroupId = named.group_id.parse().map_err(|_| absent())?;
-        let look = self
-            .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)
+        let state = self
+            .resolve_and_read(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
-        let Some(membership) = look.membership() else {
+        let Some(membership) = state.membership() else {
             // The group is known not to exist only if all agents have answered.
-            look.fail_if_unknown()?;
+            state.fail_if_unknown()?;
             return Err(absent());
         };
-        look.check_agreement(id)?;
-        same_members(&named, membership, look.found().cloned())?;
-        look.group(id, membership.independent)
+        state.check_agreement(id)?;
+        same_members(&named, membership, state.found().cloned())?;
+        state.group(id, membership.independent)
     }
 
     async fn delete_group(&self, named: NamedGroup) -> Result<()> {
@@ -216,21 +216,22 @@ impl Router {
     }
 
     async fn delete_settled_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
-        let look = self
-            .resolve_and_look(id, &named.snapshot_ids, Asked::Theirs)
+        let state = self
+            .resolve_and_read(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
-        if let Some(membership) = look.membership() {
-            same_members(&named, membership, look.found().cloned())?;
+        if let Some(membership) = state.membership() {
+            same_members(&named, membership, state.found().cloned())?;
         }
-        let mut members: Vec<String> = look.found().cloned().collect();
+        let mut members: Vec<String> = state.found().cloned().collect();
         members.extend(
-            look.membership()
+            state
+                .membership()
                 .into_iter()
                 .flat_map(|of| of.members.clone()),
         );
         if members.is_empty() && named.snapshot_ids.is_empty() {
             // The members may be on any agent, so an agent that cannot be reached may have them.
-            return look.fail_if_unknown();
+            return state.fail_if_unknown();
         }
         members.extend(named.snapshot_ids);
         self.delete_group_members(id, self.ids_by_node(&members).await?)

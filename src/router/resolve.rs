@@ -200,39 +200,39 @@ impl Router {
     /// volumes or members whose agents must answer, besides the agents of all members that are
     /// found. ABORTED while an operation about the group is running.
     pub(super) async fn settled(&self, group: GroupId, ids: &[String]) -> Result<GroupState> {
-        self.resolve_and_look(group, ids, Asked::All).await
+        self.resolve_and_read(group, ids, Asked::All).await
     }
 
     /// Like `settled`, with a choice of the agents to ask.
-    pub(super) async fn resolve_and_look(
+    pub(super) async fn resolve_and_read(
         &self,
         group: GroupId,
         ids: &[String],
         asked: Asked,
     ) -> Result<GroupState> {
         for _ in 0..ROUNDS {
-            let look = self.look(group, ids, asked).await?;
-            if !look.busy.is_empty() {
-                let nodes = look.busy.join(", ");
+            let state = self.read_group(group, ids, asked).await?;
+            if !state.busy.is_empty() {
+                let nodes = state.busy.join(", ");
                 let what = format!("group snapshot {group} (node {nodes})");
                 return Err(Error::pending(what));
             }
-            if !look.is_in_doubt() {
-                return Ok(look);
+            if !state.is_in_doubt() {
+                return Ok(state);
             }
             // A false definition would name another first member, which decides about the others.
-            look.check_agreement(group)?;
-            self.settle(group, &look).await?;
+            state.check_agreement(group)?;
+            self.settle(group, &state).await?;
         }
         let what = format!("group snapshot {group}");
         Err(Error::pending(what))
     }
 
     /// Reads what the agents have of the group.
-    async fn look(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<GroupState> {
+    async fn read_group(&self, group: GroupId, ids: &[String], asked: Asked) -> Result<GroupState> {
         self.agents.all_asked()?;
         let must = self.ids_by_node(ids).await?;
-        let mut look = GroupState::default();
+        let mut state = GroupState::default();
         let are_ids = || ids.iter().all(|id| id.parse::<VolumeId>().is_ok());
         let all = match asked {
             Asked::Theirs if !ids.is_empty() && are_ids() => {
@@ -250,13 +250,13 @@ impl Router {
         for (agent, answer) in answers.await {
             let answer = answer.and_then(|answer| self.group_of(agent, group, answer));
             match answer {
-                Ok(answer) => look.add(group, agent, answer),
+                Ok(answer) => state.add(group, agent, answer),
                 Err(error) if must.contains_key(agent.node()) => return Err(error),
-                Err(error) => look.unseen = Some(error),
+                Err(error) => state.unseen = Some(error),
             }
         }
         // Each member is looked up by its ID: a member that is not found then does not exist.
-        let members = look.membership.iter().flat_map(|of| of.members.clone());
+        let members = state.membership.iter().flat_map(|of| of.members.clone());
         let members: Vec<String> = members.collect();
         let ids_by_node = self.ids_by_node(&members).await?;
         let answers = join_all(ids_by_node.into_values().map(|(agent, ids)| async move {
@@ -264,9 +264,9 @@ impl Router {
             (answer.await, agent)
         }));
         for (answer, agent) in answers.await {
-            look.add(group, &agent, self.group_of(&agent, group, answer?)?);
+            state.add(group, &agent, self.group_of(&agent, group, answer?)?);
         }
-        Ok(look)
+        Ok(state)
     }
 
     async fn group_at(
@@ -284,9 +284,9 @@ impl Router {
     }
 
     /// Sends the decision to the agents that have members in doubt.
-    async fn settle(&self, group: GroupId, look: &GroupState) -> Result<()> {
-        let commit = look.committed().unwrap_or_default().to_string();
-        let in_doubt = look.with(State::Cut).map(|(_, member)| &member.attempt);
+    async fn settle(&self, group: GroupId, state: &GroupState) -> Result<()> {
+        let commit = state.committed().unwrap_or_default().to_string();
+        let in_doubt = state.with(State::Cut).map(|(_, member)| &member.attempt);
         let undone: BTreeSet<String> = in_doubt
             .filter(|attempt| **attempt != commit)
             .cloned()
@@ -296,7 +296,7 @@ impl Router {
             attempt: commit,
             undone_attempts: undone.into_iter().collect(),
         };
-        let unready = look.with(State::Cut).chain(look.with(State::Preparing));
+        let unready = state.with(State::Cut).chain(state.with(State::Preparing));
         let agents: BTreeMap<&str, &Arc<Agent>> =
             unready.map(|(agent, _)| (agent.node(), agent)).collect();
         tracing::info!(%group, committed = %request.attempt, undone = ?request.undone_attempts, "resolving a group snapshot that is in doubt");
@@ -356,10 +356,13 @@ impl Router {
         nodes: &BTreeSet<String>,
     ) -> bool {
         let members = match group.parse() {
-            Ok(group) => self.look(group, &[member.to_string()], Asked::Theirs).await,
+            Ok(group) => {
+                self.read_group(group, &[member.to_string()], Asked::Theirs)
+                    .await
+            }
             Err(_) => return false,
         };
-        let members = members.ok().and_then(|look| look.membership);
+        let members = members.ok().and_then(|state| state.membership);
         let Some(membership) = members else {
             return true;
         };

@@ -101,13 +101,13 @@ impl Work {
         };
         // These run concurrently: overwriting takes long, and a query may wait for a disk.
         let sweep = every_tick(driver, "sweep of freezes", Driver::sweep_freezes);
-        let look = every_tick(driver, "check of the node", Driver::look_at_node);
-        let pools = look_at_pools(driver);
+        let look = every_tick(driver, "check of the node", Driver::refresh_node);
+        let pools = probe_pools(driver);
         let groups = clean(driver, Driver::resolve_groups);
         let leftovers = clean(driver, Driver::clean);
         let wipes = clean(driver, Driver::wipe);
         let trims = beside(driver, Driver::trim_volumes);
-        let disks = beside(driver, Driver::tell_disk);
+        let disks = beside(driver, Driver::discard_freed);
         tokio::join!(sweep, look, pools, groups, leftovers, wipes, disks, trims);
     }
 
@@ -134,7 +134,7 @@ async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
 
 /// Tries all pools concurrently: the attempt for a pool whose disk hangs may end only with its
 /// disk.
-async fn look_at_pools(driver: &Arc<Driver>) {
+async fn probe_pools(driver: &Arc<Driver>) {
     let mut ticks = ticks();
     ticks.tick().await;
     let mut running: HashMap<String, JoinHandle<()>> = HashMap::new();
@@ -143,7 +143,7 @@ async fn look_at_pools(driver: &Arc<Driver>) {
         running.retain(|_, one| !one.is_finished());
         for pool in &driver.settings().pools {
             let (driver, name) = (driver.clone(), pool.name.clone());
-            let begin = || tokio::task::spawn_blocking(move || driver.look_at_pool(&name));
+            let begin = || tokio::task::spawn_blocking(move || driver.probe_pool(&name));
             running.entry(pool.name.clone()).or_insert_with(begin);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::operation::Lane;
+use crate::operation::WorkClass;
 
 macro_rules! rpcs {
     ($($service:ident: $($rpc:ident)*;)*) => {
@@ -65,21 +65,21 @@ rpcs! {
 
 impl Rpc {
     /// The group of RPCs with which it shares the driver's threads.
-    pub fn lane(self) -> Lane {
+    pub fn class(self) -> WorkClass {
         match self {
             Rpc::NodeStageVolume
             | Rpc::NodeUnstageVolume
             | Rpc::NodePublishVolume
             | Rpc::NodeUnpublishVolume
-            | Rpc::NodeExpandVolume => Lane::Node,
-            Rpc::CreateSnapshot | Rpc::CreateVolumeGroupSnapshot => Lane::Cut,
+            | Rpc::NodeExpandVolume => WorkClass::Node,
+            Rpc::CreateSnapshot | Rpc::CreateVolumeGroupSnapshot => WorkClass::Cut,
             Rpc::CreateVolume
             | Rpc::DeleteVolume
             | Rpc::DeleteSnapshot
             | Rpc::DeleteVolumeGroupSnapshot
             | Rpc::ControllerExpandVolume
-            | Rpc::ControllerModifyVolume => Lane::Work,
-            _ => Lane::Look,
+            | Rpc::ControllerModifyVolume => WorkClass::Long,
+            _ => WorkClass::Read,
         }
     }
 

@@ -99,7 +99,7 @@ impl Credentials {
         current: Option<Current>,
     ) -> Credentials {
         if let Some(current) = &current {
-            current.tell(&own);
+            current.log_identity(&own);
         }
         Credentials {
             own,
@@ -115,7 +115,7 @@ impl Credentials {
     /// Uses another bundle for future connections. After an error the previous one stays.
     pub fn replace(&self, bundle: Bundle) -> Result<(), TlsError> {
         let current = Current::new(&self.own, &bundle, &Places::nowhere())?;
-        current.tell(&self.own);
+        current.log_identity(&self.own);
         let mut state = self.state();
         state.current = Some(Arc::new(current));
         state.last_read = bundle;
@@ -177,7 +177,7 @@ impl Credentials {
             };
             match Current::new(&self.own, &read, &files.places()) {
                 Ok(current) => {
-                    current.tell(&self.own);
+                    current.log_identity(&self.own);
                     state.current = Some(Arc::new(current));
                     state.last_read = read;
                     return;
@@ -234,7 +234,7 @@ impl Current {
         })
     }
 
-    fn tell(&self, own: &Name) {
+    fn log_identity(&self, own: &Name) {
         let now = UnixTime::now().as_secs();
         match self.expires {
             Some(expires) if expires <= now => {

@@ -212,7 +212,7 @@ impl Simulation {
         // are gone.
         let driver = self.driver().map_err(|error| chain(&error))?;
         for pool in driver.served() {
-            driver.tell_disk(pool);
+            driver.discard_freed(pool);
         }
         let files = self.host.files_below(Path::new(POOL));
         let left = self.observed_state();

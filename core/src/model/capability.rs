@@ -145,7 +145,7 @@ pub struct Capability {
 impl Capability {
     /// Texts of two different sets of capabilities, for a message: the texts differ even if only
     /// the mount flags do.
-    pub fn tell_apart(found: &[Capability], wanted: &[Capability]) -> (String, String) {
+    pub fn describe_difference(found: &[Capability], wanted: &[Capability]) -> (String, String) {
         let say = |all: &[Capability]| {
             all.iter()
                 .map(Capability::to_string)

@@ -51,7 +51,7 @@ struct Held {
 }
 
 /// What is known of an image before it is queried.
-struct Look {
+struct Occupant {
     image: Image,
     /// Its length, if a record states it.
     bytes: Option<u64>,
@@ -116,41 +116,43 @@ impl PoolBackend {
         let mut filled = HashMap::new();
         let volumes = self
             .volumes
-            .map(|uuid, entry| (uuid, self.volume_look(uuid, entry)));
-        for (uuid, look) in volumes {
-            let image = self.look(&look, each)?;
+            .map(|uuid, entry| (uuid, self.entry_of_volume(uuid, entry)));
+        for (uuid, occupant) in volumes {
+            let image = self.size_of(&occupant, each)?;
             let blocks = image.map_or(0, |image| image.allocated);
             space.allocated += blocks;
             // A volume whose record cannot be read counts with the length of its image.
             let length = || image.map_or(0, |image| image.length);
-            space.promised += look.bytes.unwrap_or_else(length);
-            space.claimed += self.claim(&look, blocks);
-            held.push(look.held(blocks));
+            space.promised += occupant.bytes.unwrap_or_else(length);
+            space.claimed += self.claim(&occupant, blocks);
+            held.push(occupant.held(blocks));
             filled.insert(uuid, blocks);
         }
         let snapshots = self
             .snapshots
-            .map(|uuid, entry| self.snapshot_look(uuid, entry));
-        let gets = |look: &Look| {
-            let volume = look.gets.and_then(|volume| filled.get(&volume));
+            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
+        let gets = |occupant: &Occupant| {
+            let volume = occupant.gets.and_then(|volume| filled.get(&volume));
             volume.copied().unwrap_or(0)
         };
-        for look in snapshots {
-            let blocks = self.look(&look, each)?.map_or(0, |image| image.allocated);
+        for occupant in snapshots {
+            let blocks = self
+                .size_of(&occupant, each)?
+                .map_or(0, |image| image.allocated);
             space.snapshots += blocks;
-            let claim = self.claim(&look, blocks);
+            let claim = self.claim(&occupant, blocks);
             space.claimed += claim;
             if self.facts.shares_blocks {
-                held.push(look.held(blocks.max(claim).max(gets(&look))));
+                held.push(occupant.held(blocks.max(claim).max(gets(&occupant))));
             } else {
                 space.promised += claim;
             }
         }
         if let Some(record) = planned {
-            let look = self.look_at_snapshot(record);
-            let claim = self.claim(&look, 0);
+            let occupant = self.snapshot_usage(record);
+            let claim = self.claim(&occupant, 0);
             if self.facts.shares_blocks {
-                held.push(look.held(claim.max(gets(&look))));
+                held.push(occupant.held(claim.max(gets(&occupant))));
             } else {
                 space.promised += claim;
             }
@@ -167,22 +169,28 @@ impl PoolBackend {
         format!("measure pool {}", self.folder.path.display())
     }
 
-    fn look(&self, look: &Look, each: bool) -> Result<Option<ImageSize>> {
-        match look.bytes {
+    fn size_of(&self, occupant: &Occupant, each: bool) -> Result<Option<ImageSize>> {
+        match occupant.bytes {
             Some(_) if !each => Ok(None),
-            Some(_) | None => self.store().size(look.image).context(|| self.measuring()),
+            Some(_) | None => self
+                .store()
+                .size(occupant.image)
+                .context(|| self.measuring()),
         }
     }
 
     /// Bytes that an image in progress will still take. Existing blocks may be shared, and then
     /// each needs another block.
-    fn claim(&self, look: &Look, blocks: u64) -> u64 {
+    fn claim(&self, occupant: &Occupant, blocks: u64) -> u64 {
         let there = if self.facts.shares_blocks { 0 } else { blocks };
-        let bytes = look.bytes.filter(|_| look.to_be_filled).unwrap_or(0);
+        let bytes = occupant
+            .bytes
+            .filter(|_| occupant.to_be_filled)
+            .unwrap_or(0);
         bytes.saturating_sub(there)
     }
 
-    fn volume_look(&self, uuid: Uuid, entry: &Entry<VolumeRecord>) -> Look {
+    fn entry_of_volume(&self, uuid: Uuid, entry: &Entry<VolumeRecord>) -> Occupant {
         let record = match entry {
             Entry::Known(record) => Some(record),
             Entry::Damaged(_) => None,
@@ -192,7 +200,7 @@ impl PoolBackend {
             Some(record) if record.allocation == Allocation::Thick => Role::Thick,
             Some(_) | None => Role::Volume,
         };
-        Look {
+        Occupant {
             image: Image::Volume(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
             lineage: record.map(|record| record.lineage()),
@@ -205,10 +213,10 @@ impl PoolBackend {
         }
     }
 
-    fn snapshot_look(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> Look {
+    fn entry_of_snapshot(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> Occupant {
         match entry {
-            Entry::Known(record) => self.look_at_snapshot(record),
-            Entry::Damaged(_) => Look {
+            Entry::Known(record) => self.snapshot_usage(record),
+            Entry::Damaged(_) => Occupant {
                 image: Image::Snapshot(uuid),
                 bytes: None,
                 lineage: None,
@@ -219,10 +227,10 @@ impl PoolBackend {
         }
     }
 
-    fn look_at_snapshot(&self, record: &SnapshotRecord) -> Look {
+    fn snapshot_usage(&self, record: &SnapshotRecord) -> Occupant {
         let unready = !record.is_ready();
         let grows = record.allocation == Allocation::Thick || record.copy.is_some();
-        Look {
+        Occupant {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
             lineage: Some(record.lineage()),
@@ -237,7 +245,7 @@ impl PoolBackend {
     }
 }
 
-impl Look {
+impl Occupant {
     fn held(&self, blocks: u64) -> Held {
         Held {
             lineage: self.lineage,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::trim::{Trimmed, Untold};
+use super::trim::{Trimmed, Undiscarded};
 use super::{RECORD, SNAPSHOTS, TRASH, VOLUMES};
 use crate::backend::store::Store;
 use crate::error::{Error, ErrorContext, Result};
@@ -27,7 +27,7 @@ pub struct Folder {
     /// see that the first image is gone.
     pub(in crate::backend) wiping: Mutex<()>,
     /// Blocks that were freed and are not discarded yet.
-    pub(super) untold: Untold,
+    pub(super) undiscarded: Undiscarded,
     /// When the volumes were trimmed last.
     pub(super) trimmed: Trimmed,
 }
@@ -61,10 +61,10 @@ impl Folder {
             root,
             store,
             wiping: Mutex::new(()),
-            untold: Untold::default(),
+            undiscarded: Undiscarded::default(),
             trimmed: Trimmed::default(),
         };
-        folder.find_untold()?;
+        folder.find_undiscarded()?;
         Ok(folder)
     }
 
@@ -159,7 +159,7 @@ impl Folder {
         };
         self.store.wipe(dir, wipe).context(doing)?;
         if wipe == Wipe::Discard {
-            self.mark_untold()?;
+            self.mark_undiscarded()?;
         }
         let removed = self.store.remove(dir);
         removed.context(|| "delete an image".into())

@@ -21,7 +21,7 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Whether a pool needs a trim, and when the last one was.
 #[derive(Default)]
-pub(super) struct Untold(Mutex<State>);
+pub(super) struct Undiscarded(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -36,7 +36,7 @@ struct State {
 #[derive(Default)]
 pub(super) struct Trimmed(Mutex<Option<u64>>);
 
-impl Untold {
+impl Undiscarded {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -47,25 +47,25 @@ fn is_due(last: Option<Instant>, now: Instant) -> bool {
 }
 
 impl Folder {
-    fn untold_mark(&self) -> PathBuf {
+    fn undiscarded_mark(&self) -> PathBuf {
         self.root.join(TRASH).join(UNTOLD)
     }
 
     /// Reads whether an earlier process has left blocks to be discarded.
-    pub(super) fn find_untold(&self) -> Result<()> {
-        let marked = self.is_there(&self.untold_mark(), || {
+    pub(super) fn find_undiscarded(&self) -> Result<()> {
+        let marked = self.is_there(&self.undiscarded_mark(), || {
             "look up the marker for freed blocks".into()
         })?;
-        self.untold.state().marked = marked;
+        self.undiscarded.state().marked = marked;
         Ok(())
     }
 
     /// Records durably that blocks were freed. Their image must exist until then, because after a
     /// crash its record is the only trace that its blocks were to be discarded.
-    pub(super) fn mark_untold(&self) -> Result<()> {
-        let mut state = self.untold.state();
+    pub(super) fn mark_undiscarded(&self) -> Result<()> {
+        let mut state = self.undiscarded.state();
         if !state.marked {
-            let path = self.untold_mark();
+            let path = self.undiscarded_mark();
             let mark = Effect::WriteFile {
                 path: &path,
                 bytes: &[],
@@ -81,9 +81,9 @@ impl Folder {
     /// Discards the blocks that deletions with `wipe: discard` have freed, with one trim for all of
     /// them. Does nothing if there are none, or if the last trim was less than [`TRIM_INTERVAL`]
     /// ago.
-    pub fn tell_disk(&self) -> Result<()> {
+    pub fn discard_freed(&self) -> Result<()> {
         let freed = {
-            let mut state = self.untold.state();
+            let mut state = self.undiscarded.state();
             let now = Instant::now();
             if !state.marked || !is_due(state.last, now) {
                 return Ok(());
@@ -93,11 +93,11 @@ impl Folder {
         };
         let trimmed = self.store.trim();
         trimmed.context(|| format!("discard the free blocks of pool {}", self.path.display()))?;
-        let mut state = self.untold.state();
+        let mut state = self.undiscarded.state();
         // The trim may have missed blocks that were freed while it ran. The next trim discards
         // them.
         if state.freed == freed {
-            let path = self.untold_mark();
+            let path = self.undiscarded_mark();
             self.perform(Effect::RemoveFile { path: &path }, || {
                 "remove the marker for freed blocks".into()
             })?;

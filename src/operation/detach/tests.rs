@@ -31,7 +31,7 @@ impl Hung {
     }
 
     /// Starts one more operation, and returns once it runs.
-    async fn begin(&mut self, lane: Lane, first: fn(&Driver) -> Result<()>) {
+    async fn begin(&mut self, class: WorkClass, first: fn(&Driver) -> Result<()>) {
         let (driver, ended) = (self.driver.clone(), self.ended.clone());
         let (begun, wait) = tokio::sync::oneshot::channel();
         self.tasks.push(tokio::spawn(async move {
@@ -43,7 +43,7 @@ impl Hung {
                 }
                 Ok(())
             };
-            driver.detach_in(lane, hang).await
+            driver.detach_in(class, hang).await
         }));
         wait.await.unwrap();
     }
@@ -60,26 +60,29 @@ fn at(name: &'static str) -> impl Fn(&Driver) -> Result<()> {
 #[tokio::test]
 async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
     let driver = driver();
-    for (lane, most) in [(Lane::Work, MAX_OPERATIONS), (Lane::Cut, MAX_CUTS)] {
+    for (class, most) in [
+        (WorkClass::Long, MAX_OPERATIONS),
+        (WorkClass::Cut, MAX_CUTS),
+    ] {
         let mut hung = Hung::on(&driver);
         for _ in 0..most {
-            hung.begin(lane, nothing).await;
+            hung.begin(class, nothing).await;
         }
-        let error = driver.detach_in(lane, nothing).await.err().unwrap();
+        let error = driver.detach_in(class, nothing).await.err().unwrap();
         assert!(matches!(error, Error::Pending { .. }), "{error}");
         driver.detach(nothing).await.unwrap();
-        driver.detach_in(Lane::Look, at("a")).await.unwrap();
-        let other = if lane == Lane::Work {
-            Lane::Cut
+        driver.detach_in(WorkClass::Read, at("a")).await.unwrap();
+        let other = if class == WorkClass::Long {
+            WorkClass::Cut
         } else {
-            Lane::Work
+            WorkClass::Long
         };
         driver.detach_in(other, nothing).await.unwrap();
         hung.ended.store(true, Ordering::SeqCst);
         for task in hung.tasks {
             task.await.unwrap().unwrap();
         }
-        driver.detach_in(lane, nothing).await.unwrap();
+        driver.detach_in(class, nothing).await.unwrap();
     }
 }
 
@@ -88,26 +91,30 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
     let driver = driver();
     let mut hung = Hung::on(&driver);
     for _ in 0..MAX_PROBES {
-        hung.begin(Lane::Look, |driver| {
+        hung.begin(WorkClass::Read, |driver| {
             at("a")(driver)?;
             at("a")(driver)
         })
         .await;
     }
-    let error = driver.detach_in(Lane::Look, at("a")).await.err().unwrap();
+    let error = driver
+        .detach_in(WorkClass::Read, at("a"))
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("pool a"), "{error}");
     // Reads of other pools, and calls that change something, still run.
-    driver.detach_in(Lane::Look, at("b")).await.unwrap();
+    driver.detach_in(WorkClass::Read, at("b")).await.unwrap();
     driver.detach(at("a")).await.unwrap();
     hung.ended.store(true, Ordering::SeqCst);
     for task in hung.tasks {
         task.await.unwrap().unwrap();
     }
-    driver.detach_in(Lane::Look, at("a")).await.unwrap();
+    driver.detach_in(WorkClass::Read, at("a")).await.unwrap();
     let all = driver
         .in_flight
-        .looks
+        .reads
         .lock()
         .unwrap()
         .values()
@@ -118,14 +125,14 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
 #[tokio::test]
 async fn a_look_that_panics_is_counted_off() {
     let driver = driver();
-    let panics = driver.detach_in(Lane::Look, |driver| -> Result<()> {
+    let panics = driver.detach_in(WorkClass::Read, |driver| -> Result<()> {
         at("a")(driver)?;
         panic!("on purpose")
     });
     assert!(matches!(panics.await, Err(Error::Bug { .. })));
     let all = driver
         .in_flight
-        .looks
+        .reads
         .lock()
         .unwrap()
         .values()

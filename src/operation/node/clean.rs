@@ -101,9 +101,9 @@ impl Driver {
     }
 
     /// Discards the blocks that deletions with `wipe: discard` have freed on a pool.
-    pub fn tell_disk(&self, pool: PoolId) {
+    pub fn discard_freed(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pool(pool)
-            && let Err(error) = pool.backend.folder.tell_disk()
+            && let Err(error) = pool.backend.folder.discard_freed()
         {
             tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to discard free blocks of the pool, will retry");
         }

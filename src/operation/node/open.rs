@@ -62,7 +62,7 @@ impl Driver {
             })
         };
         let known = self.known(definition);
-        image::leave_dead(self.host.as_ref(), definition, &outer)?;
+        image::unmount_dead(self.host.as_ref(), definition, &outer)?;
         let found = make::probe(self.host.as_ref(), &outer)?;
         image::check_kind(definition, &found)?;
         let is_nothing = matches!(found, make::Probe::Blank | make::Probe::Missing);

@@ -21,13 +21,13 @@ impl Driver {
     pub fn refresh_pools(&self) {
         self.read_node_record();
         for definition in &self.settings.pools {
-            self.look_at_pool(&definition.name);
+            self.probe_pool(&definition.name);
         }
-        self.look_at_node();
+        self.refresh_node();
     }
 
     /// Like [`Driver::refresh_pools`], without the pools, whose disks may hang.
-    pub fn look_at_node(&self) {
+    pub fn refresh_node(&self) {
         self.read_node_record();
         self.watch_published();
         self.note_served();
@@ -35,13 +35,13 @@ impl Driver {
 
     /// Checks whether the disk of a served pool still accepts writes, or whether a refused pool can
     /// be served. It may hang with the disk. Concurrent calls result in one change.
-    pub fn look_at_pool(&self, name: &str) {
-        self.look_at_pool_within(name, DISK_TIMEOUT);
+    pub fn probe_pool(&self, name: &str) {
+        self.probe_pool_within(name, DISK_TIMEOUT);
     }
 
-    /// Like [`Driver::look_at_pool`], with another timeout for the disk, for tests in which a disk
+    /// Like [`Driver::probe_pool`], with another timeout for the disk, for tests in which a disk
     /// hangs.
-    pub fn look_at_pool_within(&self, name: &str, patience: Duration) {
+    pub fn probe_pool_within(&self, name: &str, patience: Duration) {
         let mut states = self.states().into_iter();
         let Some(before) = states.find(|state| state.definition().name == name) else {
             return;

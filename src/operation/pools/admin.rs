@@ -233,7 +233,7 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
                 ),
             ))
         };
-        match image::look_through(host, &path)? {
+        match image::probe_path(host, &path)? {
             (_, Probe::Pool(found)) if found.id == id => return refuse("the pool is present"),
             // It is not known which pool is on an image before the image is mounted.
             (_, Probe::Image(_)) => {
@@ -272,7 +272,7 @@ fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result
     let mut homes = Vec::new();
     for place in places {
         if let PoolPlace::File { path } = place
-            && let (_, Probe::Pool(record)) = image::look_through(host, &path)?
+            && let (_, Probe::Pool(record)) = image::probe_path(host, &path)?
             && seen.insert(record.home)
         {
             homes.push(record.home);

@@ -72,7 +72,7 @@ pub fn check_kind(pool: &PoolDefinition, found: &Probe) -> Result<()> {
 
 /// The directory that holds the pool at a path now, and what it contains: the content of a pool image
 /// that is mounted here, or [`Probe::Image`] for one that is not mounted. Changes nothing.
-pub fn look_through(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
+pub fn probe_path(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
     let found = make::probe(host, path)?;
     if matches!(found, Probe::Image(_)) {
         let folder = path.join(MOUNT_POINT);
@@ -211,7 +211,7 @@ pub fn enter(
 ) -> Result<Inside> {
     let outer = file_folder(pool)?;
     check_kind(pool, &make::probe(host, outer)?)?;
-    let (folder, found) = look_through(host, outer)?;
+    let (folder, found) = probe_path(host, outer)?;
     let size = match (pool.image, &found) {
         (Some(size), Probe::Image(_)) => size,
         (Some(size), Probe::Blank) if make && folder == *outer => size,
@@ -270,7 +270,7 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
 
 /// Unmounts an image whose file system is dead, either alone or together with the disk below it. It
 /// can only be mounted again after all devices of its volumes are detached.
-pub(in crate::operation) fn leave_dead(
+pub(in crate::operation) fn unmount_dead(
     host: &dyn Host,
     pool: &PoolDefinition,
     path: &Path,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::image::look_through;
+use super::image::probe_path;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
 use crate::backend::file;
@@ -115,7 +115,7 @@ fn entry(
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory => (None, None, PoolPresence::Blank),
-        PoolPlace::File { path } => match look_through(host, path) {
+        PoolPlace::File { path } => match probe_path(host, path) {
             Ok((inner, Probe::Pool(found))) => {
                 folder = Some(inner);
                 let is_ours = node.home.is_none_or(|home| home == found.home);

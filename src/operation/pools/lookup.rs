@@ -47,7 +47,7 @@ impl Driver {
         // Served pools come first: a refused one may be a copy with the same ID.
         let mut serving = self.serving().into_iter();
         if let Some(pool) = serving.find(|pool| pool.id() == wanted) {
-            pool.look()?;
+            pool.count_read()?;
             return Ok(Some(pool));
         }
         for state in self.states() {
@@ -106,7 +106,7 @@ impl Driver {
         };
         match named.or(only) {
             Some(ServingState::Serving(pool)) => {
-                pool.look()?;
+                pool.count_read()?;
                 Ok(pool.clone())
             }
             Some(ServingState::Refused {
@@ -146,7 +146,7 @@ impl Driver {
     /// All pools, or an error if one of them is not served, because its contents are unknown.
     pub(in crate::operation) fn all_serving(&self) -> Result<Vec<Arc<Pool>>> {
         let each = self.states().into_iter().map(|state| match state {
-            ServingState::Serving(pool) => pool.look().map(|()| pool),
+            ServingState::Serving(pool) => pool.count_read().map(|()| pool),
             ServingState::Refused {
                 definition, why, ..
             } => Err(Error::Unreachable {

@@ -11,7 +11,7 @@ use super::image::OpenImage;
 use crate::backend::{Leftovers, PoolBackend};
 use crate::error::Result;
 use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom};
-use crate::operation::detach::look_at;
+use crate::operation::detach::count_read;
 
 /// A pool that is served.
 pub struct Pool {
@@ -36,10 +36,10 @@ impl Pool {
     }
 
     /// Counts this pool for the operation of this thread, if that is of
-    /// [`Lane::Look`](crate::operation::Lane::Look). An error if too many such operations have not
+    /// [`WorkClass::Read`](crate::operation::WorkClass::Read). An error if too many such operations have not
     /// finished on this pool.
-    pub(in crate::operation) fn look(&self) -> Result<()> {
-        look_at(self.id(), &self.definition.name)
+    pub(in crate::operation) fn count_read(&self) -> Result<()> {
+        count_read(self.id(), &self.definition.name)
     }
 
     /// Volumes and snapshots whose records cannot be read.

@@ -38,7 +38,7 @@ impl Driver {
         // between would be missed: neither listed nor reported as unreadable.
         let seen = sources(ids)
             .map(|sources| membership(id, &sources, &request.parameters))
-            .and_then(|asked| self.look_at_each(&asked.members))
+            .and_then(|asked| self.read_each(&asked.members))
             .and_then(|()| self.members_read(id, &request.parameters));
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
@@ -145,7 +145,7 @@ impl Driver {
         };
         let id: GroupId = request.group_id.parse().map_err(|_| absent())?;
         let seen = self
-            .look_at_each(&request.snapshot_ids)
+            .read_each(&request.snapshot_ids)
             .and_then(|()| self.all_seen());
         let found = self.members_of(id.0, SnapshotState::Ready);
         let membership = found.first().and_then(|(_, one)| one.group.clone());

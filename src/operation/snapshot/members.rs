@@ -107,7 +107,7 @@ impl Driver {
 
     /// Reads the records of snapshots by their IDs. An error if one cannot be read, or its pool is
     /// not served: then it is unknown whether the snapshot exists.
-    pub(in crate::operation) fn look_at_each(&self, members: &[String]) -> Result<()> {
+    pub(in crate::operation) fn read_each(&self, members: &[String]) -> Result<()> {
         members.iter().try_for_each(|member| {
             if let PoolLookup::Pool(pool, id) = self.owner(member)? {
                 pool.backend.snapshots.get(id.uuid)?;

@@ -70,7 +70,7 @@ impl Driver {
         // `members` must be served or belong to another node; then a member that is not listed does
         // not exist here.
         let unseen = self.all_seen().err().map(|error| chain(&error));
-        self.look_at_each(members)?;
+        self.read_each(members)?;
         let mut found = BTreeMap::new();
         for state in [
             SnapshotState::Ready,

@@ -429,7 +429,7 @@ pub(in crate::operation) fn copy_options(
 }
 
 /// Describes a source in messages.
-pub(in crate::operation) fn said(source: &ContentSource) -> String {
+pub(in crate::operation) fn describe_source(source: &ContentSource) -> String {
     match source {
         ContentSource::Snapshot(id) => format!("snapshot {id}"),
         ContentSource::Volume(id) => format!("volume {id}"),

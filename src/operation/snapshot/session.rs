@@ -164,7 +164,7 @@ impl Driver {
         // between would be missed: neither listed nor reported as unreadable.
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
         let seen = self
-            .look_at_each(&ours.members)
+            .read_each(&ours.members)
             .and_then(|()| self.members_read(group, &begin.parameters));
         let states = [SnapshotState::Ready, SnapshotState::Cut];
         let mut found = states

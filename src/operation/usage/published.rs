@@ -200,7 +200,7 @@ impl Driver {
                 }
             }
         }
-        self.look_for_lost(&nodes);
+        self.find_detached(&nodes);
         self.hold_again(&nodes);
     }
 
@@ -272,7 +272,7 @@ impl Driver {
     /// Finds targets that show the number of a detached loop device: it was detached while no
     /// driver held it open. No image is ever attached to such a number; the pod reads errors until
     /// it is deleted.
-    fn look_for_lost(&self, nodes: &[(u32, &Mount)]) {
+    fn find_detached(&self, nodes: &[(u32, &Mount)]) {
         let is_lost = |number: u32| matches!(self.host.loop_status(number), Ok(None));
         let lost: BTreeSet<PathBuf> = nodes
             .iter()

@@ -53,7 +53,7 @@ pub(in crate::operation) fn same_capability(
 ) -> Result<()> {
     let differs = stage.filter(|stage| stage.capability != request.capability);
     let Some(stage) = differs else { return Ok(()) };
-    let (found, wanted) = Capability::tell_apart(
+    let (found, wanted) = Capability::describe_difference(
         std::slice::from_ref(&stage.capability),
         std::slice::from_ref(&request.capability),
     );

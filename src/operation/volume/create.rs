@@ -14,7 +14,7 @@ use crate::model::{
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
 use crate::operation::pools::pool::Pool;
-use crate::operation::snapshot::restore::{Content, said};
+use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Driver, Volume};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
@@ -207,9 +207,10 @@ impl Driver {
 fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Option<Mismatch> {
     let block_size =
         |size: Option<u32>| size.map_or("default of the pool".into(), |size| size.to_string());
-    let source = |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), said);
+    let source =
+        |source: &Option<ContentSource>| source.as_ref().map_or("nothing".into(), describe_source);
     let wanted = &request.parameters;
-    let capabilities = Capability::tell_apart(&record.capabilities, &request.capabilities);
+    let capabilities = Capability::describe_difference(&record.capabilities, &request.capabilities);
     let fields = [
         (
             "parameters.pool",

@@ -89,7 +89,7 @@ impl UnownedSnapshots {
             Ok(None) if !yes => Fate::Unowned,
             Ok(None) => match self.delete(id).await {
                 Ok(()) => Fate::Deleted,
-                Err(status) => Fate::Left(said(&status)),
+                Err(status) => Fate::Left(status_text(&status)),
             },
         };
         line
@@ -103,7 +103,7 @@ impl UnownedSnapshots {
         });
         let answer = ControllerClient::new(self.channel.clone());
         let answer = answer.clone().list_snapshots(question).await;
-        let entries = answer.map_err(|status| unknown(said(&status)))?;
+        let entries = answer.map_err(|status| unknown(status_text(&status)))?;
         let mut found = entries.into_inner().entries.into_iter();
         let found = found.find_map(|entry| entry.snapshot);
         match found {
@@ -200,7 +200,7 @@ fn patiently<M>(message: M) -> Request<M> {
     request
 }
 
-fn said(status: &Status) -> String {
+fn status_text(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => {
             "the driver at --endpoint is of an earlier release, which cannot delete members of groups".into()

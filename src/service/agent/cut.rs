@@ -161,7 +161,7 @@ async fn serve(
         early: is_early.then_some(rpc),
     };
     let share = move |driver: &Driver| driver.serve_share(&begin, &abort, &mut line);
-    let work = driver.detach_in(rpc.lane(), share);
+    let work = driver.detach_in(rpc.class(), share);
     tokio::pin!(work);
     let done = tokio::select! {
         done = &mut work => done,

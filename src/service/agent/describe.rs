@@ -31,19 +31,19 @@ impl Looks {
     }
 
     /// The result of a new query, or the last one if the new query takes too long.
-    async fn look(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
+    async fn query(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
         let looks = self.clone();
-        let look = async {
+        let query = async {
             let looking = looks.looking.clone().lock_owned().await;
-            let look = tokio::task::spawn_blocking(move || {
+            let described = tokio::task::spawn_blocking(move || {
                 let _looking = looking;
                 let description = Arc::new(driver.describe());
                 *looks.last() = Some(description.clone());
                 description
             });
-            look.await.ok()
+            described.await.ok()
         };
-        match tokio::time::timeout(POOL_TIMEOUT, look).await {
+        match tokio::time::timeout(POOL_TIMEOUT, query).await {
             Ok(Some(description)) => Some(description),
             Ok(None) | Err(_) => self.last().clone(),
         }
@@ -52,7 +52,7 @@ impl Looks {
 
 impl Service {
     pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
-        let Some(description) = self.looks.look(self.driver.clone()).await else {
+        let Some(description) = self.looks.query(self.driver.clone()).await else {
             let hangs = Error::unreachable(
                 "this node",
                 "reading the state of its pools takes too long; a disk hangs",

@@ -33,7 +33,7 @@ impl Run {
             Kind::Hangs => {
                 self.sim.begin(&LastingFault::Hangs);
                 let driver = self.sim.driver().map_err(|error| chain(&error))?;
-                driver.look_at_pool_within("default", Duration::from_millis(1));
+                driver.probe_pool_within("default", Duration::from_millis(1));
             }
         }
         self.take_over()

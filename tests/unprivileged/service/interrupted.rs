@@ -396,7 +396,7 @@ async fn a_record_whose_disk_hangs_delays_only_calls_that_need_it() {
     let listed = listed.expect("a list waits for the disk").unwrap();
     assert_eq!(listed.into_inner().entries.len(), 1);
     let driver = node.driver.clone();
-    let look = tokio::task::spawn_blocking(move || driver.look_at_pool("default"));
+    let look = tokio::task::spawn_blocking(move || driver.probe_pool("default"));
     let looked = tokio::time::timeout(WAIT_TIMEOUT, look).await;
     looked
         .expect("the refresh does not wait for the disk")
@@ -409,7 +409,7 @@ async fn a_record_whose_disk_hangs_delays_only_calls_that_need_it() {
     until(async || {
         let driver = node.driver.clone();
         let look = move || {
-            driver.look_at_pool("default");
+            driver.probe_pool("default");
             driver.pool_status().remove(0).refusal.is_none()
         };
         tokio::task::spawn_blocking(look).await.unwrap()

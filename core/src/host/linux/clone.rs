@@ -92,7 +92,7 @@ impl<'a> Pair<'a> {
 
     /// Clones again the ranges that differ, as far as both maps show, and calls `note` for each
     /// range.
-    fn put_right(
+    fn clone_again(
         &self,
         source_map: impl Iterator<Item = Result<Extent>>,
         copy: impl Iterator<Item = Result<Extent>>,
@@ -185,11 +185,11 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
     let before = known.runs.take();
     let done = if known.is_last {
         match before {
-            None => pair.put_right(source_map, copy, size, drop),
+            None => pair.clone_again(source_map, copy, size, drop),
             Some(before) => {
                 let redone = &mut known.redone;
                 let same = before.runs().map(Ok);
-                let done = pair.put_right(source_map, same, size, |range| redone.push(range));
+                let done = pair.clone_again(source_map, same, size, |range| redone.push(range));
                 known.runs = Some(before);
                 done
             }
@@ -202,13 +202,13 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
             }
         });
         let done = match before {
-            Some(before) => pair.put_right(noting, before.runs().map(Ok), size, drop),
-            None => pair.put_right(noting, copy, size, drop),
+            Some(before) => pair.clone_again(noting, before.runs().map(Ok), size, drop),
+            None => pair.clone_again(noting, copy, size, drop),
         }?;
         known.remember(new_map);
         Ok(done)
     } else {
-        pair.put_right(source_map, copy, size, drop)
+        pair.clone_again(source_map, copy, size, drop)
     }?;
     known.set_extents(extents);
     Ok(done)
