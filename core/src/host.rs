@@ -12,11 +12,13 @@ pub mod effect;
 pub mod freezer;
 pub mod known;
 pub mod linux;
+pub mod mapper;
 pub mod memory;
 pub mod mountinfo;
 pub mod question;
 pub mod session;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,6 +27,9 @@ use uuid::Uuid;
 pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
+pub use mapper::{
+    MAPPED_FOLDER, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
+};
 pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};
 
@@ -177,6 +182,12 @@ impl Device {
             rdev: nix::sys::stat::makedev(LOOP_MAJOR, u64::from(number)),
         }
     }
+
+    /// The N of /dev/loopN; `None` if it is another device.
+    pub fn loop_number(&self) -> Option<u32> {
+        let is_loop = nix::sys::stat::major(self.rdev) == LOOP_MAJOR;
+        is_loop.then(|| nix::sys::stat::minor(self.rdev) as u32)
+    }
 }
 
 /// Holds a loop device open and so attached: while this exists, the number cannot be reused for
@@ -198,6 +209,30 @@ impl LoopHold {
 impl std::fmt::Debug for LoopHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "loop{}", self.number)
+    }
+}
+
+/// Holds a device open: while this exists, the kernel does not remove it, and its number cannot be
+/// reused.
+pub struct DeviceHold {
+    /// The device.
+    pub device: Device,
+    /// The handle that keeps it open.
+    pub keep: Box<dyn std::any::Any + Send>,
+}
+
+impl From<LoopHold> for DeviceHold {
+    fn from(hold: LoopHold) -> DeviceHold {
+        DeviceHold {
+            device: hold.device(),
+            keep: hold.keep,
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceHold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.device.path.fmt(f)
     }
 }
 
@@ -228,6 +263,11 @@ pub enum Signature {
     },
     /// Something else: a partition table, a RAID or LVM member, or several at once.
     Other(String),
+}
+
+/// The error of a host without thin pools.
+fn no_thin_pools(subject: &str) -> HostError {
+    HostError::unexpected("examine", subject, "this release has no thin pools of LVM")
 }
 
 /// Access to the node, for reading and for changes. Every method may block; none is called directly
@@ -339,6 +379,23 @@ pub trait Host: Send + Sync + 'static {
     /// Opens an attached loop device and verifies, while it is open, that its backing file is
     /// `backing`; `None` if it is another file.
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>>;
+    /// The status of a thin pool; `None` if there is no active pool with this name.
+    fn thin_pool(&self, name: &str) -> Result<Option<ThinPoolStatus>> {
+        Err(no_thin_pools(name))
+    }
+    /// The thin devices of a pool, each with the bytes of its blocks, including shared ones.
+    fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
+        Err(no_thin_pools(pool))
+    }
+    /// The mapped devices that show a thin device of this pool, including foreign ones, and those
+    /// without a table whose UUID begins with `prefix`.
+    fn mapped_devices(&self, pool: &str, _prefix: &str) -> Result<Vec<MappedDevice>> {
+        Err(no_thin_pools(pool))
+    }
+    /// Opens the mapped device with a UUID; `None` if there is none.
+    fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        Err(no_thin_pools(uuid))
+    }
     /// Whether a device is claimed by a file system or another exclusive opener.
     fn is_claimed(&self, device: &Device) -> Result<bool>;
     /// Size of a device in bytes.

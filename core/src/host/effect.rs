@@ -4,7 +4,9 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::{Device, FileId, Known, LoopHold, MountRoot, Session, SessionSpec};
+use super::{
+    Device, FileId, Known, LoopHold, MountRoot, Session, SessionSpec, ThinMessage, ThinTable,
+};
 use crate::model::FsType;
 
 /// One change. Paths inside a pool begin with a path that [`super::Host::pin_dir`] returned; CSI
@@ -298,6 +300,44 @@ pub enum Effect<'a> {
         /// The CSI path.
         target: &'a Path,
     },
+    /// Sends a message to a thin pool.
+    ThinMessage {
+        /// The name of the pool.
+        pool: &'a str,
+        /// The message.
+        message: ThinMessage,
+    },
+    /// Creates a mapped device without a table. EBUSY if one with this UUID exists.
+    CreateMapped {
+        /// Its UUID, which is also its name.
+        uuid: &'a str,
+    },
+    /// Loads a table into a mapped device, which uses it from the next [`Effect::ResumeMapped`] on.
+    LoadTable {
+        /// The UUID of the device.
+        uuid: &'a str,
+        /// The table.
+        table: &'a ThinTable,
+        /// The device is read-only with this table.
+        read_only: bool,
+    },
+    /// Makes I/O to a mapped device wait, after the I/O that is on its way. Does not freeze the file
+    /// system on it.
+    SuspendMapped {
+        /// The UUID of the device.
+        uuid: &'a str,
+    },
+    /// Switches a mapped device to the table that was loaded last, and lets its I/O continue.
+    ResumeMapped {
+        /// The UUID of the device.
+        uuid: &'a str,
+    },
+    /// Removes a mapped device, at once or when its last opener closes it. It is success if it does
+    /// not exist.
+    RemoveMapped {
+        /// The UUID of the device.
+        uuid: &'a str,
+    },
     /// Starts a session without waiting for it. The session ends when this process ends.
     StartSession(SessionSpec<'a>),
 }
@@ -422,6 +462,12 @@ impl Effect<'_> {
             Effect::Bind { .. } => "bind",
             Effect::BindDevice { .. } => "bind_device",
             Effect::Unmount { .. } => "unmount",
+            Effect::ThinMessage { message, .. } => message.name(),
+            Effect::CreateMapped { .. } => "create_mapped",
+            Effect::LoadTable { .. } => "load_table",
+            Effect::SuspendMapped { .. } => "suspend_mapped",
+            Effect::ResumeMapped { .. } => "resume_mapped",
+            Effect::RemoveMapped { .. } => "remove_mapped",
             Effect::StartSession(_) => "start_session",
         }
     }

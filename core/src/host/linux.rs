@@ -140,6 +140,19 @@ impl LinuxHost {
             } => mounts::bind(folders, source, target, read_only),
             Effect::BindDevice { device, target } => mounts::bind_device(folders, device, target),
             Effect::Unmount { target } => mounts::unmount(folders, target),
+            Effect::ThinMessage { .. }
+            | Effect::CreateMapped { .. }
+            | Effect::LoadTable { .. }
+            | Effect::SuspendMapped { .. }
+            | Effect::ResumeMapped { .. }
+            | Effect::RemoveMapped { .. } => {
+                let what = "this release has no thin pools of LVM";
+                return Err(HostError::unexpected(
+                    effect.name(),
+                    Path::new("/dev/mapper"),
+                    what,
+                ));
+            }
             Effect::StartSession(ref spec) => return session::start(spec),
         }
         .map(|()| Done::Plain)

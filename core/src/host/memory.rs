@@ -6,6 +6,8 @@
 //! `reboot` removes mounts and loop devices, and with a power loss everything that
 //! was not synced, in the most adverse way that the kernel permits.
 //!
+//! The machine also has thin pools, as the kernel's dm-thin has them (`thin`).
+//!
 //! The simulation records when an invariant of the driver is broken (`violations`):
 //! data formatted over, a second loop device on an image, a rename of a file that was not synced.
 //! Because every change passes through [`super::Host::perform`], a test can make any of them fail
@@ -33,6 +35,7 @@ mod targets;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod thin;
 mod unreadable;
 mod user;
 

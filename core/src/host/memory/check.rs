@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use super::content::Health;
-use super::loops::loop_number;
 use super::machine::Machine;
+use super::thin::number_of;
 use crate::error::HostCause;
 use crate::host::{Check, Checked, Device};
 use crate::model::FsType;
@@ -17,7 +17,7 @@ impl Machine {
         fs: FsType,
         how: Check,
     ) -> Result<Checked, HostCause> {
-        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
         let refuse = |code: i32, stderr: String| HostCause::Tool {
             program: format!("fsck.{fs}"),
             status: format!("exit status: {code}"),
@@ -56,7 +56,7 @@ impl Machine {
     /// Simulates resize2fs: it refuses a mounted device, and a file system that no check has just
     /// found sound.
     pub(super) fn grow_unmounted(&mut self, device: &Device) -> Result<(), HostCause> {
-        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
         let refuse = |stderr: &str| HostCause::Tool {
             program: "resize2fs".into(),
             status: "exit status: 1".into(),
@@ -81,7 +81,7 @@ impl Machine {
     /// Simulates a resize2fs that was interrupted: only [`Check::Repair`] makes the file system
     /// sound again.
     pub(super) fn cut_off_growth(&mut self, device: &Device) {
-        if let Some(number) = loop_number(device)
+        if let Some(number) = number_of(device)
             && let Ok(content) = self.content_mut(number)
             && let Some(fs) = content.fs_mut()
         {

@@ -92,6 +92,9 @@ impl Machine {
             let Some(dev) = self.loops.get(&number).filter(|dev| !dev.read_only) else {
                 return true;
             };
+            if self.is_suspended(number) {
+                return true;
+            }
             match self.supers.get(&number) {
                 Some(found) => found.read_only || self.frozen.contains_key(&number),
                 None => {
@@ -100,6 +103,17 @@ impl Machine {
                 }
             }
         })
+    }
+
+    /// Whether a device could change its image, or show it to users: any loop device, but only a
+    /// mapped device that is mounted or bound.
+    fn is_used(&self, number: u32) -> bool {
+        let is_mapped = self
+            .loops
+            .get(&number)
+            .is_some_and(|dev| dev.mapped.is_some());
+        let shows = |shown: Shown| shown == Shown::Node(number) || shown == Shown::Fs(number);
+        !is_mapped || self.mounts.iter().any(|mounted| shows(mounted.shown))
     }
 
     /// Whether the driver's guard has frozen the file system in an image.
@@ -141,7 +155,7 @@ impl Machine {
         if let Some(flaw) = flaw {
             self.violation(format!("{} is copied from: {flaw}", source.display()));
         }
-        if !self.loops_on(to).is_empty() {
+        if self.loops_on(to).iter().any(|number| self.is_used(*number)) {
             self.violation(format!(
                 "{} is overwritten while it's attached",
                 target.display()
@@ -263,10 +277,10 @@ impl Machine {
         ino: Ino,
         change: impl FnOnce(&mut Machine, &Data) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let limit = self.disk.capacity.max(self.used());
+        let (_, limit) = self.room_of(ino);
         let before = self.disk.file(ino)?.live.clone();
         change(self, &before)?;
-        if self.used() > limit {
+        if self.room_of(ino).0 > limit {
             *self.data_mut(ino)? = before;
             return Err(Errno::ENOSPC);
         }
@@ -332,7 +346,11 @@ impl Machine {
         uuid: Uuid,
     ) -> Result<Acted, HostCause> {
         let ino = self.must_find(process, image)?;
-        if !self.loops_on(ino).is_empty() {
+        if self
+            .loops_on(ino)
+            .iter()
+            .any(|number| self.is_used(*number))
+        {
             self.violation(format!(
                 "{} gets a new fsid while it's attached",
                 image.display()

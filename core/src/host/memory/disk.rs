@@ -232,6 +232,14 @@ impl Disk {
         Ok(ino)
     }
 
+    /// A new empty file without a name.
+    pub(super) fn make_unnamed(&mut self) -> Ino {
+        let ino = self.next;
+        self.next += 1;
+        self.nodes.insert(ino, Node::File(Box::default()));
+        ino
+    }
+
     /// mkdir; an existing directory is success.
     pub(super) fn make_dir(&mut self, slot: &Slot) -> Result<Ino, Errno> {
         match self.find(slot)? {
@@ -347,12 +355,13 @@ impl Disk {
     /// name but are open.
     pub(super) fn used(&self, open: impl IntoIterator<Item = Ino>) -> u64 {
         let mut from: Vec<Ino> = open.into_iter().chain([ROOT]).collect();
-        let files = self
-            .reach(&mut from, false)
-            .into_iter()
-            .filter_map(|ino| self.file(ino).ok());
+        self.used_by(self.reach(&mut from, false))
+    }
+
+    /// Bytes of the blocks that files have, each block counted once.
+    pub(super) fn used_by(&self, files: impl IntoIterator<Item = Ino>) -> u64 {
         let (mut places, mut bytes) = (Vec::new(), 0);
-        for file in files {
+        for file in files.into_iter().filter_map(|ino| self.file(ino).ok()) {
             bytes += file.live.unmapped();
             places.extend_from_slice(&file.live.map);
         }

@@ -11,12 +11,14 @@ use std::thread::ThreadId;
 
 use nix::errno::Errno;
 
-use super::loops::loop_number;
 use super::machine::{Machine, Opened, Opener, Process};
+use super::thin::number_of;
 use super::{Closes, Keep, MemoryHost};
 use crate::error::HostCause;
 use crate::host::freezer::{FreezeLimits, Journalled};
-use crate::host::{Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result};
+use crate::host::{
+    Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result, ThinMessage,
+};
 use crate::model::FsType;
 
 /// The token that a foreign process writes as soon as its thaw permits it.
@@ -96,6 +98,7 @@ impl Machine {
 
     /// Thaws a member of a session; returns whether the session had it frozen.
     fn thaw_member(&mut self, id: u64, number: u32) -> bool {
+        self.resume_of_session(number, id);
         let ours = self.frozen.get(&number) == Some(&Froze::Session(id));
         if ours {
             self.frozen.remove(&number);
@@ -124,7 +127,7 @@ impl Machine {
         all
     }
 
-    /// FIFREEZE of all members, or of none. It also writes back, and does not report data for which
+    /// FIFREEZE of all members, or of none; mapped devices are then suspended as well. It also writes back, and does not report data for which
     /// there is no space.
     fn freeze_session(&mut self, id: u64, numbers: &[u32]) -> std::result::Result<(), Errno> {
         if numbers
@@ -136,6 +139,7 @@ impl Machine {
         for number in numbers {
             let unwritten = self.write_back(*number).err();
             self.frozen.insert(*number, Froze::Session(id));
+            self.suspend(*number, Some(id));
             if let Some(session) = self.guard.sessions.get_mut(&id) {
                 session.unwritten = session.unwritten.or(unwritten);
             }
@@ -151,7 +155,13 @@ impl Machine {
     pub(super) fn watch_window(&mut self, process: Process, effect: &Effect<'_>) {
         if matches!(
             effect,
-            Effect::CloneWhole { .. } | Effect::ClonePreFreeze { .. } | Effect::CloneDelta { .. }
+            Effect::CloneWhole { .. }
+                | Effect::ClonePreFreeze { .. }
+                | Effect::CloneDelta { .. }
+                | Effect::ThinMessage {
+                    message: ThinMessage::CreateSnap { .. },
+                    ..
+                }
         ) {
             return;
         }
@@ -188,7 +198,7 @@ impl Freezer for MemoryHost {
         let act = |machine: &mut Machine| {
             let mut known = Vec::new();
             for member in &members {
-                let number = loop_number(&member.root.device).ok_or(Errno::ENOTBLK)?;
+                let number = number_of(&member.root.device).ok_or(Errno::ENOTBLK)?;
                 let keep: Option<&Keep> = member.root.keep.downcast_ref();
                 let opener = keep.and_then(|keep| match keep.closes {
                     Closes::Opener(key) => machine.openers.get(&key),
@@ -270,7 +280,7 @@ impl Freezer for MemoryHost {
             let all = machine.guard.sessions.values().flat_map(|session| {
                 session.members.iter().map(|member| Journalled {
                     volume_id: member.volume_id.clone(),
-                    device: Device::of_loop(member.number).path,
+                    device: machine.device(member.number).path,
                     owner: u32::try_from(session.owner).unwrap_or(u32::MAX),
                     since: session.since,
                     until: session.until,
@@ -315,9 +325,9 @@ impl Freeze for MemoryFreeze {
         if frozen.is_err() {
             let mut machine = self.host.lock();
             if machine.is_alive(self.host.process) {
-                machine
-                    .frozen
-                    .retain(|_, froze| *froze != Froze::Session(self.session));
+                for number in self.numbers(&machine).unwrap_or_default() {
+                    machine.thaw_member(self.session, number);
+                }
             }
         }
         frozen
@@ -380,7 +390,7 @@ impl MemoryHost {
             let number = mounted.shown.fs().ok_or(Errno::ENOTDIR)?;
             let what = Opened::OnMount(mounted.line.id);
             let found = machine.supers.get(&number).map(|found| found.fs);
-            if Device::of_loop(number) != *device || found != Some(fs) {
+            if machine.device(number) != *device || found != Some(fs) {
                 return Err(other_file_system());
             }
             let key = machine.fresh();

@@ -1,5 +1,6 @@
 //! Implements [`Host`] for a process of a simulated machine.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,12 +11,14 @@ use super::content::Health;
 use super::disk::{Data, ROOT};
 use super::machine::Machine;
 use super::perform::Acted;
-use super::{Closes, EPOCH, MemoryHost, POOLS, loops, perform};
+use super::{Closes, EPOCH, MemoryHost, POOLS, perform, thin};
 use crate::host::{
-    BackingFs, Device, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host, LoopHold,
+    BackingFs, Device, DeviceHold, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host,
+    LoopHold,
 };
 use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
+use crate::host::{MappedDevice, ThinPoolStatus, mapped_path};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
@@ -67,6 +70,9 @@ impl Host for MemoryHost {
 
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
         self.look("read", path, |machine| {
+            if path.starts_with("/sys/dev/block") {
+                return Ok(machine.mapped_uuid(path));
+            }
             match machine.find(self.process, path)? {
                 Some(ino) => Ok(Some(machine.read(ino)?)),
                 None => Ok(None),
@@ -204,30 +210,63 @@ impl Host for MemoryHost {
         Ok(key.map(|key| self.hold(number, key)))
     }
 
+    fn thin_pool(&self, name: &str) -> Result<Option<ThinPoolStatus>> {
+        self.look("examine", Path::new(name), |machine| {
+            machine.check_thin_pool(name)?;
+            Ok(Some(machine.thin_pool_status(name)))
+        })
+    }
+
+    fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
+        self.look("examine", Path::new(pool), |machine| {
+            machine.check_thin_pool(pool)?;
+            Ok(machine.thin_devices(pool))
+        })
+    }
+
+    fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
+        self.look("list", Path::new("/dev/mapper"), |machine| {
+            Ok(machine.mapped_devices(pool, prefix))
+        })
+    }
+
+    fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        let held = self.look("open", &mapped_path(uuid), |machine| {
+            let number = machine.mapped(uuid);
+            let open = |number| (number, machine.open_loop(Some(self.process), number));
+            let held = number.map(open);
+            Ok(held.map(|(number, key)| (machine.device(number), key)))
+        })?;
+        Ok(held.map(|(device, key)| DeviceHold {
+            device,
+            keep: Box::new(self.keep(Closes::Opener(key))),
+        }))
+    }
+
     fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.look("open", &device.path, |machine| {
-            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.supers.contains_key(&number))
         })
     }
 
     fn device_bytes(&self, device: &Device) -> Result<u64> {
         self.look("open", &device.path, |machine| {
-            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.loops.get(&number).map_or(0, |dev| dev.bytes))
         })
     }
 
     fn signature(&self, device: &Device) -> Result<Signature> {
         self.look("probe", &device.path, |machine| {
-            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.content(number)?.signature())
         })
     }
 
     fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
         self.look("read", &device.path, |machine| {
-            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
             let content = machine.content(number)?.fs();
             let health = content.map(|content| content.health).unwrap_or_default();
             Ok(fs == FsType::Ext4 && health != Health::Sound)
@@ -236,7 +275,7 @@ impl Host for MemoryHost {
 
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         self.look("statfs", mount_point, |machine| {
-            let number = loops::loop_number(device).ok_or(Errno::ENOTBLK)?;
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
             let bytes = machine.dev(number)?.bytes;
             let content = machine
                 .content(number)?

@@ -7,7 +7,6 @@ use nix::errno::Errno;
 use super::disk::Ino;
 use super::machine::{Machine, Process};
 use crate::error::HostCause;
-use crate::host::Device;
 
 impl Machine {
     /// Whether an inode lies on a dead disk.
@@ -16,7 +15,7 @@ impl Machine {
     }
 
     fn is_on<'a>(&self, ino: Ino, mut disks: impl Iterator<Item = &'a Ino>) -> bool {
-        disks.any(|folder| self.disk.is_below(*folder, ino))
+        disks.any(|folder| self.disk.is_below(*folder, ino) || self.is_thin_below(*folder, ino))
     }
 
     /// Why the status of a loop device cannot be read, according to the file system of its image.
@@ -46,6 +45,9 @@ impl Machine {
         if self.hung.is_empty() || self.faults.aside {
             return false;
         }
+        if let Some(pool) = subject.to_str().filter(|_| subject.is_relative()) {
+            return self.is_hung_pool(pool);
+        }
         if action == "unmount" {
             let shown = self.top(subject).and_then(|mounted| mounted.shown.fs());
             let shows = |number: &u32| {
@@ -56,7 +58,7 @@ impl Machine {
             };
             return shown.filter(shows).is_some_and(|n| self.is_hung_loop(n));
         }
-        let is_of = |number: &u32| Device::of_loop(*number).path == subject;
+        let is_of = |number: &u32| self.device(*number).path == subject;
         if let Some(number) = self.loops.keys().copied().find(is_of) {
             let has_limit = matches!(action, "open" | "detach_loop" | "detach_dead_loop");
             return !has_limit && self.is_hung_loop(number);

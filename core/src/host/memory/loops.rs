@@ -8,6 +8,7 @@ use super::content::{Content, ContentKind};
 use super::disk::Ino;
 use super::machine::{Machine, Opened, Opener, Process};
 use super::mounts::Shown;
+use super::thin::Mapping;
 use crate::error::{HostCause, HostError};
 use crate::host::{Device, FileId, LoopDevice, LoopSpec, LoopStatus};
 use crate::model::FsType;
@@ -20,20 +21,28 @@ pub(super) enum Backing {
     Image(Ino),
     /// A file of a foreign process.
     Foreign(FileId),
+    /// A thin device, with its identity.
+    Thin(Ino, FileId),
+    /// A mapped device without a table.
+    None,
 }
 
 impl Backing {
     pub(super) fn image(self) -> Option<Ino> {
         match self {
-            Backing::Image(ino) => Some(ino),
-            Backing::Foreign(_) => None,
+            Backing::Image(ino) | Backing::Thin(ino, _) => Some(ino),
+            Backing::Foreign(_) | Backing::None => None,
         }
     }
 
     pub(super) fn id(self) -> FileId {
         match self {
             Backing::Image(ino) => Machine::image_id(ino),
-            Backing::Foreign(id) => id,
+            Backing::Foreign(id) | Backing::Thin(_, id) => id,
+            Backing::None => FileId {
+                device: 0,
+                inode: 0,
+            },
         }
     }
 }
@@ -55,6 +64,8 @@ pub(super) struct LoopDev {
     pub(super) is_foreign: bool,
     /// Its image is on an earlier mount of a file system that has died and was mounted again since.
     pub(super) dead: bool,
+    /// It is a mapped device, not a loop device.
+    pub(super) mapped: Option<Mapping>,
 }
 
 impl LoopDev {
@@ -72,15 +83,10 @@ impl LoopDev {
     }
 }
 
-/// The N of /dev/loopN.
-pub(super) fn loop_number(device: &Device) -> Option<u32> {
-    let major = nix::sys::stat::major(device.rdev);
-    (major == 7).then(|| nix::sys::stat::minor(device.rdev) as u32)
-}
-
 impl Machine {
     pub(super) fn loop_devices(&self, may_be: &dyn Fn(&Path) -> bool) -> Vec<LoopDevice> {
-        let wanted = self.loops.iter().filter(|(_, dev)| may_be(&dev.name));
+        let loops = self.loops.iter().filter(|(_, dev)| dev.mapped.is_none());
+        let wanted = loops.filter(|(_, dev)| may_be(&dev.name));
         let device = |(number, dev): (&u32, &LoopDev)| LoopDevice {
             number: *number,
             status: match self.ask_loop(*number) {
@@ -169,6 +175,7 @@ impl Machine {
             no_discard: false,
             is_foreign: false,
             dead: false,
+            mapped: None,
         });
         Ok((number, self.open_loop(Some(process), number)))
     }
@@ -280,13 +287,13 @@ impl Machine {
             ));
         }
         let fresh = Content::fresh(fs, uuid, dev.bytes);
-        let available = self.available();
+        let (used, limit) = self.room_of(ino);
         let data = self.data_mut(ino)?;
         let before = data.allocated();
         if !keep_blocks && !dev.no_discard {
             data.reserved = 0;
         }
-        if fresh.used() > available + before {
+        if fresh.used() > limit - used + before {
             return Err(refuse("No space left on device".into()));
         }
         data.content = fresh;

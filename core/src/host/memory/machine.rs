@@ -12,6 +12,7 @@ use super::fault::Faults;
 use super::freezer::{Froze, GuardState};
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
+use super::thin::ThinPool;
 use super::unreadable::{Flawed, Unreadable};
 use super::{EPOCH, MemoryOptions};
 use crate::host::{FileId, NodeKind};
@@ -44,7 +45,10 @@ pub(super) enum Opened {
 pub(super) struct Machine {
     pub(super) options: MemoryOptions,
     pub(super) disk: Disk,
+    /// Loop devices and mapped devices, by number.
     pub(super) loops: BTreeMap<u32, LoopDev>,
+    /// Thin pools, by name.
+    pub(super) thin_pools: BTreeMap<String, ThinPool>,
     pub(super) mounts: Vec<Mounted>,
     /// Mounted file systems, by loop device.
     pub(super) supers: BTreeMap<u32, Super>,
@@ -89,6 +93,7 @@ impl Machine {
         let mut machine = Machine {
             disk,
             loops: BTreeMap::new(),
+            thin_pools: BTreeMap::new(),
             mounts: Vec::new(),
             supers: BTreeMap::new(),
             frozen: BTreeMap::new(),
@@ -214,12 +219,12 @@ impl Machine {
         loops
             .chain(self.pins.values().map(|(_, ino)| *ino))
             .chain(self.pulled.values().copied())
+            .chain(self.thin_inodes())
             .collect()
     }
 
     pub(super) fn used(&self) -> u64 {
-        self.disk
-            .used(self.loops.values().filter_map(|dev| dev.backing.image()))
+        self.disk.used(self.looped_inodes())
     }
 
     pub(super) fn available(&self) -> u64 {
@@ -295,6 +300,9 @@ impl Machine {
 
     /// The inode that a path names.
     pub(super) fn find(&self, process: Process, path: &Path) -> Result<Option<Ino>, Errno> {
+        if let Some(ino) = self.thin_at(path) {
+            return Ok(Some(ino));
+        }
         let (mut ino, names) = self.names(process, path)?;
         for name in names {
             self.check_alive(ino)?;
@@ -311,7 +319,7 @@ impl Machine {
         Ok(self.disk.node(ino).map(|_| ino))
     }
 
-    fn check_alive(&self, folder: Ino) -> Result<(), Errno> {
+    pub(super) fn check_alive(&self, folder: Ino) -> Result<(), Errno> {
         match self.dead.contains(&folder) && !self.faults.aside {
             true => Err(Errno::EIO),
             false => Ok(()),

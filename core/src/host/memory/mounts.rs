@@ -1,13 +1,13 @@
 //! The simulated mount table, as /proc/self/mountinfo of Linux would show it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::content::Health;
-use super::loops::loop_number;
 use super::machine::{Machine, Opened};
 use super::targets::callers_device;
+use super::thin::number_of;
 use crate::error::HostCause;
 use crate::host::{Device, FileKind, Mount, MountSpec};
 use crate::model::{FsType, mount_option};
@@ -128,7 +128,7 @@ impl Machine {
             Some(FileKind::Dir) => {}
             Some(_) => return Err(Errno::ENOTDIR.into()),
         }
-        let number = loop_number(spec.device).ok_or(Errno::ENOTBLK)?;
+        let number = number_of(spec.device).ok_or(Errno::ENOTBLK)?;
         let read_only = spec.read_only || mount_option::is_read_only(spec.options);
         if self.dev(number)?.read_only && !read_only {
             return Err(Errno::EACCES.into());
@@ -173,6 +173,7 @@ impl Machine {
             .filter(|found| found.fs == spec.fs && !content.reads_blank)
             .ok_or(Errno::EINVAL)?;
         let (uuid, health) = (fs.uuid, fs.health);
+        self.check_flaw(number);
         if let Some(found) = self.supers.get(&number) {
             return if found.read_only == read_only {
                 Ok(())
@@ -227,6 +228,17 @@ impl Machine {
         Ok(())
     }
 
+    /// A mapped device of an unfinished copy may exist while the copy is made, but must not be used.
+    fn check_flaw(&mut self, number: u32) {
+        let dev = self.loops.get(&number).filter(|dev| dev.mapped.is_some());
+        let ino = dev.and_then(|dev| dev.backing.image());
+        let file = ino.and_then(|ino| self.disk.file(ino).ok());
+        if let Some(flaw) = file.and_then(|file| file.live.flaw) {
+            let device = self.device(number).path;
+            self.violation(format!("{} is used: {flaw}", device.display()));
+        }
+    }
+
     pub(super) fn bind(
         &mut self,
         source: &Path,
@@ -271,8 +283,9 @@ impl Machine {
             Some(FileKind::Dir) => return Err(Errno::ENOTDIR.into()),
             Some(_) => {}
         }
-        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
-        if device.path != Device::of_loop(number).path {
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
+        self.check_flaw(number);
+        if device.path != self.device(number).path {
             return Err(HostCause::Unexpected(
                 "the node has another device number".into(),
             ));
@@ -281,7 +294,7 @@ impl Machine {
             id: 0,
             parent: 0,
             device: dev_device(),
-            root: PathBuf::from(format!("/loop{number}")),
+            root: Path::new("/").join(device.path.file_name().unwrap_or_default()),
             mount_point: target.to_path_buf(),
             options: vec!["rw".into(), "nosuid".into(), "relatime".into()],
             fs_name: "devtmpfs".into(),

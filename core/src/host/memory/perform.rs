@@ -6,10 +6,10 @@ use nix::errno::Errno;
 
 use super::content::{Content, ContentKind};
 use super::disk::{Disk, Ino};
-use super::loops::loop_number;
 use super::machine::{Machine, Process};
+use super::thin::number_of;
 use crate::error::HostCause;
-use crate::host::{Checked, Device, Effect};
+use crate::host::{Checked, Device, Effect, mapped_path};
 use crate::model::FsType;
 
 /// The result of an effect: an open loop device with the key of its hold, or the number of cloned
@@ -64,6 +64,12 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::Bind { target, .. }
         | Effect::BindDevice { target, .. }
         | Effect::Unmount { target } => (*target).into(),
+        Effect::ThinMessage { pool, .. } => Path::new(*pool).into(),
+        Effect::CreateMapped { uuid }
+        | Effect::LoadTable { uuid, .. }
+        | Effect::SuspendMapped { uuid }
+        | Effect::ResumeMapped { uuid }
+        | Effect::RemoveMapped { uuid } => mapped_path(uuid).into(),
         Effect::StartSession(spec) => spec.program.into(),
     }
 }
@@ -97,7 +103,7 @@ impl Machine {
             } => self.allocate(process, path, *size, *reserve)?,
             Effect::Truncate { path, size } => self.shorten(process, path, *size)?,
             Effect::TrimVolume { root, .. } => {
-                self.trim_volume(loop_number(&root.device).ok_or(Errno::ENOTBLK)?)?;
+                self.trim_volume(number_of(&root.device).ok_or(Errno::ENOTBLK)?)?;
             }
             Effect::Zero { path } => self.erase(process, path, true)?,
             Effect::Discard { path } => self.erase(process, path, false)?,
@@ -138,6 +144,7 @@ impl Machine {
             Effect::BindDevice { device, target } => self.bind_device(device, target)?,
             Effect::Unmount { target } => self.unmount(target)?,
             Effect::StartSession(_) => return Err(no_programs()),
+            other => self.act_on_mapped(other)?,
         }
         Ok(Acted::Plain)
     }
@@ -151,7 +158,7 @@ impl Machine {
                 keep_blocks,
                 options: _,
             } => {
-                let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+                let number = number_of(device).ok_or(Errno::ENOTBLK)?;
                 self.format(number, *fs, *uuid, *keep_blocks)?;
             }
             Effect::CheckFs { device, fs, how } => {
@@ -301,11 +308,10 @@ impl Machine {
     /// Overwrites all blocks with zeros, or frees them.
     fn erase(&mut self, process: Process, path: &Path, keep_blocks: bool) -> Result<(), HostCause> {
         let ino = self.must_find(process, path)?;
-        if self
-            .loops_on(ino)
-            .iter()
-            .any(|number| self.openers_of(*number) > 0)
-        {
+        // Whoever discards a mapped device has it open.
+        let own = usize::from(path.starts_with("/dev/mapper"));
+        let openers = |number: &u32| self.openers_of(*number) > own;
+        if self.loops_on(ino).iter().any(openers) {
             self.violation(format!(
                 "{} was erased while its loop device is open",
                 path.display()
@@ -332,7 +338,7 @@ impl Machine {
         fs: FsType,
     ) -> Result<(), HostCause> {
         self.allow(mount_point)?;
-        let number = loop_number(device).ok_or(Errno::ENOTBLK)?;
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
         let mounted = self.top(mount_point).ok_or(Errno::ENOENT)?;
         if mounted.shown.fs() != Some(number) {
             return Err(HostCause::Unexpected(

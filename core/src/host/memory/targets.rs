@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::machine::Machine;
 use super::mounts::{Mounted, Shown};
 use crate::error::HostCause;
-use crate::host::{Device, FileId, FileKind, FileStat, NodeKind, Space};
+use crate::host::{FileId, FileKind, FileStat, NodeKind, Space};
 use crate::model::FsType;
 
 /// st_dev of the disk that contains CSI paths.
@@ -108,7 +108,7 @@ impl Machine {
                 shown: Shown::Node(number),
                 line,
             }) => {
-                let rdev = Device::of_loop(*number).rdev;
+                let rdev = self.device(*number).rdev;
                 Some(stat(
                     line.device,
                     1000 + u64::from(*number),

@@ -12,15 +12,12 @@ impl Machine {
     /// Adds a token to the content of a device if the pool has enough blocks: one for the token
     /// and, if the block that refers to it is shared, one for that.
     pub(super) fn put_token(&mut self, number: u32, token: u64) -> Answer<()> {
-        if self.is_hung_loop(number) {
+        if self.is_hung_loop(number) || self.is_suspended(number) {
             return Err(Errno::EAGAIN);
         }
         let ino = self.image_of(number)?;
         let bytes = self.dev(number)?.bytes;
-        let limit = match self.full {
-            true => self.used(),
-            false => self.disk.capacity.max(self.used()),
-        };
+        let (_, limit) = self.room_of(ino);
         let data = self.data_mut(ino)?;
         let before = data.clone();
         data.content.used_before = true;
@@ -34,7 +31,7 @@ impl Machine {
         // A shared block gets a new address when it is written; others keep theirs.
         let rewritten = usize::from(self.shares(ino, 0));
         self.disk.changed(ino, rewritten)?;
-        if !fits || self.used() > limit {
+        if !fits || self.room_of(ino).0 > limit {
             *self.data_mut(ino)? = before;
             return Err(Errno::ENOSPC);
         }
@@ -54,6 +51,9 @@ impl Machine {
     /// Writes back what users have written to a mounted file system. Data for which there is no
     /// space is lost, and the error is reported once.
     pub(super) fn write_back(&mut self, number: u32) -> Answer<()> {
+        if self.is_suspended(number) {
+            return Err(Errno::EAGAIN);
+        }
         let dirty = self.supers.get_mut(&number);
         let dirty = dirty.map_or(Vec::new(), |found| std::mem::take(&mut found.dirty));
         let mut all = Ok(());

@@ -224,5 +224,6 @@ fn foreign_loop_device(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
         no_discard: false,
         is_foreign: true,
         dead: false,
+        mapped: None,
     }
 }

@@ -177,14 +177,25 @@ impl MemoryHost {
         machine.disk.sync_dir(slot.0)
     }
 
-    /// Fills the pool's disk until `bytes` are available.
+    /// Fills the pool's disk, and each thin pool, until `bytes` are available.
     pub fn leave_available(&self, bytes: u64) {
         let mut machine = self.lock();
         machine.disk.capacity = machine.used() + bytes;
+        machine.leave_thin_available(bytes);
     }
 
-    /// Changes the size of the pool's disk.
+    /// Changes the size of the pool's disk, and of the data of each thin pool.
     pub fn set_capacity(&self, bytes: u64) {
-        self.lock().disk.capacity = bytes;
+        let mut machine = self.lock();
+        machine.disk.capacity = bytes;
+        let pools = machine.thin_pools.values_mut();
+        pools.for_each(|pool| pool.data_bytes = bytes);
+    }
+
+    /// Changes the size of the metadata of each thin pool.
+    pub fn set_thin_metadata(&self, bytes: u64) {
+        let mut machine = self.lock();
+        let pools = machine.thin_pools.values_mut();
+        pools.for_each(|pool| pool.metadata_bytes = bytes);
     }
 }

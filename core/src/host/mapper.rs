@@ -1,0 +1,124 @@
+//! Thin devices, in the terms of the kernel's device mapper.
+//!
+//! A *thin pool* stores thin devices, each identified by a 24-bit ID. Thin devices can share blocks.
+//! A thin device has no size and no node until it is *active*: until a mapped device has a table
+//! that names the pool, the ID and a length. A mapped device is identified by its UUID, which is a
+//! text. The kernel refuses a second mapped device with the same UUID, but with another UUID it maps
+//! the same thin device twice.
+
+use std::path::{Path, PathBuf};
+
+use super::Device;
+
+/// The largest ID of a thin device.
+pub const MAX_THIN_ID: u32 = (1 << 24) - 1;
+
+/// Bytes that are in use, of all bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes in use.
+    pub used: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+impl Usage {
+    /// Bytes that are not in use.
+    pub fn free(self) -> u64 {
+        self.total.saturating_sub(self.used)
+    }
+}
+
+/// The status of a thin pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThinPoolStatus {
+    /// A number that only [`ThinMessage::SetTransactionId`] changes.
+    pub transaction_id: u64,
+    /// The space for blocks.
+    pub data: Usage,
+    /// The space for the maps of all thin devices.
+    pub metadata: Usage,
+    /// The device number of the pool.
+    pub rdev: u64,
+}
+
+/// A message to a thin pool. Each one commits the metadata of the pool, and is durable when it
+/// returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThinMessage {
+    /// Creates an empty thin device. EEXIST if the ID is taken.
+    CreateThin {
+        /// Its ID.
+        id: u32,
+    },
+    /// Creates a thin device that shares all blocks of another one. EEXIST if the ID is taken,
+    /// ENODATA if the origin does not exist. An origin that is active must be suspended, otherwise
+    /// writes that are on their way reach the snapshot as well; the kernel does not check this.
+    CreateSnap {
+        /// Its ID.
+        id: u32,
+        /// The thin device with which it shares blocks.
+        origin: u32,
+    },
+    /// Deletes a thin device, and frees the blocks that only it has. EBUSY if it is active, ENODATA
+    /// if it does not exist.
+    Delete {
+        /// Its ID.
+        id: u32,
+    },
+    /// Replaces the transaction ID. EINVAL if it is not `from`.
+    SetTransactionId {
+        /// The present one.
+        from: u64,
+        /// The new one.
+        to: u64,
+    },
+}
+
+impl ThinMessage {
+    /// The name of the message, as the kernel spells it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ThinMessage::CreateThin { .. } => "create_thin",
+            ThinMessage::CreateSnap { .. } => "create_snap",
+            ThinMessage::Delete { .. } => "delete_thin",
+            ThinMessage::SetTransactionId { .. } => "set_transaction_id",
+        }
+    }
+}
+
+/// The table of a mapped device that shows a thin device from its first byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThinTable {
+    /// The name of the thin pool.
+    pub pool: String,
+    /// The thin device.
+    pub id: u32,
+    /// The length in bytes.
+    pub bytes: u64,
+}
+
+/// A mapped device that shows a thin device, or that has no table yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedDevice {
+    /// The device.
+    pub device: Device,
+    /// Its UUID.
+    pub uuid: String,
+    /// The table in use; `None` if the device has never been resumed with one.
+    pub table: Option<ThinTable>,
+    /// Read-only.
+    pub read_only: bool,
+    /// I/O waits until the device is resumed.
+    pub suspended: bool,
+    /// The kernel removes it when its last opener closes it.
+    pub deferred_remove: bool,
+}
+
+/// The folder of the nodes of mapped devices.
+pub const MAPPED_FOLDER: &str = "/dev/mapper";
+
+/// The node of the mapped device with this UUID: the driver gives it the same name.
+pub fn mapped_path(uuid: &str) -> PathBuf {
+    Path::new(MAPPED_FOLDER).join(uuid)
+}

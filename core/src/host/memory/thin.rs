@@ -1,0 +1,448 @@
+//! Simulated thin pools and mapped devices, with the rules of the kernel's dm-thin.
+//!
+//! A thin device is a file without a name on the simulated disk, so blocks, contents and flaws are
+//! those of image files. A mapped device is a block device like a loop device, and differs in how it
+//! is attached. A thin pool has its own space, as large as the pool's disk unless a test changes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use super::disk::{BLOCK, Ino};
+use super::freezer::Froze;
+use super::loops::{Backing, LoopDev};
+use super::machine::Machine;
+use super::mounts::Shown;
+use crate::error::HostCause;
+use crate::host::mapper::{MAX_THIN_ID, Usage};
+use crate::host::{
+    Device, Effect, FileId, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
+};
+
+/// The major number of mapped devices. The kernel chooses it when it starts.
+const MAPPER_MAJOR: u64 = 253;
+/// Block devices are found by number: loop devices by their minor number, mapped devices by their
+/// minor number plus this. A minor number has 20 bits.
+const MAPPED: u32 = 1 << 20;
+/// The minor number of the first mapped device. Smaller ones are thin pools.
+const FIRST_MINOR: u32 = 64;
+/// Metadata that one thin device takes, and that each block of a map takes.
+const METADATA_PER_DEVICE: u64 = BLOCK;
+const METADATA_PER_BLOCK: u64 = 16;
+/// The share of its data that is the default size of the metadata of a pool.
+const DATA_PER_METADATA: u64 = 1024;
+
+const NOT_SUSPENDED: &str = "it was created from an active thin device that was not suspended";
+
+/// A thin pool, which an administrator has created with LVM.
+#[derive(Clone, Debug)]
+pub(super) struct ThinPool {
+    transaction_id: u64,
+    minor: u32,
+    /// The directory with the records of the pool, which is on the same disk.
+    folder: Option<Ino>,
+    devices: BTreeMap<u32, Ino>,
+    pub(super) data_bytes: u64,
+    pub(super) metadata_bytes: u64,
+}
+
+/// What a mapped device has beyond a loop device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mapping {
+    uuid: String,
+    table: Option<ThinTable>,
+    /// The table that the next resume switches to, and whether it is read-only.
+    loaded: Option<(ThinTable, bool)>,
+    pub(super) is_suspended: bool,
+    /// The session of the guard that has suspended it.
+    session: Option<u64>,
+}
+
+/// The number of a block device; `None` if it is neither a loop device nor a mapped device.
+pub(super) fn number_of(device: &Device) -> Option<u32> {
+    let minor = nix::sys::stat::minor(device.rdev) as u32;
+    match nix::sys::stat::major(device.rdev) {
+        crate::host::LOOP_MAJOR => Some(minor),
+        MAPPER_MAJOR => Some(MAPPED + minor),
+        _ => None,
+    }
+}
+
+impl Machine {
+    /// The block device with a number.
+    pub(super) fn device(&self, number: u32) -> Device {
+        let mapping = self.loops.get(&number).and_then(|dev| dev.mapped.as_ref());
+        match number.checked_sub(MAPPED) {
+            None => Device::of_loop(number),
+            Some(minor) => Device {
+                path: match mapping {
+                    Some(mapping) => mapped_path(&mapping.uuid),
+                    None => format!("/dev/dm-{minor}").into(),
+                },
+                rdev: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(minor)),
+            },
+        }
+    }
+
+    /// A thin pool. Each name is that of a pool that an administrator has just created.
+    fn thin_pool(&mut self, name: &str) -> &mut ThinPool {
+        let data_bytes = self.disk.capacity;
+        let minor = self.thin_pools.len() as u32;
+        let folder = self.find(0, &Path::new(super::POOLS).join(name));
+        let pools = &mut self.thin_pools;
+        pools.entry(name.into()).or_insert_with(|| ThinPool {
+            transaction_id: 0,
+            minor,
+            folder: folder.ok().flatten(),
+            devices: BTreeMap::new(),
+            data_bytes,
+            metadata_bytes: data_bytes / DATA_PER_METADATA,
+        })
+    }
+
+    /// Fails if the disk of a thin pool is dead.
+    pub(super) fn check_thin_pool(&mut self, name: &str) -> Result<(), Errno> {
+        match self.thin_pool(name).folder {
+            Some(folder) => self.check_alive(folder),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a file is a thin device on the disk of a directory.
+    pub(super) fn is_thin_below(&self, folder: Ino, ino: Ino) -> bool {
+        let is_it = |pool: &ThinPool| pool.devices.values().any(|it| *it == ino);
+        let mut on_it = self.thin_pools.values();
+        on_it.any(|pool| pool.folder == Some(folder) && is_it(pool))
+    }
+
+    /// Whether the disk of a thin pool hangs.
+    pub(super) fn is_hung_pool(&self, name: &str) -> bool {
+        let folder = self.thin_pools.get(name).and_then(|pool| pool.folder);
+        folder.is_some_and(|folder| self.hung.contains(&folder))
+    }
+
+    pub(super) fn thin_pool_status(&mut self, name: &str) -> ThinPoolStatus {
+        let pool = self.thin_pool(name).clone();
+        ThinPoolStatus {
+            transaction_id: pool.transaction_id,
+            data: Usage {
+                used: self.thin_used(&pool),
+                total: match self.full {
+                    true => self.thin_used(&pool),
+                    false => pool.data_bytes,
+                },
+            },
+            metadata: Usage {
+                used: self.metadata_used(&pool),
+                total: pool.metadata_bytes,
+            },
+            rdev: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(pool.minor)),
+        }
+    }
+
+    pub(super) fn thin_devices(&mut self, pool: &str) -> BTreeMap<u32, u64> {
+        let devices = self.thin_pool(pool).devices.clone();
+        let mapped = |ino| self.disk.file(ino).map_or(0, |file| file.live.allocated());
+        let each = devices.into_iter();
+        each.map(|(id, ino)| (id, mapped(ino))).collect()
+    }
+
+    /// The files of all thin devices, which have no name.
+    pub(super) fn thin_inodes(&self) -> impl Iterator<Item = Ino> {
+        let pools = self.thin_pools.values();
+        pools.flat_map(|pool| pool.devices.values().copied())
+    }
+
+    fn thin_used(&self, pool: &ThinPool) -> u64 {
+        self.disk.used_by(pool.devices.values().copied())
+    }
+
+    fn metadata_used(&self, pool: &ThinPool) -> u64 {
+        let blocks = |ino: &Ino| self.disk.file(*ino).map_or(0, |file| file.live.map.len());
+        let blocks: usize = pool.devices.values().map(blocks).sum();
+        pool.devices.len() as u64 * METADATA_PER_DEVICE + blocks as u64 * METADATA_PER_BLOCK
+    }
+
+    /// Leaves this many bytes of data free in each thin pool.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn leave_thin_available(&mut self, bytes: u64) {
+        let mut pools = std::mem::take(&mut self.thin_pools);
+        for pool in pools.values_mut() {
+            pool.data_bytes = self.thin_used(pool) + bytes;
+        }
+        self.thin_pools = pools;
+    }
+
+    /// The bytes in use where a file has its blocks, and how many may be in use: on the pool's disk,
+    /// or in its thin pool.
+    pub(super) fn room_of(&self, ino: Ino) -> (u64, u64) {
+        let mut pools = self.thin_pools.values();
+        let thin = pools.find(|pool| pool.devices.values().any(|it| *it == ino));
+        let (used, total) = match thin {
+            Some(pool) => (self.thin_used(pool), pool.data_bytes),
+            None => (self.used(), self.disk.capacity),
+        };
+        (used, if self.full { used } else { total.max(used) })
+    }
+
+    /// Performs the effects on thin pools and mapped devices.
+    pub(super) fn act_on_mapped(&mut self, effect: &Effect<'_>) -> Result<(), HostCause> {
+        match *effect {
+            Effect::ThinMessage { pool, message } => self.thin_message(pool, message)?,
+            Effect::CreateMapped { uuid } => self.create_mapped(uuid)?,
+            Effect::LoadTable {
+                uuid,
+                table,
+                read_only,
+            } => self.load_table(uuid, table, read_only)?,
+            Effect::SuspendMapped { uuid } => {
+                let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
+                self.suspend(number, None);
+            }
+            Effect::ResumeMapped { uuid } => self.resume_mapped(uuid)?,
+            Effect::RemoveMapped { uuid } => self.remove_mapped(uuid),
+            _ => return Err(Errno::ENOSYS.into()),
+        }
+        Ok(())
+    }
+
+    fn thin_message(&mut self, name: &str, message: ThinMessage) -> Result<(), Errno> {
+        self.check_thin_pool(name)?;
+        let status = self.thin_pool_status(name);
+        let pool = self.thin_pool(name).clone();
+        let free = |id: u32| match id > MAX_THIN_ID {
+            true => Err(Errno::EINVAL),
+            false if pool.devices.contains_key(&id) => Err(Errno::EEXIST),
+            false if status.metadata.free() < METADATA_PER_DEVICE => Err(Errno::ENOSPC),
+            false => Ok(()),
+        };
+        match message {
+            ThinMessage::CreateThin { id } => {
+                free(id)?;
+                let ino = self.disk.make_unnamed();
+                self.thin_pool(name).devices.insert(id, ino);
+            }
+            ThinMessage::CreateSnap { id, origin } => {
+                free(id)?;
+                let from = *pool.devices.get(&origin).ok_or(Errno::ENODATA)?;
+                let ino = self.snapshot(from)?;
+                self.thin_pool(name).devices.insert(id, ino);
+            }
+            ThinMessage::Delete { id } => {
+                let ino = *pool.devices.get(&id).ok_or(Errno::ENODATA)?;
+                if !self.loops_on(ino).is_empty() {
+                    return Err(Errno::EBUSY);
+                }
+                self.thin_pool(name).devices.remove(&id);
+            }
+            ThinMessage::SetTransactionId { from, to } => {
+                if pool.transaction_id != from {
+                    return Err(Errno::EINVAL);
+                }
+                self.thin_pool(name).transaction_id = to;
+            }
+        }
+        self.commit(name)
+    }
+
+    /// Each message commits the maps of all thin devices, and flushes their data before.
+    fn commit(&mut self, name: &str) -> Result<(), Errno> {
+        let devices = self.thin_pool(name).devices.clone();
+        let mut devices = devices.into_values();
+        devices.try_for_each(|ino| self.disk.sync_file(ino))
+    }
+
+    fn snapshot(&mut self, from: Ino) -> Result<Ino, Errno> {
+        let origin = self.disk.file(from)?.live.clone();
+        let active: Vec<_> = self.loops_on(from);
+        let is_suspended = |number: &u32| {
+            let mapping = self.loops.get(number).and_then(|dev| dev.mapped.as_ref());
+            mapping.is_some_and(|mapping| mapping.is_suspended)
+        };
+        let waits = active.iter().all(is_suspended);
+        if let Some(flaw) = origin.flaw {
+            self.violation(format!("a snapshot of a thin device: {flaw}"));
+        }
+        let ino = self.disk.make_unnamed();
+        let data = self.data_mut(ino)?;
+        data.share(&origin);
+        data.size = origin.size;
+        data.flaw = origin.flaw.or((!waits).then_some(NOT_SUSPENDED));
+        self.disk.changed(ino, 0)?;
+        Ok(ino)
+    }
+
+    /// The number of the mapped device with a UUID.
+    pub(super) fn mapped(&self, uuid: &str) -> Option<u32> {
+        let is_it = |dev: &LoopDev| dev.mapped.as_ref().is_some_and(|it| it.uuid == uuid);
+        let mut all = self.loops.iter();
+        all.find(|(_, dev)| is_it(dev)).map(|(number, _)| *number)
+    }
+
+    /// The content of /sys/dev/block/MAJOR:MINOR/dm/uuid.
+    pub(super) fn mapped_uuid(&self, path: &Path) -> Option<Vec<u8>> {
+        let is_it = |number: &u32| {
+            let rdev = self.device(*number).rdev;
+            let (major, minor) = (nix::sys::stat::major(rdev), nix::sys::stat::minor(rdev));
+            path == Path::new(&format!("/sys/dev/block/{major}:{minor}/dm/uuid"))
+        };
+        let number = self.loops.keys().copied().find(is_it)?;
+        let mapping = self.loops.get(&number)?.mapped.as_ref()?;
+        Some(format!("{}\n", mapping.uuid).into_bytes())
+    }
+
+    /// The thin device that is reached by the path of a mapped device. Tests reach each thin device,
+    /// also one that is not active, by the path /thin/POOL/ID.
+    pub(super) fn thin_at(&self, path: &Path) -> Option<Ino> {
+        if let Ok(below) = path.strip_prefix("/thin") {
+            let (pool, id) = below.to_str()?.split_once('/')?;
+            return self
+                .thin_pools
+                .get(pool)?
+                .devices
+                .get(&id.parse().ok()?)
+                .copied();
+        }
+        let uuid = path.strip_prefix("/dev/mapper").ok()?.to_str()?;
+        let number = self.mapped(uuid)?;
+        self.loops.get(&number)?.backing.image()
+    }
+
+    fn create_mapped(&mut self, uuid: &str) -> Result<(), Errno> {
+        if self.mapped(uuid).is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let is_shown = |n: u32| self.mounts.iter().any(|on| on.shown == Shown::Node(n));
+        let is_free = |n: &u32| !self.loops.contains_key(n) && !is_shown(*n);
+        let number = (MAPPED + FIRST_MINOR..).find(is_free);
+        let mapping = Mapping {
+            uuid: uuid.into(),
+            ..Mapping::default()
+        };
+        let device = LoopDev {
+            name: mapped_path(uuid),
+            backing: Backing::None,
+            bytes: 0,
+            offset: 0,
+            read_only: false,
+            autoclear: false,
+            direct_io: true,
+            partscan: false,
+            no_discard: false,
+            is_foreign: false,
+            dead: false,
+            mapped: Some(mapping),
+        };
+        self.loops.insert(number.ok_or(Errno::EBUSY)?, device);
+        Ok(())
+    }
+
+    fn load_table(&mut self, uuid: &str, table: &ThinTable, ro: bool) -> Result<(), HostCause> {
+        let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
+        self.check_thin_pool(&table.pool)?;
+        let ino = self.thin_pool(&table.pool).devices.get(&table.id).copied();
+        let ino = ino.ok_or(Errno::ENODATA)?;
+        if self.loops_on(ino).iter().any(|other| *other != number) {
+            self.violation(format!("{uuid} maps a thin device that is mapped already"));
+        }
+        let mapping = self.dev_mut(number)?.mapped.as_mut();
+        mapping.ok_or(Errno::ENXIO)?.loaded = Some((table.clone(), ro));
+        Ok(())
+    }
+
+    pub(super) fn suspend(&mut self, number: u32, session: Option<u64>) {
+        let mapping = self
+            .loops
+            .get_mut(&number)
+            .and_then(|it| it.mapped.as_mut());
+        if let Some(mapping) = mapping.filter(|mapping| !mapping.is_suspended) {
+            (mapping.is_suspended, mapping.session) = (true, session);
+        }
+    }
+
+    /// Resumes a device that a session of the guard has suspended.
+    pub(super) fn resume_of_session(&mut self, number: u32, session: u64) {
+        let mapping = self
+            .loops
+            .get_mut(&number)
+            .and_then(|it| it.mapped.as_mut());
+        if let Some(mapping) = mapping.filter(|it| it.session == Some(session)) {
+            (mapping.is_suspended, mapping.session) = (false, None);
+        }
+    }
+
+    fn resume_mapped(&mut self, uuid: &str) -> Result<(), HostCause> {
+        let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
+        if matches!(self.frozen.get(&number), Some(Froze::Session(_))) {
+            self.violation(format!("{uuid} is resumed while the guard holds it"));
+        }
+        let mapping = self.dev_mut(number)?.mapped.as_mut();
+        let mapping = mapping.ok_or(Errno::ENXIO)?;
+        (mapping.is_suspended, mapping.session) = (false, None);
+        let Some((table, read_only)) = mapping.loaded.take() else {
+            return Ok(());
+        };
+        mapping.table = Some(table.clone());
+        let pool = self.thin_pool(&table.pool);
+        let ino = *pool.devices.get(&table.id).ok_or(Errno::ENODATA)?;
+        let id = thin_file_id(pool.minor, table.id);
+        self.data_mut(ino)?.size = table.bytes;
+        let dev = self.dev_mut(number)?;
+        dev.backing = Backing::Thin(ino, id);
+        (dev.bytes, dev.read_only) = (table.bytes, read_only);
+        Ok(())
+    }
+
+    fn remove_mapped(&mut self, uuid: &str) {
+        let Some(number) = self.mapped(uuid) else {
+            return;
+        };
+        let is_open = self.openers_of(number) > 0;
+        if let Some(dev) = self.loops.get_mut(&number).filter(|_| is_open) {
+            dev.autoclear = true;
+            return;
+        }
+        self.sync_loop(number);
+        self.loops.remove(&number);
+    }
+
+    pub(super) fn mapped_devices(&self, pool: &str, prefix: &str) -> Vec<MappedDevice> {
+        let all = self.loops.iter().filter_map(|(number, dev)| {
+            let mapping = dev.mapped.as_ref()?;
+            let wanted = match &mapping.table {
+                Some(table) => table.pool == pool,
+                None => mapping.uuid.starts_with(prefix),
+            };
+            wanted.then(|| MappedDevice {
+                device: self.device(*number),
+                uuid: mapping.uuid.clone(),
+                table: mapping.table.clone(),
+                read_only: dev.read_only,
+                suspended: mapping.is_suspended,
+                deferred_remove: dev.autoclear,
+            })
+        });
+        all.collect()
+    }
+
+    /// Whether writers of a device wait, because it is suspended.
+    pub(super) fn is_suspended(&self, number: u32) -> bool {
+        let mapping = self.loops.get(&number).and_then(|dev| dev.mapped.as_ref());
+        mapping.is_some_and(|mapping| mapping.is_suspended)
+    }
+
+    /// The files of image files that are attached to loop devices.
+    pub(super) fn looped_inodes(&self) -> BTreeSet<Ino> {
+        let loops = self.loops.values().filter(|dev| dev.mapped.is_none());
+        loops.filter_map(|dev| dev.backing.image()).collect()
+    }
+}
+
+/// The identity of a thin device: the device number of its pool, and its ID.
+fn thin_file_id(pool_minor: u32, id: u32) -> FileId {
+    FileId {
+        device: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(pool_minor)),
+        inode: u64::from(id),
+    }
+}
