@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs two releases of csi-sanity against the real binary.
 #
-#   csi-sanity/run.sh [memory|router|xfs|btrfs|ext4] ...     runs all of them if none is named
+#   csi-sanity/run.sh [memory|memory-thin|router|xfs|btrfs|ext4] ...   all, if none is named
 #
-# memory and router need no root. router is a cluster: a router and two agents with memory pools;
+# memory, memory-thin and router need no root; memory-thin stores volumes as simulated thin devices. router is a cluster: a router and two agents with memory pools;
 # the suite's controller is the router, and its node is the first agent. The others are pools in a
 # folder on that file system, on a loop device that this script creates. Each is tested with mounted
 # volumes (ext4, xfs, btrfs) and with raw block volumes.
@@ -131,7 +131,9 @@ alpha() {
     esac
 }
 
-simulated() { [ "$1" = memory ] || [ "$1" = router ]; }
+simulated() {
+    case $1 in memory | memory-thin | router) ;; *) return 1 ;; esac
+}
 
 # make_file_system KIND: sets $folder to a folder for pools of this kind.
 make_file_system() {
@@ -226,7 +228,9 @@ start_driver() {
     fi
     home=$work/$1-$2
     mkdir -p "$home/csi" "$logs/$1/$2"
-    if [ "$1" != memory ]; then
+    if [ "$1" = memory-thin ]; then
+        definition=default=memory-thin:
+    elif [ "$1" != memory ]; then
         pool=$(mktemp --directory "$folder/slackwater-sanity-pool.XXXXXX")
         definition=default=file:$pool,init,mount=any
     fi
@@ -279,8 +283,8 @@ test_volumes() {
         esac
         command+=(-at-node)
     fi
-    # Copy-on-write files cannot be overwritten in place, so the driver refuses zeroing there.
-    [ "$1" != btrfs ] || wipe=discard
+    # Shared blocks cannot be overwritten in place, so the driver refuses zeroing there.
+    case $1 in btrfs | memory-thin) wipe=discard ;; esac
     # A memory pool's mounts are not in this machine's file tree, where the test looks for them.
     ! simulated "$1" || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
     # Upstream compares Go's messages with their internal fields, and these differ between a sent
@@ -314,9 +318,9 @@ wanted() {
 # --- Main ----------------------------------------------------------------------------------------
 
 kinds=("$@")
-[ $# -gt 0 ] || kinds=(memory router xfs btrfs ext4)
+[ $# -gt 0 ] || kinds=(memory memory-thin router xfs btrfs ext4)
 for kind in "${kinds[@]}"; do
-    case $kind in memory | router | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
+    case $kind in memory | memory-thin | router | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
 done
 build
 # Short, because a socket's path has at most 107 bytes.

@@ -1,8 +1,9 @@
 //! The storage of one pool: records, images, devices.
 //!
 //! [`PoolBackend`] is the same for all kinds of pools; a [`Store`](store::Store) says how a kind
-//! stores images. `file` keeps them as files on loop devices. A `memory:` pool is a file pool on the
-//! simulated host, so tests without root run the same code as tests with root.
+//! stores images. `file` keeps them as files on loop devices, and `thin` as thin devices of a thin
+//! pool. A `memory:` pool is a file pool on the simulated host, so tests without root run the same
+//! code as tests with root. Thin pools exist on the simulated host only (`memory-thin:`).
 
 mod copier;
 pub mod file;
@@ -10,6 +11,7 @@ mod handle;
 mod pool;
 pub mod records;
 mod store;
+pub mod thin;
 
 use std::fmt;
 
@@ -21,7 +23,22 @@ pub use pool::{OpenResult, PoolBackend};
 pub use store::{Devices, Facts};
 
 use crate::error::Result;
-use crate::host::{Device, LoopHold};
+use crate::host::{Device, DeviceHold};
+
+/// How a pool stores images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind<'a> {
+    /// As files in its folder.
+    File {
+        /// The extent size hint of new volumes in bytes, if the pool's definition sets one.
+        extent: Option<u64>,
+    },
+    /// As thin devices of the thin pool with this name.
+    Thin {
+        /// The name.
+        pool: &'a str,
+    },
+}
 
 /// The space of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +68,7 @@ pub struct Attached {
     /// The device.
     pub device: Device,
     /// Keeps the device attached.
-    pub hold: LoopHold,
+    pub hold: DeviceHold,
 }
 
 /// A device on a volume's image, which this driver or a foreign process has attached.
@@ -135,6 +152,15 @@ pub enum Image {
     Volume(Uuid),
     /// The image of a snapshot.
     Snapshot(Uuid),
+}
+
+impl Image {
+    /// The volume or snapshot.
+    pub fn uuid(self) -> Uuid {
+        match self {
+            Image::Volume(uuid) | Image::Snapshot(uuid) => uuid,
+        }
+    }
 }
 
 impl fmt::Display for Image {

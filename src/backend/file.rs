@@ -144,6 +144,10 @@ impl Store for FileStore {
         self.perform(Effect::Trim { path })
     }
 
+    fn take_number(&self) -> u32 {
+        0
+    }
+
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {
         let found = self.host.stat(&self.image(image))?;
         Ok(found.map(|found| ImageSize {
@@ -192,9 +196,10 @@ impl Store for FileStore {
         })
     }
 
-    fn renew_fs_id(&self, image: Image, uuid: Uuid) -> host::Result<()> {
-        let image = &self.image(image);
-        self.perform(Effect::RenewFsId { image, uuid })
+    fn renew_fs_id(&self, image: Image, uuid: Uuid) -> Result<()> {
+        let path = &self.image(image);
+        let renewed = self.perform(Effect::RenewFsId { image: path, uuid });
+        renewed.context(|| format!("assign a new fsid to the btrfs of {image}"))
     }
 
     fn open(&self, image: Image) -> Result<ImageHandle> {
@@ -204,6 +209,7 @@ impl Store for FileStore {
             path,
             bytes: found.size,
             modified: found.modified,
+            _keep: None,
         })
     }
 
@@ -223,18 +229,19 @@ impl Store for FileStore {
         Ok(self.host.stat(&dir.join(IMAGE))?.is_some())
     }
 
-    fn wipe(&self, dir: &Path, wipe: Wipe) -> host::Result<()> {
+    fn wipe(&self, dir: &Path, wipe: Wipe) -> Result<bool> {
         let path = &dir.join(IMAGE);
-        match wipe {
+        let wiped = match wipe {
             Wipe::None => Ok(()),
-            Wipe::Zero => {
-                self.perform(Effect::Zero { path })?;
-                // xfs frees the blocks of an unlinked file later, and until then they count as
-                // shared. The blocks of a truncated file are free at once.
-                self.perform(Effect::Truncate { path, size: 0 })
-            }
+            // xfs frees the blocks of an unlinked file later, and until then they count as shared.
+            // The blocks of a truncated file are free at once.
+            Wipe::Zero => self
+                .perform(Effect::Zero { path })
+                .and_then(|()| self.perform(Effect::Truncate { path, size: 0 })),
             Wipe::Discard => self.perform(Effect::Discard { path }),
-        }
+        };
+        wiped.context(|| format!("wipe an image ({})", wipe.word()))?;
+        Ok(wipe == Wipe::Discard)
     }
 
     fn remove(&self, dir: &Path) -> host::Result<()> {

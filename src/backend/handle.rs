@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::host::{Effect, Extent, Host, Result};
+use crate::host::{DeviceHold, Effect, Extent, Host, Result};
 
 /// An image that can be read, and written while it is being filled.
 pub struct ImageHandle {
@@ -11,6 +11,8 @@ pub struct ImageHandle {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
     pub(super) modified: u64,
+    /// Keeps the device of the image, if it has one.
+    pub(super) _keep: Option<DeviceHold>,
 }
 
 impl ImageHandle {

@@ -19,7 +19,8 @@ use uuid::Uuid;
 use super::file::FileStore;
 use super::records::{Folder, POOL_FILE, RecordStore, write_lock};
 use super::store::{Devices, Facts, Store};
-use super::{Copier, Image, ImageHandle};
+use super::thin::ThinStore;
+use super::{Copier, Image, ImageHandle, PoolKind};
 use crate::error::{ErrorContext, Result};
 use crate::host::{Budget, Host, Kept};
 use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
@@ -55,11 +56,11 @@ pub enum OpenResult {
 
 impl PoolBackend {
     /// Opens the pool at `path`: takes its lock, for which it waits for `patience`, and reads its
-    /// records. New volumes get `extent` as their extent size hint in bytes.
+    /// records.
     pub fn open(
         host: Arc<dyn Host>,
         path: &Path,
-        extent: Option<u64>,
+        kind: PoolKind<'_>,
         patience: Duration,
     ) -> Result<OpenResult> {
         let what = || format!("open the directory of pool {}", path.display());
@@ -74,9 +75,18 @@ impl PoolBackend {
         let Some(lock) = lock.context(what)? else {
             return Ok(OpenResult::Locked);
         };
-        let store = FileStore::open(host.clone(), path, &root, extent).context(what)?;
+        let store: Box<dyn Store> = match kind {
+            PoolKind::File { extent } => {
+                let store = FileStore::open(host.clone(), path, &root, extent);
+                Box::new(store.context(what)?)
+            }
+            PoolKind::Thin { pool } => {
+                let store = ThinStore::open(host.clone(), &root, pool, record.id);
+                Box::new(store.context(what)?)
+            }
+        };
         let facts = store.facts();
-        let folder = Arc::new(Folder::open(host, path, root, Box::new(store))?);
+        let folder = Arc::new(Folder::open(host, path, root, store)?);
         Ok(OpenResult::Pool(Box::new(PoolBackend {
             record,
             facts,
@@ -137,8 +147,7 @@ impl PoolBackend {
 
     /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
     pub fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()> {
-        let renewed = self.store().renew_fs_id(image, fs_id);
-        renewed.context(|| format!("assign a new fsid to the btrfs of {image}"))
+        self.store().renew_fs_id(image, fs_id)
     }
 
     /// Frees all blocks of an image whose creation was never acknowledged, so that the blocks it

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle};
 use crate::error::Result;
-use crate::host::{self, Budget, Device, LoopHold, LoopStatus, Space};
+use crate::host::{self, Budget, Device, DeviceHold, LoopStatus, Space};
 use crate::model::Wipe;
 use crate::record::VolumeRecord;
 
@@ -57,8 +57,12 @@ pub(super) trait Store: Devices {
     /// Discards the free blocks of the pool's disk.
     fn trim(&self) -> host::Result<()>;
 
+    /// Takes a number for a new image, which is stored in its record. It stays taken until the
+    /// process ends, because a deleted record may come back with a power loss.
+    fn take_number(&self) -> u32;
     /// `None` if the image does not exist.
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
+    /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
     /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.
     fn lengthen(&self, image: Image, length: u64, reserve: bool) -> host::Result<()>;
@@ -69,15 +73,16 @@ pub(super) trait Store: Devices {
     /// Gives a range of an image blocks of its own. It is durable only after [`Store::sync`].
     fn unshare(&self, image: Image, offset: u64, length: u64) -> host::Result<()>;
     /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
-    fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> host::Result<()>;
+    fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()>;
     fn open(&self, image: Image) -> Result<ImageHandle>;
     /// Requires [`Facts::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 
     /// Whether a directory, which may be in the trash, has an image.
     fn has_image(&self, dir: &Path) -> host::Result<bool>;
-    /// Overwrites or discards the blocks of the image of a directory in the trash.
-    fn wipe(&self, dir: &Path, wipe: Wipe) -> host::Result<()>;
+    /// Overwrites or discards the blocks of the image of a directory in the trash. Returns whether
+    /// [`Store::trim`] must discard them after the image was removed.
+    fn wipe(&self, dir: &Path, wipe: Wipe) -> Result<bool>;
     /// Deletes the image of a directory in the trash.
     fn remove(&self, dir: &Path) -> host::Result<()>;
 
@@ -99,8 +104,8 @@ pub trait Devices: Send + Sync + 'static {
     /// Detaches a device that [`Devices::find`] returned, if it is still attached to this image.
     /// The kernel detaches a device that is open elsewhere when its last opener closes it.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
-    /// Opens the device of a volume and keeps it open, if it is one of `among`.
-    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>>;
+    /// Opens the device of a volume and keeps it open, if it is one of these loop devices.
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>>;
     /// Must be called with a device that was the volume's and is detached. It removes the settings
     /// that the volume made on the device, so that the next user of its number does not get them.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;

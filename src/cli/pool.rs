@@ -54,7 +54,7 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
 fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
     match pool.place {
         PoolPlace::File { .. } => Ok(()),
-        PoolPlace::Memory => Err(BadConfig(format!(
+        PoolPlace::Memory { .. } => Err(BadConfig(format!(
             "pool {:?}: a memory pool does not outlive its process; give NAME=file:/path",
             pool.name
         ))

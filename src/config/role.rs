@@ -13,7 +13,7 @@ use super::{
 use crate::hook::HookDefinition;
 use crate::host::freezer::GracePeriods;
 use crate::model::alpha::Alpha;
-use crate::model::{PoolDefinition, PoolPlace, pool};
+use crate::model::{PoolDefinition, pool};
 use crate::telemetry::LogFormat;
 use crate::tls::{Files, Name};
 
@@ -79,9 +79,7 @@ pub struct NodeConfig {
 impl NodeConfig {
     /// Whether the pools are simulated; either all are or none.
     pub fn is_simulated(&self) -> bool {
-        self.pools
-            .iter()
-            .any(|pool| pool.place == PoolPlace::Memory)
+        self.pools.iter().any(|pool| pool.place.is_memory())
     }
 }
 

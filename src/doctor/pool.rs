@@ -32,7 +32,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     for pool in &patient.pools {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
-            PoolPlace::Memory => {
+            PoolPlace::Memory { .. } => {
                 checks.push(Check::ok(
                     subject(pool),
                     "simulated; it does not outlive its process",

@@ -8,12 +8,11 @@ pub(in crate::operation) mod published;
 pub(in crate::operation) mod show;
 pub(in crate::operation) mod view;
 
+use crate::backend::thin::DEVICE_PREFIX;
 use crate::error::Error;
 use crate::error::ErrorContext;
 use crate::error::Result;
-use crate::host::Device;
-use crate::host::LOOP_MAJOR;
-use crate::host::Mount;
+use crate::host::{Device, Host, LOOP_MAJOR, MAPPED_FOLDER, Mount};
 use crate::operation::Driver;
 use nix::sys::stat::major;
 use nix::sys::stat::minor;
@@ -112,9 +111,28 @@ fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
     mount.fs_name == "btrfs" && mount.source == device
 }
 
-/// Whether a mount shows any loop device. If its pool is not served, it is a mount of a volume.
-pub(super) fn is_of_loop(mount: &Mount) -> bool {
-    loop_of(mount).is_some()
+/// Whether a mount shows a device of a kind that volumes have: any loop device, or a mapped device of
+/// this driver. If its pool is not served, it is a mount of a volume.
+pub(super) fn shows_volume(host: &dyn Host, mount: &Mount) -> bool {
+    loop_of(mount).is_some() || mapped_of(host, mount).is_some()
+}
+
+/// The UUID of the mapped device of this driver that a mount shows. The kernel knows it without
+/// access to the disk.
+pub(super) fn mapped_of(host: &dyn Host, mount: &Mount) -> Option<String> {
+    let rdev = mount.node.unwrap_or(mount.device);
+    let path = format!("/sys/dev/block/{}:{}/dm/uuid", major(rdev), minor(rdev));
+    let uuid = match is_btrfs_of(mount, &mount.source) {
+        true => mount
+            .source
+            .strip_prefix(MAPPED_FOLDER)
+            .ok()?
+            .to_str()?
+            .to_string(),
+        false => String::from_utf8(host.read_file(Path::new(&path)).ok()??).ok()?,
+    };
+    let uuid = uuid.trim_end();
+    uuid.starts_with(DEVICE_PREFIX).then(|| uuid.to_string())
 }
 
 /// The number of the loop device that a mount shows.

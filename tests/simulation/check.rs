@@ -12,7 +12,7 @@ use slackwater::operation::ListVolumes;
 use slackwater::operation::pools::inventory;
 use slackwater::record::VolumeState;
 
-use super::{CAPACITY, LastingFault, POOL, Simulation, Step, staging, target};
+use super::{CAPACITY, LastingFault, POOL, Simulation, Step, is_thin, staging, target};
 
 /// Everything that is visible from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,12 +108,12 @@ impl Simulation {
             if found != volume || !health.findings.is_empty() {
                 return Err(format!("{volume:?} {found:?} {health:?}"));
             }
-            let image = format!("{POOL}/volumes/{}/data.img", volume.id.uuid);
+            let image = self.image("volumes", &volume.id.uuid.to_string());
             let image = self.host.stat(Path::new(&image));
             let size = image
                 .map_err(|error| error.to_string())?
                 .map(|stat| stat.size);
-            if size.is_none_or(|size| size < image_bytes(volume.size)) {
+            if size.is_none_or(|size| !is_thin() && size < image_bytes(volume.size)) {
                 return Err(format!("{volume:?} has an image of {size:?} bytes"));
             }
         }

@@ -19,7 +19,7 @@ use slackwater::operation::{
 };
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
 
-use super::{POOL, Simulation, Step, VolumeConfig, create, range, staging, target};
+use super::{POOL, Simulation, Step, VolumeConfig, create, is_thin, range, staging, target};
 
 /// The content of a source at a try.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,13 +98,22 @@ impl Simulation {
         SourceContent { written, synced }
     }
 
-    pub(super) fn image(part: &str, id: &str) -> String {
+    /// The path of an image, also of a thin device.
+    pub fn image(&self, part: &str, id: &str) -> String {
         let uuid = id.split_once('.').map_or(id, |(_, uuid)| uuid);
-        format!("{POOL}/{part}/{uuid}/data.img")
+        let dir = format!("{POOL}/{part}/{uuid}");
+        let path = format!("{dir}/record.json");
+        let read = self.host.aside(|host| host.read_file(Path::new(&path)));
+        let bytes = read.ok().flatten().unwrap_or_default();
+        let record: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+        match record.as_ref().and_then(|record| record["image"].as_u64()) {
+            Some(number) => format!("/thin/default/{number}"),
+            None => format!("{dir}/data.img"),
+        }
     }
 
     fn image_tokens(&self, part: &str, id: &str) -> Vec<u64> {
-        let image = Simulation::image(part, id);
+        let image = self.image(part, id);
         self.host
             .image_tokens(Path::new(&image))
             .unwrap_or_default()
@@ -234,7 +243,7 @@ impl Simulation {
             self.cuts.errors.push(message);
         }
         self.ids.insert(name, id);
-        self.configs.insert(name, config);
+        self.configs.insert(name, config.of_pool());
         self.tokens
             .entry(name)
             .or_insert_with(|| found.into_iter().collect());
@@ -403,13 +412,13 @@ impl Simulation {
         record: &SnapshotRecord,
     ) -> std::result::Result<(), String> {
         let id = snapshot.id.to_string();
-        let image = Simulation::image("snapshots", &id);
+        let image = self.image("snapshots", &id);
         let image = Path::new(&image);
         if let Some(flaw) = self.host.flaw(image) {
             return Err(format!("{id} is served although {flaw}"));
         }
         let stat = self.host.stat(image).map_err(|error| error.to_string())?;
-        if stat.is_none_or(|stat| stat.size < image_bytes(snapshot.size)) {
+        if stat.is_none_or(|stat| !is_thin() && stat.size < image_bytes(snapshot.size)) {
             return Err(format!("{snapshot:?} has an image of {stat:?}"));
         }
         if record.cut_at == 0 || snapshot.cut_at != record.cut_at || record.copy.is_some() {

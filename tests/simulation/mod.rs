@@ -27,7 +27,7 @@ pub use lasting::LastingFault;
 pub use step::{Step, VolumeConfig};
 
 /// The folder of the pool.
-pub const POOL: &str = "/memory/pool";
+pub const POOL: &str = "/memory/default";
 /// The name of the second pool, for simulations with two.
 pub const OTHER: &str = "other";
 /// The capacity of the pool, enough for all volumes of a test.
@@ -49,14 +49,22 @@ fn text(path: &Path) -> String {
     path.to_str().expect("test paths are UTF-8").to_string()
 }
 
+/// Whether the pool stores images as thin devices: the environment has `SIMULATED_THIN`.
+pub fn is_thin() -> bool {
+    std::env::var_os("SIMULATED_THIN").is_some()
+}
+
 pub fn settings() -> Settings {
     Settings {
         node_name: "node".into(),
         driver_name: "csi.slackwater.dev".into(),
         pools: vec![
-            format!("default=file:{POOL},init,mount=any")
-                .parse()
-                .expect("a definition"),
+            match is_thin() {
+                true => "default=memory-thin:".to_string(),
+                false => format!("default=file:{POOL},init,mount=any"),
+            }
+            .parse()
+            .expect("a definition"),
         ],
         node_record: "/var/lib/slackwater/node.json".into(),
         state_dir: "/run/slackwater/state".into(),
@@ -116,7 +124,10 @@ impl Simulation {
     /// A simulation whose driver has two pools.
     pub fn with_other_pool() -> Simulation {
         let mut sim = Simulation::new();
-        let other = format!("{OTHER}=file:/memory/{OTHER},init,mount=any");
+        let other = match is_thin() {
+            true => format!("{OTHER}=memory-thin:"),
+            false => format!("{OTHER}=file:/memory/{OTHER},init,mount=any"),
+        };
         let other = other.parse().expect("a definition");
         sim.settings.pools.push(other);
         sim.begun()
@@ -210,7 +221,7 @@ impl Simulation {
                 return Ok(String::new());
             }
             Step::LeaveUnclean(name) => {
-                let image = Simulation::image("volumes", &self.ids[name]);
+                let image = self.image("volumes", &self.ids[name]);
                 let left = self.host.leave_unclean(Path::new(&image), true);
                 left.expect("the image has a file system");
                 return Ok(String::new());
@@ -218,7 +229,7 @@ impl Simulation {
             Step::Create(name, config) => {
                 let volume = self.driver()?.create_volume(&create(name, *config))?;
                 self.ids.insert(name, volume.id.to_string());
-                self.configs.insert(name, *config);
+                self.configs.insert(name, config.of_pool());
                 return Ok(format!("{volume:?}"));
             }
             _ => {}
@@ -320,6 +331,7 @@ pub fn range(required: u64) -> CapacityRange {
 }
 
 pub fn create(name: &str, config: VolumeConfig) -> CreateVolume {
+    let config = config.of_pool();
     CreateVolume {
         name: name.into(),
         capacity: range(SIZE),

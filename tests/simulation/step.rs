@@ -11,7 +11,7 @@ use slackwater::operation::{
 };
 use slackwater::service::{Rpc, status};
 
-use super::{LastingFault, SIZE, Simulation, create, range, staging, target, text};
+use super::{LastingFault, SIZE, Simulation, create, is_thin, range, staging, target, text};
 
 /// The parameters of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,23 @@ impl VolumeConfig {
         VolumeConfig {
             allocation: Allocation::Thin,
             wipe: Wipe::None,
+            ..self
+        }
+    }
+
+    /// What the pool accepts: thin devices are neither thick nor overwritten with zeros.
+    pub fn of_pool(self) -> VolumeConfig {
+        let wipe = match self.wipe {
+            Wipe::Zero if is_thin() => Wipe::Discard,
+            wipe => wipe,
+        };
+        let allocation = match is_thin() {
+            true => Allocation::Thin,
+            false => self.allocation,
+        };
+        VolumeConfig {
+            wipe,
+            allocation,
             ..self
         }
     }

@@ -97,14 +97,25 @@ pub enum PoolPlace {
         path: PathBuf,
     },
     /// Simulated; it ends with the process.
-    Memory,
+    Memory {
+        /// Images are thin devices instead of files.
+        thin: bool,
+    },
+}
+
+impl PoolPlace {
+    /// Whether it is simulated.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, PoolPlace::Memory { .. })
+    }
 }
 
 impl fmt::Display for PoolPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PoolPlace::File { path } => write!(f, "file:{}", path.display()),
-            PoolPlace::Memory => f.write_str("memory:"),
+            PoolPlace::Memory { thin: false } => f.write_str("memory:"),
+            PoolPlace::Memory { thin: true } => f.write_str("memory-thin:"),
         }
     }
 }
@@ -119,7 +130,7 @@ pub struct NotAPool(String);
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for error messages.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: or NAME=memory-thin:";
 /// A larger `extent` would allocate to a volume a significant number of blocks beyond its size.
 const MOST_EXTENT: u64 = size::MIB;
 /// The largest block size of xfs: an extent is a multiple of it.
@@ -158,7 +169,7 @@ impl PoolDefinition {
                 "overcommit={overcommit} is not valid; give a number from 1 to {MOST_OVERCOMMIT}"
             )));
         }
-        if options.mount.is_some() && place == PoolPlace::Memory {
+        if options.mount.is_some() && place.is_memory() {
             return Err(no(
                 "mount= is for pools in a directory: give file:/path".into()
             ));
@@ -189,7 +200,7 @@ impl PoolDefinition {
 
 /// Checks the size of an image and rounds it up.
 fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
-    if *place == PoolPlace::Memory {
+    if place.is_memory() {
         return Err("image=SIZE is for pools in a directory: give file:/path".into());
     }
     let least = FsType::Xfs.minimum_bytes();
@@ -207,7 +218,7 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
 
 /// Checks that every xfs accepts the extent size.
 fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
-    if *place == PoolPlace::Memory {
+    if place.is_memory() {
         return Err("extent=SIZE is for pools in a directory: give file:/path".into());
     }
     if !bytes.is_power_of_two() || !(LEAST_EXTENT..=MOST_EXTENT).contains(&bytes) {
@@ -227,10 +238,14 @@ impl FromStr for PoolPlace {
                 path: pool_path(path)?,
             });
         }
-        if text == "memory:" {
-            return Ok(PoolPlace::Memory);
+        match text {
+            "memory:" => return Ok(PoolPlace::Memory { thin: false }),
+            "memory-thin:" => return Ok(PoolPlace::Memory { thin: true }),
+            _ => {}
         }
-        Err(NotAPool(if text.starts_with("memory:") {
+        Err(NotAPool(if text.starts_with("memory-thin:") {
+            "a memory pool has no path; give \"memory-thin:\" alone".into()
+        } else if text.starts_with("memory:") {
             "a memory pool has no path; give \"memory:\" alone".into()
         } else if text.starts_with("lvm:") {
             "this release does not support LVM pools; give file:/path on an xfs of that volume group"
@@ -372,7 +387,7 @@ fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
         return Err(NotAPool(format!("pool {:?} is defined twice", a.name)));
     }
     match (&a.place, &b.place) {
-        (PoolPlace::Memory, PoolPlace::Memory) => Ok(()),
+        (PoolPlace::Memory { .. }, PoolPlace::Memory { .. }) => Ok(()),
         (PoolPlace::File { path: outer }, PoolPlace::File { path: inner }) => {
             if inner.starts_with(outer) || outer.starts_with(inner) {
                 return Err(NotAPool(format!(
@@ -385,8 +400,8 @@ fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
             }
             Ok(())
         }
-        (PoolPlace::Memory, PoolPlace::File { .. })
-        | (PoolPlace::File { .. }, PoolPlace::Memory) => Err(NotAPool(format!(
+        (PoolPlace::Memory { .. }, PoolPlace::File { .. })
+        | (PoolPlace::File { .. }, PoolPlace::Memory { .. }) => Err(NotAPool(format!(
             "pools {:?} and {:?} cannot be served together: memory pools are simulated, and a driver cannot serve real and simulated pools",
             a.name, b.name
         ))),
@@ -461,7 +476,7 @@ mod tests {
             check_together(&pools)
         };
         assert!(together(&["a=file:/x", "b=file:/y", "c=file:/xy"]).is_ok());
-        assert!(together(&["a=memory:", "b=memory:"]).is_ok());
+        assert!(together(&["a=memory:", "b=memory-thin:"]).is_ok());
         assert!(together(&["a=file:/x", "a=file:/y"]).is_err());
         assert!(together(&["a=file:/x", "b=file:/x/"]).is_err());
         assert!(together(&["a=file:/x/y", "b=file:/x"]).is_err());

@@ -66,6 +66,9 @@ pub struct SnapshotRecord {
     /// backend sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Uuid>,
+    /// As in [`super::VolumeRecord::image`].
+    #[serde(default, skip_serializing_if = "super::volume::is_zero")]
+    pub image: u32,
 }
 
 impl SnapshotRecord {
@@ -80,7 +83,11 @@ impl Record for SnapshotRecord {
     const WHAT: &'static str = "record of a snapshot";
 
     fn written_version(&self) -> u32 {
-        super::Formatted::version(self.formatted.as_ref())
+        match self.image {
+            0 => super::Formatted::version(self.formatted.as_ref()),
+            // Programs that only read version 1 would look for an image file.
+            _ => 2,
+        }
     }
 }
 

@@ -66,6 +66,10 @@ pub struct VolumeRecord {
     /// sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Uuid>,
+    /// The number of its image within the pool: the ID of its thin device, or 0 for an image file.
+    /// The backend sets it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub image: u32,
 }
 
 impl VolumeRecord {
@@ -103,13 +107,18 @@ fn is_false(value: &bool) -> bool {
     !*value
 }
 
+pub(super) fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
 impl Record for VolumeRecord {
     const VERSION: u32 = 2;
     const WHAT: &'static str = "record of a volume";
 
     fn written_version(&self) -> u32 {
-        match self.is_for_readers() {
-            // Programs that only read version 1 do not know this mode.
+        match self.is_for_readers() || self.image != 0 {
+            // Programs that only read version 1 do not know this mode, and would look for an image
+            // file.
             true => 2,
             false => Formatted::version(self.formatted.as_ref()),
         }

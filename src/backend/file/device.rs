@@ -13,7 +13,9 @@ use crate::backend::records::part;
 use crate::backend::store::Devices;
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
+use crate::host::{
+    Device, DeviceHold, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus,
+};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
@@ -226,7 +228,7 @@ impl Devices for FileStore {
         }
         Ok(Attached {
             device: hold.device(),
-            hold,
+            hold: hold.into(),
         })
     }
 
@@ -239,7 +241,7 @@ impl Devices for FileStore {
             .context(|| format!("detach {} of volume {uuid}", device.path.display()))
     }
 
-    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(LoopHold, LoopStatus)>> {
+    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>> {
         let image = self
             .host
             .stat(&self.volume(uuid))
@@ -251,7 +253,7 @@ impl Devices for FileStore {
         let host = &self.host;
         let held = host.hold_loop(found.number, found.backing);
         let held = held.context(|| format!("open /dev/loop{}", found.number))?;
-        Ok(held.map(|hold| (hold, found.clone())))
+        Ok(held.map(|hold| (hold.into(), found.clone())))
     }
 
     /// Only the device of a thick volume has limits to reset.

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::PoolBackend;
-use crate::backend::file;
 use crate::backend::records::{LOCK_FILE, POOL_FILE, SNAPSHOTS, TRASH, VOLUMES};
+use crate::backend::{PoolKind, file, thin};
 use crate::error::{ErrorContext, Result};
 use crate::host::{self, Effect, FileKind, Host, Kept};
 use crate::record::{self, PoolRecord};
@@ -51,14 +51,24 @@ impl PoolBackend {
     }
 
     /// Creates a pool in an empty folder, or completes a creation that was interrupted.
-    pub fn make(host: &dyn Host, path: &Path, record: &PoolRecord) -> Result<()> {
+    pub fn make(
+        host: &dyn Host,
+        path: &Path,
+        kind: PoolKind<'_>,
+        record: &PoolRecord,
+    ) -> Result<()> {
         let doing = || format!("create pool {}", record.name);
         for part in [VOLUMES, SNAPSHOTS, TRASH] {
             let path = &path.join(part);
             host.perform(&Effect::MakeDir { path }).context(doing)?;
         }
-        let parts = [VOLUMES, SNAPSHOTS].map(|part| path.join(part));
-        file::prepare(host, path, &parts).context(doing)?;
+        match kind {
+            PoolKind::File { .. } => {
+                let parts = [VOLUMES, SNAPSHOTS].map(|part| path.join(part));
+                file::prepare(host, path, &parts).context(doing)?;
+            }
+            PoolKind::Thin { pool } => thin::claim(host, pool).context(doing)?,
+        }
         // They are durable before pool.json exists.
         host.perform(&Effect::SyncDir { path }).context(doing)?;
         PoolBackend::replace_record(host, path, record)

@@ -20,12 +20,15 @@ impl PoolBackend {
             kind: Kind::Volume,
             id: record.source.to_string(),
         })?;
-        let record = SnapshotRecord {
+        let mut record = SnapshotRecord {
             lineage: source.lineage,
             ..record.clone()
         };
-        let planned = Some(&record);
-        self.admit_beside(planned, admit, |_| self.snapshots.remember(&record))?;
+        let planned = record.clone();
+        self.admit_beside(Some(&planned), admit, |_| {
+            record.image = self.store().take_number();
+            self.snapshots.remember(&record);
+        })?;
         let made = self.snapshots.begin(&record).and_then(|()| {
             let doing = || format!("create snapshot {uuid}");
             let source = Image::Volume(record.source);
@@ -49,12 +52,16 @@ impl PoolBackend {
         self.snapshots.or_delete(uuid, made)
     }
 
-    /// Replaces a snapshot's record durably. The backend sets the lineage, so it stays whatever the
-    /// caller's record contains.
+    /// Replaces a snapshot's record durably. The backend sets the lineage and the number of the
+    /// image, so they stay whatever the caller's record contains.
     pub fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let before = self.snapshots.get(record.uuid)?;
+        let (lineage, image) = before.map_or((record.lineage, record.image), |before| {
+            (before.lineage, before.image)
+        });
         self.snapshots.update(&SnapshotRecord {
-            lineage: before.map_or(record.lineage, |before| before.lineage),
+            lineage,
+            image,
             ..record.clone()
         })
     }

@@ -18,6 +18,8 @@ use crate::model::{Allocation, HomeId, Level, Wipe};
 use crate::operation::pools::make::make_pool;
 use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
 
+mod thin;
+
 const POOL: &str = "/memory/pool";
 const SIZE: u64 = 64 * MIB;
 
@@ -25,7 +27,7 @@ fn open(host: &MemoryHost) -> PoolBackend {
     match PoolBackend::open(
         Arc::new(host.clone()),
         Path::new(POOL),
-        None,
+        PoolKind::File { extent: None },
         Duration::ZERO,
     )
     .unwrap()
@@ -68,6 +70,7 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         claim: None,
         copy: None,
         lineage: None,
+        image: 0,
     }
 }
 
@@ -93,6 +96,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         group: None,
         copy: None,
         lineage: None,
+        image: 0,
     }
 }
 

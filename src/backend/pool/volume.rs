@@ -44,9 +44,14 @@ impl PoolBackend {
         })
     }
 
-    /// Replaces the record of a volume durably.
+    /// Replaces the record of a volume durably. The backend sets the number of the image, so it
+    /// stays whatever the caller's record contains.
     pub fn update(&self, record: &VolumeRecord) -> Result<()> {
-        self.volumes.update(record)
+        let before = self.volumes.get(record.uuid)?;
+        self.volumes.update(&VolumeRecord {
+            image: before.map_or(record.image, |before| before.image),
+            ..record.clone()
+        })
     }
 
     /// Creates a volume: intent, image, completed record. `admit` decides whether there is enough
@@ -129,7 +134,10 @@ impl PoolBackend {
         admit: Admit<'_>,
     ) -> Result<VolumeRecord> {
         record.state = VolumeState::Creating;
-        self.admit(admit, |_| self.volumes.remember(&record))?;
+        self.admit(admit, |_| {
+            record.image = self.store().take_number();
+            self.volumes.remember(&record);
+        })?;
         let made = self.volumes.begin(&record).and_then(|()| {
             let new = NewImage {
                 like: self.shared_source(&record),
@@ -154,10 +162,9 @@ impl PoolBackend {
     /// size of the clone is free. After an error the caller may continue, or deletes the volume.
     pub fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
         let (image, length) = (Image::Volume(record.uuid), image_bytes(record.size));
-        let lineage = self
-            .volumes
-            .get(record.uuid)?
-            .and_then(|prepared| prepared.lineage);
+        let prepared = self.volumes.get(record.uuid)?;
+        let number = prepared.as_ref().map_or(record.image, |it| it.image);
+        let lineage = prepared.and_then(|prepared| prepared.lineage);
         let thick = record.allocation == Allocation::Thick;
         // A clone has the length of its source.
         let lengthened = self.store().lengthen(image, length, thick);
@@ -171,6 +178,7 @@ impl PoolBackend {
             state: VolumeState::Ready,
             copy: None,
             lineage: lineage.filter(|_| !apart),
+            image: number,
             ..record.clone()
         };
         self.volumes.update(&complete)?;

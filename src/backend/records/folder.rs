@@ -145,7 +145,6 @@ impl Folder {
     }
 
     fn remove_image(&self, dir: &Path, wipe: Wipe) -> Result<()> {
-        let doing = || format!("wipe an image ({})", wipe.word());
         let alone = (wipe == Wipe::Zero).then(|| self.wiping.try_lock());
         let _alone = match alone {
             None => None,
@@ -157,8 +156,7 @@ impl Folder {
                 });
             }
         };
-        self.store.wipe(dir, wipe).context(doing)?;
-        if wipe == Wipe::Discard {
+        if self.store.wipe(dir, wipe)? {
             self.mark_undiscarded()?;
         }
         let removed = self.store.remove(dir);

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::operation::pools::image::{self, OpenImage};
-use crate::operation::pools::pool::{folder, folders};
+use crate::operation::pools::pool::{folder, folders, pool_kind};
 use crate::operation::pools::{ground, make};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
 use crate::record::PoolRecord;
@@ -99,12 +99,13 @@ impl Driver {
                 let (id, last) = known.unzip();
                 return refused(id, absent(&path, &found, last));
             }
-            _ if definition.init || definition.place == PoolPlace::Memory => {
-                if definition.place == PoolPlace::Memory {
+            _ if definition.init || definition.place.is_memory() => {
+                if definition.place.is_memory() {
                     make::make_folders(self.host.as_ref(), &path)?;
                 }
                 make::check_extent(self.host.as_ref(), definition, &path)?;
-                make::make_pool(self.host.as_ref(), &definition.name, &path, self.home())?;
+                let (name, kind) = (&definition.name, pool_kind(definition));
+                make::make_pool_of_kind(self.host.as_ref(), name, &path, kind, self.home())?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }
@@ -128,7 +129,7 @@ impl Driver {
                 was: None,
             })
         };
-        match PoolBackend::open(self.host.clone(), path, definition.extent, patience)? {
+        match PoolBackend::open(self.host.clone(), path, pool_kind(definition), patience)? {
             OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
                 Some(why) => refused(Some(backend.record.id), why),
                 None => Ok(ServingState::Serving(Arc::new(self.recover(

@@ -1,13 +1,14 @@
 //! The state of each configured pool, for metrics, reports and people.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::backend::file::object_of;
+use crate::backend::thin;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
 use crate::operation::pools::pool::{Former, folder};
@@ -135,14 +136,16 @@ impl Driver {
                 // The kernel knows this path without access to the disk.
                 let path = format!("/sys/block/loop{number}/loop/backing_file");
                 let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
-                Some(String::from_utf8_lossy(&shown).trim_end().to_string())
+                Some(PathBuf::from(String::from_utf8_lossy(&shown).trim_end()))
             });
-            let is_its = |image: &Path| {
-                object_of(image).is_some_and(|name| {
-                    was.is_some_and(|was| was.volumes.contains(name)) || image.starts_with(place)
-                })
+            let mapped = usage::mapped_of(self.host.as_ref(), &mount);
+            let name = match &image {
+                Some(image) => object_of(image),
+                None => mapped.as_deref().and_then(thin::object_of),
             };
-            if image.is_some_and(|image| is_its(Path::new(&image))) {
+            let was_its = |name| was.is_some_and(|was| was.volumes.contains(name));
+            let is_below = |image: &PathBuf| image.starts_with(place);
+            if name.is_some_and(|name| was_its(name) || image.as_ref().is_some_and(is_below)) {
                 let names = mount.mount_point.iter().filter_map(|name| name.to_str());
                 pods.extend(names.filter(|name| is_uid(name)).map(str::to_string));
             }

@@ -35,7 +35,7 @@ impl PoolGround {
             mount: shown.mount.shown(),
             without_mount: match definition.place {
                 PoolPlace::File { .. } => problem(outer, &shown),
-                PoolPlace::Memory => None,
+                PoolPlace::Memory { .. } => None,
             },
             of_machine: is_of_machine(host, images.device, machine),
             file_system: images.fs_name,
@@ -78,7 +78,7 @@ pub(in crate::operation) fn check_mount(
     pool: &PoolDefinition,
     folder: &Path,
 ) -> Result<()> {
-    if pool.mount == Some(MountRule::Any) || pool.place == PoolPlace::Memory {
+    if pool.mount == Some(MountRule::Any) || pool.place.is_memory() {
         return Ok(());
     }
     match without_mount(host, folder)? {

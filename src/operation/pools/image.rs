@@ -312,7 +312,7 @@ fn on(host: &dyn Host, path: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)
 pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
     let folder = |pool: &PoolDefinition| match &pool.place {
         PoolPlace::File { path } => pool.image.map(|_| path.clone()),
-        PoolPlace::Memory => None,
+        PoolPlace::Memory { .. } => None,
     };
     pools.iter().filter_map(folder).collect()
 }
@@ -332,7 +332,7 @@ pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
 pub fn file_folder(pool: &PoolDefinition) -> Result<&PathBuf> {
     match &pool.place {
         PoolPlace::File { path } => Ok(path),
-        PoolPlace::Memory => Err(Error::refused(
+        PoolPlace::Memory { .. } => Err(Error::refused(
             format!("pool {}", pool.name),
             "a memory pool does not outlive its process; it cannot be created or adopted",
         )),

@@ -114,7 +114,7 @@ fn entry(
     let known = known_at(node, place);
     let mut folder = None;
     let (id, home, state) = match place {
-        PoolPlace::Memory => (None, None, PoolPresence::Blank),
+        PoolPlace::Memory { .. } => (None, None, PoolPresence::Blank),
         PoolPlace::File { path } => match probe_path(host, path) {
             Ok((inner, Probe::Pool(found))) => {
                 folder = Some(inner);

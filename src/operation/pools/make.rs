@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use crate::backend::PoolBackend;
+use crate::backend::{PoolBackend, PoolKind};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{BackingFs, Effect, FileKind, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
@@ -203,6 +203,17 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
 ///
 /// A folder with foreign files, a missing parent, an unsuitable file system, a failure of the host.
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
+    make_pool_of_kind(host, name, path, PoolKind::File { extent: None }, home)
+}
+
+/// Like [`make_pool`], with another way to store images.
+pub fn make_pool_of_kind(
+    host: &dyn Host,
+    name: &str,
+    path: &Path,
+    kind: PoolKind<'_>,
+    home: HomeId,
+) -> Result<PoolRecord> {
     match probe(host, path)? {
         Probe::Pool(record) => return Ok(record),
         Probe::Image(_) => return Err(not_blank(path, "it contains an image")),
@@ -218,7 +229,7 @@ pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Resu
         created_at: host.now(),
         snapshots: Some(SnapshotRoom::Reserved),
     };
-    PoolBackend::make(host, path, &record)?;
+    PoolBackend::make(host, path, kind, &record)?;
     Ok(record)
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::ground::PoolGround;
 use super::image::OpenImage;
-use crate::backend::{Leftovers, PoolBackend};
+use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom};
 use crate::operation::detach::count_read;
@@ -106,7 +106,19 @@ fn memory_path(name: &str) -> PathBuf {
 pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
     match &definition.place {
         PoolPlace::File { path } => path.clone(),
-        PoolPlace::Memory => memory_path(&definition.name),
+        PoolPlace::Memory { .. } => memory_path(&definition.name),
+    }
+}
+
+/// How the pool of a definition stores images.
+pub(in crate::operation) fn pool_kind(definition: &PoolDefinition) -> PoolKind<'_> {
+    match definition.place {
+        PoolPlace::Memory { thin: true } => PoolKind::Thin {
+            pool: &definition.name,
+        },
+        PoolPlace::Memory { thin: false } | PoolPlace::File { .. } => PoolKind::File {
+            extent: definition.extent,
+        },
     }
 }
 

@@ -57,6 +57,7 @@ impl Driver {
             capabilities: record.capabilities.clone(),
             wipe: record.wipe,
             lineage: None,
+            image: 0,
             cut_at: 0,
             level: Level::Crash,
             promised: None,

@@ -21,8 +21,8 @@ const LINGER_TRIES: u32 = 50;
 
 impl Driver {
     /// Unmounts the volume at a path, as often as it is mounted there. If its pool is served, only
-    /// mounts of its own devices are unmounted, otherwise mounts of any loop device. Returns the
-    /// devices that the volume had before.
+    /// mounts of its own devices are unmounted, otherwise mounts of any device of a kind that volumes
+    /// have. Returns the devices that the volume had before.
     pub(in crate::operation) fn unmount_all(
         &self,
         owned: Option<(&Pool, Uuid)>,
@@ -43,7 +43,8 @@ impl Driver {
                 return Ok(devices);
             };
             let ours = devices.iter().any(|found| usage::shows(top, &found.device))
-                || (record.is_none() || raw && usage::is_node(top)) && usage::is_of_loop(top);
+                || (record.is_none() || raw && usage::is_node(top))
+                    && usage::shows_volume(self.host.as_ref(), top);
             if !ours {
                 return Err(Error::refused(
                     path.display(),

@@ -14,7 +14,7 @@ use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
 use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Device, Effect, FileId, LOOP_MAJOR, LoopHold, LoopStatus, Mount};
+use crate::host::{DeviceHold, Effect, FileId, LOOP_MAJOR, LoopStatus, Mount};
 use crate::model::PoolId;
 use crate::operation::lock::Key;
 use crate::operation::{Driver, Pool, usage};
@@ -39,7 +39,9 @@ struct Devices {
 #[derive(Debug)]
 struct Shown {
     pool: PoolId,
-    hold: LoopHold,
+    /// Keeps the loop device open.
+    hold: DeviceHold,
+    number: u32,
     backing: FileId,
     read_only: bool,
     /// Whether the device should bypass the pool's page cache; false where that is not possible.
@@ -84,20 +86,22 @@ impl Driver {
         self.published.lock().lost.iter().cloned().collect()
     }
 
-    /// Holds a device open until no mount shows it any more. If the volume already has a published
-    /// device, that one is kept.
+    /// Holds a device open until no mount shows it any more, if it is a loop device: `now` is the
+    /// state of that. If the volume already has a published device, that one is kept.
     pub(in crate::operation) fn keep_published(
         &self,
         pool: &Pool,
         uuid: Uuid,
-        hold: LoopHold,
-        now: &LoopStatus,
+        hold: DeviceHold,
+        now: Option<LoopStatus>,
     ) {
+        let Some(now) = now else { return };
         let mut devices = self.published.lock();
         devices.made += 1;
         let made = devices.made;
         devices.of.entry(uuid).or_insert(Shown {
             pool: pool.id(),
+            number: now.number,
             backing: now.backing,
             read_only: now.read_only,
             direct_io: now.direct_io,
@@ -133,8 +137,8 @@ impl Driver {
     /// Closes the descriptor of a volume's device once no mount shows the device. It must run
     /// before the device is detached, because the detachment would wait for this descriptor.
     pub(in crate::operation) fn let_go(&self, uuid: Uuid) -> Result<()> {
-        let number = |devices: &Devices| devices.of.get(&uuid).map(|shown| shown.hold.number);
-        let Some(device) = number(&self.published.lock()).map(Device::of_loop) else {
+        let device = |devices: &Devices| Some(devices.of.get(&uuid)?.hold.device.clone());
+        let Some(device) = device(&self.published.lock()) else {
             return Ok(());
         };
         if !usage::of_device(&self.mounts()?, &device).is_empty() {
@@ -148,7 +152,7 @@ impl Driver {
     /// device of a volume. While the descriptor is open, its number cannot be reused for another
     /// volume.
     fn detach_changed(&self, shown: &Shown) -> Result<()> {
-        let number = shown.hold.number;
+        let number = shown.number;
         match self.look_at(number) {
             Ok(Some(LoopStatus { backing, .. })) if backing != shown.backing => self
                 .host
@@ -172,7 +176,7 @@ impl Driver {
         let known: Vec<_> = {
             let devices = self.published.lock();
             let each = devices.of.iter();
-            each.map(|(uuid, shown)| (*uuid, shown.made, shown.hold.number))
+            each.map(|(uuid, shown)| (*uuid, shown.made, shown.number))
                 .collect()
         };
         let mounts = match self.mounts() {
@@ -206,7 +210,7 @@ impl Driver {
 
     /// Compares a device with its state at the time of the publish, and re-enables direct I/O.
     fn compare(&self, uuid: Uuid, made: u64) -> Result<()> {
-        let number = |devices: &Devices| devices.of.get(&uuid).map(|shown| shown.hold.number);
+        let number = |devices: &Devices| devices.of.get(&uuid).map(|shown| shown.number);
         let Some(number) = number(&self.published.lock()) else {
             return Ok(());
         };
@@ -290,7 +294,7 @@ impl Driver {
     fn hold_again(&self, nodes: &[(u32, &Mount)]) {
         let mut numbers: BTreeSet<u32> = nodes.iter().map(|(number, _)| *number).collect();
         for shown in self.published.lock().of.values() {
-            numbers.remove(&shown.hold.number);
+            numbers.remove(&shown.number);
         }
         let look = |number| self.host.loop_status(number).ok().flatten();
         let shown: Vec<LoopStatus> = numbers.into_iter().filter_map(look).collect();
@@ -323,7 +327,7 @@ impl Driver {
                 direct_io: true,
                 ..found
             };
-            self.keep_published(pool, record.uuid, hold, &was);
+            self.keep_published(pool, record.uuid, hold, Some(was));
         }
         Ok(())
     }

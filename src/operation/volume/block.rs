@@ -122,20 +122,24 @@ impl Driver {
         let shown = self
             .status_of(&attached)
             .and_then(|now| self.show(target, NodeKind::File, bind, doing).map(|()| now));
-        let kept = shown.map(|now| self.keep_published(pool, record.uuid, attached.hold, &now));
+        let kept = shown.map(|now| self.keep_published(pool, record.uuid, attached.hold, now));
         kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
     }
 
-    /// The state of a device before its user can change it.
-    fn status_of(&self, attached: &Attached) -> Result<LoopStatus> {
+    /// The state of a loop device before its user can change it; `None` for another device, which a
+    /// user without privileges cannot change.
+    fn status_of(&self, attached: &Attached) -> Result<Option<LoopStatus>> {
         let name = attached.device.path.display();
-        let found = self.host.loop_status(attached.hold.number);
-        found
+        let Some(number) = attached.device.loop_number() else {
+            return Ok(None);
+        };
+        let found = self.host.loop_status(number);
+        let found = found
             .context(|| format!("examine {name}"))
-            .map_err(Error::into_indeterminate)?
-            .ok_or_else(|| Error::Pending {
-                what: name.to_string(),
-            })
+            .map_err(Error::into_indeterminate)?;
+        found.map(Some).ok_or_else(|| Error::Pending {
+            what: name.to_string(),
+        })
     }
 
     /// Detaches a device that was attached for an attempt that failed.

@@ -151,6 +151,7 @@ impl Driver {
             claim: parameters.claim.clone(),
             copy: None,
             lineage: None,
+            image: 0,
         })
     }
 

@@ -155,6 +155,7 @@ mod tests {
             claim: None,
             copy: None,
             lineage: None,
+            image: 0,
         }
     }
 

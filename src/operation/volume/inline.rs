@@ -15,7 +15,7 @@ use super::create::check_new;
 use crate::backend::FoundDevice;
 use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
-use crate::host::NodeKind;
+use crate::host::{Mount, NodeKind};
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
@@ -260,14 +260,15 @@ impl Driver {
         Ok(is_left)
     }
 
-    /// Whether no device is attached to an inline volume, and no loop device is mounted at the path
+    /// Whether no device is attached to an inline volume, and no device of a volume is mounted at the path
     /// at which it was published.
     fn is_left(&self, pool: &Pool, record: &VolumeRecord) -> Result<bool> {
         if let Some(stage) = &record.last_stage {
             // Checked first, because it is fast and most inline volumes are mounted.
             let here = self.table_path(Path::new(&stage.staging_path))?;
             let mounts = self.mounts()?;
-            if usage::at(&mounts, &here).into_iter().any(usage::is_of_loop) {
+            let shows_volume = |mount: &&Mount| usage::shows_volume(self.host.as_ref(), mount);
+            if usage::at(&mounts, &here).iter().any(shows_volume) {
                 return Ok(false);
             }
         }

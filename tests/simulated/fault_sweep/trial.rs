@@ -10,7 +10,7 @@ use slackwater::host::memory::FaultMode;
 use slackwater::model::size::image_bytes;
 
 use crate::simulation::check::ObservedState;
-use crate::simulation::{LastingFault, POOL, SIZE, Simulation, Step};
+use crate::simulation::{LastingFault, SIZE, Simulation, Step, is_thin};
 
 /// A caller repeats its call. If it has not succeeded after this many tries, it never will.
 const TRIES: usize = 4;
@@ -343,8 +343,11 @@ impl Scenario {
 
     pub fn is_as_long_as_before(&self, sim: &Simulation, name: &str) -> bool {
         let id = &sim.ids[name];
-        let (_, uuid) = id.split_once('.').expect("an ID has two parts");
-        let image = format!("{POOL}/volumes/{uuid}/data.img");
+        // Only an image file has a length besides that of its record.
+        if is_thin() {
+            return true;
+        }
+        let image = sim.image("volumes", id);
         let image = sim.host.aside(|host| host.stat(Path::new(&image)));
         let image = image.expect("the host is alive");
         image.is_some_and(|image| image.size == image_bytes(SIZE))

@@ -71,7 +71,7 @@ fn configs() -> impl Strategy<Value = VolumeConfig> {
         2 => Just(VolumeConfig::BLOCK),
         1 => Just(VolumeConfig::THICK),
     ];
-    (config, wipe).prop_map(|(config, wipe)| config.wiped(wipe))
+    (config, wipe).prop_map(|(config, wipe)| config.wiped(wipe).of_pool())
 }
 
 /// Snapshots, groups, and volumes created from them.
@@ -105,8 +105,7 @@ fn volumes() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (name(), configs()).prop_map(|(name, config)| Step::Create(name, config)),
         3 => name().prop_map(Step::Delete),
-        1 => (name(), prop_oneof![Just(Wipe::None), Just(Wipe::Zero)])
-            .prop_map(|(name, wipe)| Step::Modify(name, wipe)),
+        1 => (name(), configs()).prop_map(|(name, config)| Step::Modify(name, config.wipe)),
         1 => (name(), 1..4u64).prop_map(|(name, times)| Step::Expand(name, SIZE * times)),
         1 => name().prop_map(Step::ExpandNode),
         5 => (name(), configs()).prop_map(|(name, config)| Step::StageAs(name, config)),
@@ -129,7 +128,7 @@ pub fn prelude() -> impl Strategy<Value = Vec<Act>> {
         2 => Just(VolumeConfig::EXT4),
         1 => Just(VolumeConfig::fs(FsType::Xfs)),
         1 => Just(VolumeConfig::fs(FsType::Btrfs)),
-        1 => Just(VolumeConfig::THICK),
+        1 => Just(VolumeConfig::THICK.of_pool()),
         1 => Just(VolumeConfig::BLOCK),
     ];
     let used = |configs: [VolumeConfig; 3]| {

@@ -63,11 +63,8 @@ impl Run {
             let (Some(name), true) = (name, record.is_raw()) else {
                 continue;
             };
-            let image = Path::new(POOL)
-                .join("volumes")
-                .join(record.uuid.to_string())
-                .join("data.img");
-            if let Ok(Some(fs)) = host.file_system_in(&image) {
+            let image = self.sim.image("volumes", &record.uuid.to_string());
+            if let Ok(Some(fs)) = host.file_system_in(Path::new(&image)) {
                 shown.insert(*name, fs);
             }
         }
@@ -83,6 +80,8 @@ impl Run {
         let message = |error: &dyn std::error::Error| chain(error);
         let mounts = host.mounts().map_err(|error| message(&error))?;
         let loops = host.loops().map_err(|error| message(&error))?;
+        let mapped = host.mapped_devices("default", "SLACKWATER-");
+        let mapped = mapped.map_err(|error| message(&error))?;
         let boot = host.boot_id().map_err(|error| message(&error))?;
         let pool = PoolId(Uuid::nil());
         let found = inventory::read(host, "default", pool, Path::new(POOL))
@@ -115,11 +114,14 @@ impl Run {
             let mut published = BTreeMap::new();
             for n in 0..2 {
                 if let Some(mount) = at(&target(name, n)) {
-                    let of = |number: u32| {
-                        Device::of_loop(number).path.file_name() == mount.root.file_name()
-                    };
-                    let device = loops.iter().find(|found| of(found.number));
-                    let read_only = device.map_or(mount.is_read_only(), |device| device.read_only);
+                    let is_of = |path: &Path| path.file_name() == mount.root.file_name();
+                    let of_loop = loops
+                        .iter()
+                        .find(|found| is_of(&Device::of_loop(found.number).path));
+                    let of_mapped = mapped.iter().find(|found| is_of(&found.device.path));
+                    let device = of_loop.map(|found| found.read_only);
+                    let device = device.or(of_mapped.map(|found| found.read_only));
+                    let read_only = device.unwrap_or_else(|| mount.is_read_only());
                     published.insert(n, read_only);
                 }
             }

@@ -159,6 +159,9 @@ const FILE_STORE_WORDS: &[&str] = &[
     "extent_count",
 ];
 
+/// Which of them the store of thin devices may contain, too.
+const THIN_STORE_WORDS: &[&str] = &["RenewFsId", "backing_fs"];
+
 /// A file of src/.
 pub struct Source {
     /// Its path within src/, such as `backend/file.rs`.
@@ -434,9 +437,13 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
         }
     }
     let is_store = source.path == "backend/file.rs" || source.path.starts_with("backend/file/");
+    let is_thin_store = source.path.starts_with("backend/thin");
     for word in FILE_STORE_WORDS {
         if module != "backend" || is_store {
             break;
+        }
+        if is_thin_store && THIN_STORE_WORDS.contains(word) {
+            continue;
         }
         for line in lines_saying(production, word) {
             found.push(format!(

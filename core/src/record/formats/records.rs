@@ -56,6 +56,7 @@ fn volume() -> VolumeRecord {
         claim: None,
         copy: None,
         lineage: None,
+        image: 0,
     }
 }
 
@@ -258,6 +259,7 @@ fn cut_snapshot() -> SnapshotRecord {
         group: None,
         copy: None,
         lineage: None,
+        image: 0,
     }
 }
 

@@ -32,7 +32,7 @@ fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
         })
         .unwrap();
     publish(driver, id, target).unwrap();
-    let number = driver.published.lock().of[&id.uuid].hold.number;
+    let number = driver.published.lock().of[&id.uuid].number;
     (id, number)
 }
 

@@ -1,0 +1,146 @@
+//! A pool of thin devices on a simulated host.
+
+use super::*;
+use crate::backend::AttachMode;
+use crate::host::Host;
+use crate::host::memory::Unreadable;
+use crate::operation::pools::make::make_pool_of_kind;
+
+const KIND: PoolKind<'_> = PoolKind::Thin { pool: "pool" };
+const WRITE: AttachMode = AttachMode {
+    read_only: false,
+    lasting: true,
+};
+
+fn open(host: &MemoryHost) -> PoolBackend {
+    let host = Arc::new(host.clone());
+    match PoolBackend::open(host, Path::new(POOL), KIND, Duration::ZERO).unwrap() {
+        OpenResult::Pool(backend) => *backend,
+        OpenResult::Blank | OpenResult::Locked => panic!("the pool can be had"),
+    }
+}
+
+fn pool() -> (MemoryHost, PoolBackend) {
+    let host = MemoryHost::with_capacity(4 * GIB);
+    let home = HomeId(Uuid::from_u128(1));
+    make_pool_of_kind(&host, "pool", Path::new(POOL), KIND, home).unwrap();
+    let backend = open(&host);
+    (host, backend)
+}
+
+fn thin_ids(host: &MemoryHost) -> Vec<u32> {
+    host.thin_devices("pool").unwrap().into_keys().collect()
+}
+
+#[test]
+fn volumes_snapshots_and_restores_are_thin_devices() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let snapshot = cut(&backend, 2, &source);
+    let image = Image::Snapshot(snapshot.uuid);
+    let wanted = restored(&backend, 3, Allocation::Thin, image);
+    let made = restore(&backend, &wanted, image);
+    assert_eq!((source.image, snapshot.image, made.image), (1, 2, 3));
+    assert_eq!(thin_ids(&host), [1, 2, 3]);
+    assert_eq!(backend.image_problem(&made).unwrap(), None);
+    backend.volumes.delete(source.uuid).unwrap();
+    backend.volumes.delete(made.uuid).unwrap();
+    backend.snapshots.delete(snapshot.uuid).unwrap();
+    assert!(thin_ids(&host).is_empty());
+    assert_eq!(backend.leftovers().unwrap(), []);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_number_is_not_used_again_before_the_next_start() {
+    let (host, backend) = pool();
+    let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    backend.volumes.delete(made.uuid).unwrap();
+    let made = backend.create(volume(2, Allocation::Thin), &any).unwrap();
+    assert_eq!(made.image, 2);
+    drop(backend);
+    let backend = open(&host);
+    let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
+    assert_eq!(made.image, 1);
+}
+
+#[test]
+fn while_a_record_cannot_be_read_no_number_is_given_that_it_may_have() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let record = snapshot(2, &source);
+    backend.prepare_snapshot(&record, &any).unwrap();
+    let file = Path::new(POOL)
+        .join(part(Image::Snapshot(record.uuid)))
+        .join(RECORD);
+    drop(backend);
+    host.make_unreadable(&file, Unreadable::Error).unwrap();
+    let backend = open(&host);
+    let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
+    assert!(made.image > 1000, "{}", made.image);
+}
+
+#[test]
+fn a_device_is_found_used_again_resized_and_removed() {
+    let (host, backend) = pool();
+    let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let devices = backend.devices();
+    let attached = devices.attach(&made, WRITE).unwrap();
+    let again = devices.attach(&made, WRITE).unwrap();
+    assert_eq!(attached.device, again.device);
+    assert_eq!(devices.find(made.uuid).unwrap().len(), 1);
+    let grown = backend.grow(&made, 2 * SIZE, &any).unwrap();
+    devices.resize(made.uuid, &attached.device).unwrap();
+    assert_eq!(host.device_bytes(&attached.device).unwrap(), grown.size);
+    let device = attached.device.clone();
+    drop((attached, again));
+    devices.detach(made.uuid, &device).unwrap();
+    assert_eq!(devices.find(made.uuid).unwrap(), []);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_start_resumes_and_removes_what_a_crash_left() {
+    let (host, backend) = pool();
+    let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let attached = backend.devices().attach(&made, WRITE).unwrap();
+    let device = attached.device.clone();
+    let uuid = device.path.file_name().unwrap().to_str().unwrap();
+    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    drop((attached, backend));
+    let backend = open(&host);
+    let is_it = |found: &crate::host::Device| *found == device;
+    assert_eq!(backend.recover(&is_it).unwrap().loops, 0);
+    let found = host.mapped_devices("pool", "SLACKWATER-").unwrap();
+    assert!(found.iter().all(|found| !found.suspended));
+    assert_eq!(backend.recover(&|_| false).unwrap().loops, 1);
+    assert_eq!(backend.devices().find(made.uuid).unwrap(), []);
+}
+
+#[test]
+fn an_image_is_copied_from_another_pool_through_its_device() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let copied = VolumeRecord {
+        copy: progress(),
+        ..volume(2, Allocation::Thin)
+    };
+    backend.prepare(&copied, &any).unwrap();
+    let from = backend.open_image(Image::Volume(source.uuid)).unwrap();
+    let to = backend.open_image(Image::Volume(copied.uuid)).unwrap();
+    from.copy_to(&to, 0, SIZE).unwrap();
+    to.sync().unwrap();
+    drop((from, to));
+    backend.complete(&copied).unwrap();
+    assert_eq!(backend.devices().find(source.uuid).unwrap(), []);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_pool_without_free_metadata_has_no_space() {
+    let (host, backend) = pool();
+    backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    assert!(backend.space().unwrap().available > 0);
+    host.set_thin_metadata(4096);
+    assert_eq!(backend.space().unwrap().available, 0);
+}

@@ -1,0 +1,419 @@
+//! A pool of thin devices: each volume and snapshot is a thin device of one thin pool.
+//!
+//! The ID of the thin device is the number of the image in its record. A snapshot is created within
+//! the cut, by one message, so nothing of it exists in the pool before. A device has the UUID
+//! `SLACKWATER-<pool>-<volume or snapshot>`: the kernel refuses a second device with the same UUID,
+//! so an image never has two, and a device is found even while no record can be read.
+
+mod copier;
+mod device;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use nix::errno::Errno;
+use serde::Deserialize;
+use uuid::Uuid;
+use uuid::fmt::Hyphenated;
+
+use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
+use super::store::{Facts, ImageSize, NewImage, Store};
+use super::{Copier, Image, ImageHandle};
+use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::host::{
+    self, Budget, Device, Effect, FileId, Host, Space, ThinMessage, ThinPoolStatus, mapped_path,
+};
+use crate::model::size::image_bytes;
+use crate::model::{PoolId, Wipe, size};
+
+/// What the UUIDs of all devices of this driver begin with.
+pub const DEVICE_PREFIX: &str = "SLACKWATER-";
+
+/// The name of the directory of the volume or snapshot with this device.
+pub fn object_of(device: &str) -> Option<&str> {
+    let (_, name) = device.split_at_checked(device.len().checked_sub(Hyphenated::LENGTH)?)?;
+    device.starts_with(DEVICE_PREFIX).then_some(name)
+}
+
+/// The share of its metadata that a thin pool keeps free: without free metadata it could not create
+/// snapshots, and writes to shared blocks would fail.
+const RESERVED_METADATA: u64 = 10;
+
+/// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: IDs
+/// are dense, and a pool has fewer records than this.
+const UNKNOWN_NUMBERS: u32 = 1 << 16;
+
+/// Claims a thin pool that has never been used. LVM creates no thin volumes in a pool whose
+/// transaction ID is not the one that it has recorded.
+pub(super) fn claim(host: &dyn Host, pool: &str) -> host::Result<()> {
+    let status = status(host, pool)?;
+    if status.transaction_id == 0 {
+        let message = ThinMessage::SetTransactionId { from: 0, to: 1 };
+        host.perform(&Effect::ThinMessage { pool, message })?;
+    }
+    Ok(())
+}
+
+fn status(host: &dyn Host, pool: &str) -> host::Result<ThinPoolStatus> {
+    let absent = || HostError::unexpected("examine", pool, "there is no such thin pool");
+    host.thin_pool(pool)?.ok_or_else(absent)
+}
+
+/// The part of a record that describes the image.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct ThinImage {
+    /// The volume or snapshot.
+    #[serde(skip)]
+    uuid: Uuid,
+    /// The ID of the thin device.
+    #[serde(default, rename = "image")]
+    id: u32,
+    #[serde(default)]
+    size: u64,
+}
+
+/// The image that the record in a directory describes; `None` without a record or an ID.
+fn image_in(host: &dyn Host, dir: &Path) -> host::Result<Option<ThinImage>> {
+    let path = dir.join(RECORD);
+    let Some(bytes) = host.read_file(&path)? else {
+        return Ok(None);
+    };
+    let image: ThinImage = serde_json::from_slice(&bytes)
+        .map_err(|error| HostError::unexpected("read", path, error.to_string()))?;
+    let named = uuid_of(dir).filter(|_| image.id != 0);
+    Ok(named.map(|uuid| ThinImage { uuid, ..image }))
+}
+
+/// The volume or snapshot whose directory this is, which may be in the trash.
+fn uuid_of(dir: &Path) -> Option<Uuid> {
+    let name = dir.file_name()?.to_str()?;
+    Uuid::try_parse(name.split('.').next()?).ok()
+}
+
+/// IDs of thin devices.
+#[derive(Debug, Default)]
+struct Numbers {
+    /// IDs that are in use or were used since the start.
+    taken: BTreeSet<u32>,
+    /// The lowest ID that may be used.
+    floor: u32,
+}
+
+/// The thin devices of a pool.
+pub(super) struct ThinStore {
+    host: Arc<dyn Host>,
+    /// The path of the folder through the pinned descriptor.
+    root: PathBuf,
+    /// The name of the thin pool.
+    pool: String,
+    /// What the UUIDs of its devices begin with.
+    prefix: String,
+    /// The device number of the thin pool.
+    rdev: u64,
+    facts: Facts,
+    numbers: Mutex<Numbers>,
+    /// Held while a device is looked for and created.
+    activating: Mutex<()>,
+}
+
+impl ThinStore {
+    pub(super) fn open(
+        host: Arc<dyn Host>,
+        root: &Path,
+        pool: &str,
+        id: PoolId,
+    ) -> host::Result<ThinStore> {
+        let sector = host.backing_fs(root)?.sector;
+        let facts = Facts {
+            shares_blocks: true,
+            default_block_size: sector,
+            least_block_size: sector,
+            refuses_thick: Some("a thin pool allocates blocks when they are written"),
+            refuses_zeroing: Some(
+                "a thin pool writes to new blocks where blocks are shared, and the old blocks would keep their data",
+            ),
+            largest: size::MAX,
+        };
+        let store = ThinStore {
+            rdev: status(host.as_ref(), pool)?.rdev,
+            root: root.to_path_buf(),
+            pool: pool.into(),
+            prefix: format!("{DEVICE_PREFIX}{id}-"),
+            facts,
+            numbers: Mutex::default(),
+            activating: Mutex::default(),
+            host,
+        };
+        let numbers = store.find_numbers()?;
+        *store.numbers.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+        Ok(store)
+    }
+
+    /// The IDs of all thin devices and of all records, including those in the trash. Before that,
+    /// the removal of records is made durable: a record that came back with a power loss would
+    /// delete the thin device that has its ID by then.
+    fn find_numbers(&self) -> host::Result<Numbers> {
+        let devices = self.host.thin_devices(&self.pool)?;
+        let mut taken: BTreeSet<u32> = devices.into_keys().collect();
+        let mut is_complete = true;
+        for part in [TRASH, VOLUMES, SNAPSHOTS] {
+            let folder = &self.root.join(part);
+            for dir in self.objects(folder)? {
+                if part == TRASH {
+                    self.perform(Effect::SyncDir { path: &dir })?;
+                }
+                match image_in(self.host.as_ref(), &dir) {
+                    Ok(image) => taken.extend(image.map(|image| image.id)),
+                    Err(_) => is_complete = false,
+                }
+            }
+            if self.host.stat(folder)?.is_some() {
+                self.perform(Effect::SyncDir { path: folder })?;
+            }
+        }
+        let floor = match is_complete {
+            true => 1,
+            false => taken.last().copied().unwrap_or(0) + UNKNOWN_NUMBERS,
+        };
+        Ok(Numbers { taken, floor })
+    }
+
+    /// The directories of volumes or snapshots in a directory of the pool.
+    fn objects(&self, folder: &Path) -> host::Result<Vec<PathBuf>> {
+        let names = self.host.list_dir(folder)?.unwrap_or_default();
+        let dirs = names.into_iter().map(|name| folder.join(name));
+        Ok(dirs.filter(|dir| uuid_of(dir).is_some()).collect())
+    }
+
+    /// An upper bound for an image whose record cannot be read: the blocks of all thin devices that
+    /// no record names.
+    fn unnamed(&self) -> host::Result<u64> {
+        let mut devices = self.host.thin_devices(&self.pool)?;
+        for part in [TRASH, VOLUMES, SNAPSHOTS] {
+            for dir in self.objects(&self.root.join(part))? {
+                if let Ok(Some(image)) = image_in(self.host.as_ref(), &dir) {
+                    devices.remove(&image.id);
+                }
+            }
+        }
+        Ok(devices.into_values().sum())
+    }
+
+    fn perform(&self, effect: Effect<'_>) -> host::Result<()> {
+        self.host.perform(&effect).map(drop)
+    }
+
+    fn send(&self, message: ThinMessage) -> host::Result<()> {
+        let pool = &self.pool;
+        self.perform(Effect::ThinMessage { pool, message })
+    }
+
+    /// The UUID of the device of a volume or snapshot.
+    fn device_uuid(&self, uuid: Uuid) -> String {
+        format!("{}{uuid}", self.prefix)
+    }
+
+    fn find_image(&self, image: Image) -> host::Result<Option<ThinImage>> {
+        image_in(self.host.as_ref(), &self.root.join(part(image)))
+    }
+
+    fn get_image(&self, image: Image) -> host::Result<ThinImage> {
+        let absent = || HostError::errno("find", self.root.join(part(image)), Errno::ENOENT);
+        self.find_image(image)?.ok_or_else(absent)
+    }
+
+    /// The bytes of blocks of a thin device; `None` if it does not exist.
+    fn allocated(&self, id: u32) -> host::Result<Option<u64>> {
+        Ok(self.host.thin_devices(&self.pool)?.get(&id).copied())
+    }
+}
+
+impl Store for ThinStore {
+    fn facts(&self) -> Facts {
+        self.facts
+    }
+
+    /// Without enough free metadata nothing is available.
+    fn space(&self) -> host::Result<Space> {
+        let status = status(self.host.as_ref(), &self.pool)?;
+        let is_short = status.metadata.free() < status.metadata.total / RESERVED_METADATA;
+        let free = if is_short { 0 } else { status.data.free() };
+        Ok(Space {
+            total: status.data.total,
+            available: free,
+            free,
+            inodes: 0,
+            inodes_free: 0,
+        })
+    }
+
+    /// [`Store::wipe`] has discarded the blocks.
+    fn trim(&self) -> host::Result<()> {
+        Ok(())
+    }
+
+    fn take_number(&self) -> u32 {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |id: &u32| !numbers.taken.contains(id);
+        let number = (numbers.floor..).find(is_free).unwrap_or(u32::MAX);
+        numbers.taken.insert(number);
+        number
+    }
+
+    fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {
+        let image = match self.find_image(image) {
+            Ok(Some(image)) => image,
+            Ok(None) => return Ok(None),
+            Err(_) => {
+                let bytes = self.unnamed()?;
+                return Ok(Some(ImageSize {
+                    length: bytes,
+                    allocated: bytes,
+                }));
+            }
+        };
+        Ok(self.allocated(image.id)?.map(|allocated| ImageSize {
+            length: image_bytes(image.size),
+            allocated,
+        }))
+    }
+
+    fn create(&self, image: Image, new: NewImage) -> host::Result<()> {
+        match new.like {
+            // The copier creates it, together with its blocks.
+            Some(_) => Ok(()),
+            None => {
+                let id = self.get_image(image)?.id;
+                self.send(ThinMessage::CreateThin { id })
+            }
+        }
+    }
+
+    /// A thin device has no length. Its record has one, which its device gets.
+    fn lengthen(&self, _: Image, _: u64, _: bool) -> host::Result<()> {
+        Ok(())
+    }
+
+    fn shorten(&self, _: Image, _: u64) -> host::Result<()> {
+        Ok(())
+    }
+
+    /// Messages are durable at once. What was written to a device is durable after its fsync, which
+    /// the store itself does before it closes a device.
+    fn sync(&self, image: Image) -> host::Result<()> {
+        let own = &self.device_uuid(self.get_image(image)?.uuid);
+        let path = &mapped_path(own);
+        match self.is_active(own)? {
+            true => self.perform(Effect::SyncFile { path }),
+            false => Ok(()),
+        }
+    }
+
+    /// Only thick volumes need it, which a thin pool refuses.
+    fn unshare(&self, _: Image, _: u64, _: u64) -> host::Result<()> {
+        Ok(())
+    }
+
+    fn renew_fs_id(&self, image: Image, uuid: Uuid) -> Result<()> {
+        let doing = || format!("assign a new fsid to the btrfs of {image}");
+        let held = self.open_device(self.get_image(image).context(doing)?)?;
+        let path = &held.device.path;
+        self.perform(Effect::RenewFsId { image: path, uuid })
+            .and_then(|()| self.perform(Effect::SyncFile { path }))
+            .context(doing)
+    }
+
+    fn open(&self, image: Image) -> Result<ImageHandle> {
+        let doing = || format!("open the thin device of {image}");
+        let found = self.get_image(image).context(doing)?;
+        let held = self.open_device(found)?;
+        let path = held.device.path.clone();
+        let stat = self.host.stat(&path).context(doing)?;
+        Ok(ImageHandle {
+            host: self.host.clone(),
+            path,
+            bytes: image_bytes(found.size),
+            modified: stat.map_or(0, |stat| stat.modified),
+            _keep: Some(held),
+        })
+    }
+
+    fn copier(&self, source: Image, copy: Image, _: &Arc<Budget>) -> Result<Box<dyn Copier>> {
+        let found = self.get_image(source);
+        let found = found.context(|| format!("find the thin device of {source}"))?;
+        let origin = found.id;
+        Ok(Box::new(copier::ThinCopier {
+            host: self.host.clone(),
+            pool: self.pool.clone(),
+            prefix: self.prefix.clone(),
+            origin,
+            copy: self.root.join(part(copy)),
+            id: OnceLock::new(),
+            image: FileId {
+                device: self.rdev,
+                inode: u64::from(origin),
+            },
+            is_sealed: AtomicBool::new(false),
+        }))
+    }
+
+    fn has_image(&self, dir: &Path) -> host::Result<bool> {
+        match image_in(self.host.as_ref(), dir)? {
+            Some(image) => Ok(self.allocated(image.id)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
+    /// A thin pool does not discard the blocks of a thin device that is deleted, so they are
+    /// discarded before. Zeroing is refused when a volume is created.
+    fn wipe(&self, dir: &Path, wipe: Wipe) -> Result<bool> {
+        let doing = || format!("wipe an image ({})", wipe.word());
+        match wipe {
+            Wipe::None => return Ok(false),
+            Wipe::Zero => {
+                return Err(HostError::errno("zero", dir, Errno::EOPNOTSUPP)).context(doing);
+            }
+            Wipe::Discard => {}
+        }
+        let Some(image) = image_in(self.host.as_ref(), dir).context(doing)? else {
+            return Ok(false);
+        };
+        if self.allocated(image.id).context(doing)?.is_some() {
+            let held = self.open_device(image)?;
+            let path = &held.device.path;
+            self.perform(Effect::Discard { path }).context(doing)?;
+        }
+        Ok(false)
+    }
+
+    fn remove(&self, dir: &Path) -> host::Result<()> {
+        let Some(ThinImage { uuid, id, .. }) = image_in(self.host.as_ref(), dir)? else {
+            return Ok(());
+        };
+        let uuid = &self.device_uuid(uuid);
+        if self.is_active(uuid)? {
+            self.perform(Effect::RemoveMapped { uuid })?;
+        }
+        match self.send(ThinMessage::Delete { id }) {
+            Err(error) if error.code() == Some(Errno::ENODATA) => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    fn detach_idle(
+        &self,
+        images: &[Image],
+        in_use: &dyn Fn(&Device) -> bool,
+    ) -> Result<Vec<(Device, Result<()>)>> {
+        self.remove_idle(images, in_use)
+    }
+}
+
+fn is_missing(uuid: Uuid) -> Error {
+    Error::Damaged {
+        path: part(Image::Volume(uuid)),
+        problem: "the thin device is missing".into(),
+    }
+}

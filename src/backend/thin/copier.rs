@@ -1,0 +1,137 @@
+//! The copy of a thin device by one message. There is nothing to copy ahead of the freeze.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::image_in;
+use crate::backend::{Copier, CopyCost, CopyMode};
+use crate::error::HostError;
+use crate::host::{self, Effect, FileId, Host, ThinMessage};
+
+/// The time of a message that creates a snapshot: 0.3 to 0.5 ms, measured on 16 devices under
+/// writers.
+const SNAPSHOT_TIME: Duration = Duration::from_micros(500);
+
+/// Creates a snapshot of a thin device.
+pub(super) struct ThinCopier {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) pool: String,
+    pub(super) prefix: String,
+    pub(super) origin: u32,
+    /// The directory of the copy. Its record is written after the copier is created.
+    pub(super) copy: PathBuf,
+    /// The ID of the copy, once it was read.
+    pub(super) id: OnceLock<u32>,
+    pub(super) image: FileId,
+    pub(super) is_sealed: AtomicBool,
+}
+
+impl ThinCopier {
+    fn send(&self, message: ThinMessage) -> host::Result<()> {
+        let pool = &self.pool;
+        let sent = self.host.perform(&Effect::ThinMessage { pool, message });
+        sent.map(drop)
+    }
+
+    fn id(&self) -> host::Result<u32> {
+        if let Some(id) = self.id.get() {
+            return Ok(*id);
+        }
+        let absent = || HostError::errno("find", &self.copy, Errno::ENOENT);
+        let found = image_in(self.host.as_ref(), &self.copy)?.ok_or_else(absent)?;
+        Ok(*self.id.get_or_init(|| found.id))
+    }
+
+    fn is_there(&self) -> host::Result<bool> {
+        let id = self.id()?;
+        Ok(self.host.thin_devices(&self.pool)?.contains_key(&id))
+    }
+
+    /// Deletes the copy of an earlier attempt.
+    fn discard(&self) -> host::Result<()> {
+        match self.is_there()? {
+            true => self.send(ThinMessage::Delete { id: self.id()? }),
+            false => Ok(()),
+        }
+    }
+
+    /// Creates the snapshot. Writable devices that are not suspended yet are suspended
+    /// for it. After a crash in between, the next start resumes them.
+    fn snapshot(&self) -> host::Result<u64> {
+        let devices = self.host.mapped_devices(&self.pool, &self.prefix)?;
+        let is_on = |id: u32| id == self.origin;
+        let writable = devices.into_iter().filter(|device| {
+            let table = device.table.as_ref();
+            table.is_some_and(|table| is_on(table.id)) && !device.read_only && !device.suspended
+        });
+        let writable: Vec<_> = writable.map(|device| device.uuid).collect();
+        let mut done = Ok(());
+        for uuid in &writable {
+            done = done.and_then(|()| {
+                let suspended = self.host.perform(&Effect::SuspendMapped { uuid });
+                suspended.map(drop)
+            });
+        }
+        let (id, origin) = (self.id()?, self.origin);
+        let done = done.and_then(|()| self.send(ThinMessage::CreateSnap { id, origin }));
+        let resumed: Vec<_> = writable.iter().map(|uuid| self.resume(uuid)).collect();
+        done?;
+        resumed.into_iter().collect::<host::Result<()>>()?;
+        Ok(1)
+    }
+
+    /// Writers wait until this succeeds, so it is tried a second time.
+    fn resume(&self, uuid: &str) -> host::Result<()> {
+        let resume = || self.host.perform(&Effect::ResumeMapped { uuid }).map(drop);
+        resume().or_else(|_| resume())
+    }
+}
+
+impl Copier for ThinCopier {
+    fn image(&self) -> FileId {
+        self.image
+    }
+
+    fn is_serial(&self) -> bool {
+        false
+    }
+
+    fn cost(&self, _: CopyMode) -> host::Result<CopyCost> {
+        Ok(CopyCost {
+            extents: 1,
+            stall: SNAPSHOT_TIME,
+        })
+    }
+
+    fn copy_whole(&self) -> host::Result<u64> {
+        self.discard()?;
+        self.snapshot()
+    }
+
+    fn copy_ahead(&self) -> host::Result<u64> {
+        self.discard().map(|()| 0)
+    }
+
+    fn copy_delta(&self) -> host::Result<u64> {
+        match self.is_sealed.load(Ordering::SeqCst) {
+            true => self.snapshot(),
+            false => Ok(0),
+        }
+    }
+
+    fn worthwhile(&self) -> u64 {
+        0
+    }
+
+    fn seal(&self) {
+        self.is_sealed.store(true, Ordering::SeqCst);
+    }
+
+    fn verify(&self) -> host::Result<bool> {
+        self.is_there()
+    }
+}

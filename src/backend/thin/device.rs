@@ -1,0 +1,286 @@
+//! Mapped devices of thin devices. An existing device is used again, or the call returns a retryable
+//! error.
+
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use uuid::Uuid;
+
+use super::{ThinImage, ThinStore, is_missing};
+use crate::backend::store::Devices;
+use crate::backend::{AttachMode, Attached, FoundDevice, Image};
+use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::host::{
+    self, Device, DeviceHold, Effect, LoopStatus, MappedDevice, ThinTable, mapped_path,
+};
+use crate::model::size::image_bytes;
+use crate::record::VolumeRecord;
+
+/// How a device is created to copy its image.
+const FOR_A_COPY: AttachMode = AttachMode {
+    read_only: false,
+    lasting: false,
+};
+
+impl ThinStore {
+    fn mapped(&self) -> host::Result<Vec<MappedDevice>> {
+        self.host.mapped_devices(&self.pool, &self.prefix)
+    }
+
+    /// Whether a device with this UUID exists.
+    pub(super) fn is_active(&self, own: &str) -> host::Result<bool> {
+        Ok(self.mapped()?.iter().any(|found| found.uuid == own))
+    }
+
+    /// The own device of a volume or snapshot, and foreign devices on its thin device.
+    fn devices_on(&self, uuid: Uuid, id: Option<u32>) -> host::Result<Vec<MappedDevice>> {
+        let own = self.device_uuid(uuid);
+        let mut found = self.mapped()?;
+        found.retain(|device| {
+            let on = device.table.as_ref().map(|table| table.id);
+            device.uuid == own || (id.is_some() && on == id)
+        });
+        Ok(found)
+    }
+
+    /// Removes the own device among these if a crash or an error has left it without a table. The
+    /// caller has locked `activating`, so no other call is creating the device.
+    fn remove_unfinished(&self, mut found: Vec<MappedDevice>) -> Result<Vec<MappedDevice>> {
+        if let Some(at) = found.iter().position(|device| device.table.is_none()) {
+            let MappedDevice { uuid, .. } = &found.remove(at);
+            let removed = self.remove_mapped(uuid);
+            removed.map_err(Error::into_indeterminate)?;
+        }
+        Ok(found)
+    }
+
+    fn remove_mapped(&self, uuid: &str) -> Result<()> {
+        let removed = self.perform(Effect::RemoveMapped { uuid });
+        removed.context(|| format!("remove {}", mapped_path(uuid).display()))
+    }
+
+    /// Creates the device of an image and opens it. Unless it is to be `lasting`, the kernel removes
+    /// it when the last process or mount closes it. On an error no device is left, or the error is
+    /// [`Error::RollbackFailed`].
+    fn activate(&self, image: ThinImage, mode: AttachMode) -> Result<DeviceHold> {
+        let uuid = &self.device_uuid(image.uuid);
+        let create = || {
+            self.perform(Effect::CreateMapped { uuid })?;
+            self.load(image, mode.read_only)?;
+            let hold = self.hold_own(image)?;
+            if !mode.lasting {
+                self.perform(Effect::RemoveMapped { uuid })?;
+            }
+            Ok(hold)
+        };
+        let created = create().context(|| format!("create {}", mapped_path(uuid).display()));
+        created.map_err(|first| first.with_undo(self.remove_mapped(uuid)))
+    }
+
+    /// Gives a device the table for the present size of its image.
+    fn load(&self, image: ThinImage, read_only: bool) -> host::Result<()> {
+        let uuid = &self.device_uuid(image.uuid);
+        let table = &ThinTable {
+            pool: self.pool.clone(),
+            id: image.id,
+            bytes: image_bytes(image.size),
+        };
+        self.perform(Effect::LoadTable {
+            uuid,
+            table,
+            read_only,
+        })?;
+        self.perform(Effect::ResumeMapped { uuid })
+    }
+
+    fn hold_own(&self, image: ThinImage) -> host::Result<DeviceHold> {
+        let uuid = self.device_uuid(image.uuid);
+        let gone = || HostError::errno("open", host::mapped_path(&uuid), Errno::EBUSY);
+        self.host.hold_mapped(&uuid)?.ok_or_else(gone)
+    }
+
+    /// Opens the device of an image for a copy. A device that is created for this is removed when
+    /// the result is dropped.
+    pub(super) fn open_device(&self, image: ThinImage) -> Result<DeviceHold> {
+        let _alone = self.activating();
+        let found = self.devices_of(image.uuid, Some(image.id))?;
+        match self.remove_unfinished(found)?.is_empty() {
+            true => self.activate(image, FOR_A_COPY),
+            false => {
+                let held = self.hold_own(image);
+                held.context(|| format!("open thin device {}", image.id))
+            }
+        }
+    }
+
+    fn activating(&self) -> MutexGuard<'_, ()> {
+        let locked = self.activating.lock();
+        locked.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses the only device on a thin device.
+    fn reuse(
+        &self,
+        uuid: Uuid,
+        found: &MappedDevice,
+        image: ThinImage,
+        mode: AttachMode,
+    ) -> Result<DeviceHold> {
+        let name = found.device.path.display();
+        if found.uuid != self.device_uuid(image.uuid) {
+            return Err(busy(uuid, format!("{name}, a device of another program")));
+        }
+        if found.read_only != mode.read_only {
+            let how = match found.read_only {
+                true => "read-only",
+                false => "for writing",
+            };
+            return Err(Error::refused(
+                format!("volume {uuid}"),
+                format!("{name} has its thin device open {how}"),
+            ));
+        }
+        if mode.lasting && found.deferred_remove {
+            let holder = format!("{name} is open and is removed when it is closed");
+            return Err(busy(uuid, holder));
+        }
+        let bytes = found.table.as_ref().map_or(0, |table| table.bytes);
+        if bytes < image_bytes(image.size) || found.suspended {
+            let loaded = self.load(image, mode.read_only);
+            loaded.context(|| format!("resize {name}"))?;
+        }
+        let held = self.hold_own(image);
+        held.context(|| format!("open {name}"))
+    }
+
+    /// Resumes devices that a crash has left suspended, and removes those that are not in use. The
+    /// guard has already released what it held.
+    pub(super) fn remove_idle(
+        &self,
+        images: &[Image],
+        in_use: &dyn Fn(&Device) -> bool,
+    ) -> Result<Vec<(Device, Result<()>)>> {
+        let doing = || "list the devices of the pool's images".to_string();
+        let mut found = self.mapped().context(doing)?;
+        let images = images.iter().map(|image| self.device_uuid(image.uuid()));
+        let own: BTreeSet<String> = images.collect();
+        found.retain(|device| own.contains(&device.uuid));
+        let mut removed = Vec::new();
+        for MappedDevice {
+            device,
+            uuid,
+            suspended,
+            ..
+        } in found
+        {
+            let uuid = &uuid;
+            if suspended {
+                let resumed = self.perform(Effect::ResumeMapped { uuid });
+                resumed.context(|| format!("resume {}", device.path.display()))?;
+            }
+            if !in_use(&device) && !self.host.is_claimed(&device).context(doing)? {
+                removed.push((device, self.remove_mapped(uuid)));
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The devices on the thin device of a volume or snapshot. Without its ID, which is in the record,
+    /// foreign devices are found only next to its own one, or if the record can be read.
+    fn devices_of(&self, uuid: Uuid, id: Option<u32>) -> Result<Vec<MappedDevice>> {
+        let doing = || format!("find the devices of {uuid}");
+        let id = match id {
+            Some(id) => Some(id),
+            None => {
+                let own = self.devices_on(uuid, None).context(doing)?;
+                let on = own.iter().find_map(|device| device.table.as_ref());
+                on.map(|table| table.id).or_else(|| {
+                    let image = self.find_image(Image::Volume(uuid)).ok().flatten();
+                    image.map(|image| image.id)
+                })
+            }
+        };
+        self.devices_on(uuid, id).context(doing)
+    }
+}
+
+impl Devices for ThinStore {
+    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+        let mut found = self.devices_of(uuid, None)?;
+        if found.iter().any(|device| device.table.is_none()) {
+            let _alone = self.activating();
+            found = self.remove_unfinished(self.devices_of(uuid, None)?)?;
+        }
+        let found = found.into_iter().map(|found| FoundDevice {
+            device: found.device,
+            whole: found.table.is_some(),
+            read_only: found.read_only,
+            autoclear: found.deferred_remove,
+        });
+        Ok(found.collect())
+    }
+
+    fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
+        let uuid = record.uuid;
+        let doing = || format!("attach volume {uuid}");
+        let _alone = self.activating();
+        let image = ThinImage {
+            uuid,
+            id: record.image,
+            size: record.size,
+        };
+        if self.allocated(image.id).context(doing)?.is_none() {
+            return Err(is_missing(uuid));
+        }
+        let found = self.devices_of(uuid, Some(image.id))?;
+        let hold = match self.remove_unfinished(found)?.as_slice() {
+            [] => self.activate(image, mode),
+            [found] => self.reuse(uuid, found, image, mode),
+            _ => Err(busy(uuid, "several devices on its thin device".into())),
+        }?;
+        Ok(Attached {
+            device: hold.device.clone(),
+            hold,
+        })
+    }
+
+    fn detach(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        let Some(found) = self
+            .devices_of(uuid, None)?
+            .into_iter()
+            .find(|found| found.device == *device)
+        else {
+            return Ok(());
+        };
+        self.remove_mapped(&found.uuid)
+    }
+
+    /// The kernel does not let a user of a device without privileges change it.
+    fn hold(&self, _: Uuid, _: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>> {
+        Ok(None)
+    }
+
+    /// A device that is removed leaves no settings.
+    fn released(&self, _: &VolumeRecord, _: &Device) -> Result<()> {
+        Ok(())
+    }
+
+    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        let doing = || format!("resize {} of volume {uuid}", device.path.display());
+        let image = self.get_image(Image::Volume(uuid)).context(doing)?;
+        let mut devices = self.devices_of(uuid, None)?.into_iter();
+        let found = devices.find(|found| found.device == *device);
+        let found = found.ok_or_else(|| Error::Pending {
+            what: format!("{} of volume {uuid}", device.path.display()),
+        })?;
+        self.load(image, found.read_only).context(doing)
+    }
+}
+
+fn busy(uuid: Uuid, holder: String) -> Error {
+    Error::Busy {
+        subject: format!("volume {uuid}"),
+        holder,
+    }
+}
