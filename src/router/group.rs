@@ -217,9 +217,13 @@ impl Router {
 
     async fn delete_settled_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
         let state = self
-            .resolve_and_read(id, &named.snapshot_ids, Asked::Theirs)
+            .resolve_if_agreed(id, &named.snapshot_ids, Asked::Theirs)
             .await?;
-        if let Some(membership) = state.membership() {
+        // If two nodes define the group differently, it is not known whose definition is true, and
+        // deleting the group is the way out. Agents delete only members of this group.
+        if let Some(membership) = state.membership()
+            && state.check_agreement(id).is_ok()
+        {
             same_members(&named, membership, state.found().cloned())?;
         }
         let mut members: Vec<String> = state.found().cloned().collect();

@@ -210,6 +210,21 @@ impl Router {
         ids: &[String],
         asked: Asked,
     ) -> Result<GroupState> {
+        let state = self.resolve_if_agreed(group, ids, asked).await?;
+        if state.is_in_doubt() {
+            state.check_agreement(group)?;
+        }
+        Ok(state)
+    }
+
+    /// Like `resolve_and_read`, but if two nodes define the group differently, its members may
+    /// still be in doubt. Then it can only be deleted.
+    pub(super) async fn resolve_if_agreed(
+        &self,
+        group: GroupId,
+        ids: &[String],
+        asked: Asked,
+    ) -> Result<GroupState> {
         for _ in 0..ROUNDS {
             let state = self.read_group(group, ids, asked).await?;
             if !state.busy.is_empty() {
@@ -217,11 +232,10 @@ impl Router {
                 let what = format!("group snapshot {group} (node {nodes})");
                 return Err(Error::pending(what));
             }
-            if !state.is_in_doubt() {
+            // A false definition would name another first member, which decides about the others.
+            if !state.is_in_doubt() || state.check_agreement(group).is_err() {
                 return Ok(state);
             }
-            // A false definition would name another first member, which decides about the others.
-            state.check_agreement(group)?;
             self.settle(group, &state).await?;
         }
         let what = format!("group snapshot {group}");

@@ -325,3 +325,46 @@ async fn members_of_two_attempts_on_two_nodes_are_never_reported_as_one_group() 
         assert_eq!(listed(&routed, id).await, None);
     }
 }
+
+/// Otherwise a node with a false record could keep a group of other nodes forever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_two_nodes_define_differently_is_refused_and_can_be_deleted() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let mut b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
+    // The members that node b's record names, by their position. If its first member were another
+    // one, node b would resolve its member in doubt by itself.
+    for (state, named) in [("ready", vec![1]), ("cut", vec![0, 1, 1])] {
+        let (created, ids) = two(&routed, (&a, &b), state, "together").await;
+        let group = created.group_snapshot_id.clone();
+        let source = |n: &usize| created.snapshots[*n].source_volume_id.clone();
+        let definition = serde_json::json!({
+            "id": group,
+            "members": named.iter().map(|n| ids[*n].clone()).collect::<Vec<_>>(),
+            "sources": named.iter().map(source).collect::<Vec<_>>(),
+        });
+        changed(&mut b, &ids[1], "group", definition);
+        changed(&mut b, &ids[1], "state", state.into());
+        routed.until("node-b", true).await;
+        let mut groups = routed.groups();
+        let get = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: group.clone(),
+            snapshot_ids: ids.to_vec(),
+            ..Default::default()
+        };
+        let got = groups.get_volume_group_snapshot(get).await;
+        let words = ["report different members", "delete the group"];
+        refused(got, Code::FailedPrecondition, &words);
+        let delete = DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: group,
+            snapshot_ids: ids.to_vec(),
+            ..Default::default()
+        };
+        let deleted = groups.delete_volume_group_snapshot(delete).await;
+        deleted.unwrap_or_else(|status| panic!("{state}: {status:?}"));
+        for (peer, id) in [(&a, &ids[0]), (&b, &ids[1])] {
+            let left = peer.machine.read_file(&record(id)).unwrap();
+            assert!(left.is_none(), "{state}: {id}");
+        }
+    }
+}
