@@ -2,7 +2,7 @@
 # PersistentVolumes follow it.
 # shellcheck shell=bash
 
-MOVED=/var/lib/slackwater/moved # where node 1 has it
+MOVED=/var/lib/slackwater/moved # its path on node 1
 moved_disk() { echo "$(dirname "$(node_disk 1)")/moved.img"; }
 driver_of() { # NODE COMMAND...: in the driver's container there
     local pod
@@ -26,7 +26,7 @@ chart_of() { # upgrade|rollback WORD...
 }
 label_of() { kubectl get node "$1" -o "jsonpath={.metadata.labels['topology\.csi\.slackwater\.dev/home']}"; }
 
-# As the machine was before: one pool a node.
+# Restores the original state: one pool for each node.
 moved_back() { # POOL
     local n other
     chart_of rollback || :
@@ -55,7 +55,7 @@ test_a_pool_is_adopted_by_another_node() {
     old=$(label_of "$NODE_2") new=$(label_of "$NODE_1")
     volume=$(pv_of data) uid=$(get pvc/data .metadata.uid)
 
-    # Somebody takes the disk out of node 2, puts it into node 1, and gives node 2 another one.
+    # The disk is moved from node 2 to node 1, and node 2 gets another one.
     trap 'moved_back '"$pool" EXIT
     node_stop 2
     mv "$(node_disk 2)" "$(moved_disk)"
@@ -65,18 +65,18 @@ test_a_pool_is_adopted_by_another_node() {
     kubectl wait --for=condition=Ready --timeout="$WAIT" "node/$NODE_2" >/dev/null
     chart_of upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
     eventually 120 shown_in_vain "$pool"
-    note "before it's adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
-    told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it's not adopted yet: $told" && return 1
-    note "so the cluster says: $told"
+    note "before it is adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
+    told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it is not adopted yet: $told" && return 1
+    note "the command's answer: $told"
 
     told=$(driver_of "$NODE_1" pool adopt "moved=file:$MOVED" --dry-run)
     has "what would be" "$told" "Nothing was changed"
     driver_of "$NODE_1" pool adopt "moved=file:$MOVED" >/dev/null
-    # Node 2 misses it and has not given it up: a person says that it's of node 1 now.
+    # Node 2 misses it and has not forgotten it, so an administrator assigns it to node 1.
     router pool hand-over "$pool" --to "$NODE_1"
     eventually 120 waits_for_volumes "$pool"
     note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
-    # A pod goes to the old home still, where its volume isn't; and while it's there nothing is moved.
+    # A pod is still scheduled to the old home, where its volume is not. While it exists, nothing is moved.
     pod early data:/v
     eventually 60 is_there early "$NODE_2"
     told=$(router pool adopt "$pool" --cluster | grep "$NS/data")
@@ -99,13 +99,13 @@ test_a_pool_is_adopted_by_another_node() {
     is "the file" "$(inside reader 'cat /v/file')" precious
     eventually 90 healthy "$pool"
 
-    # Snapshots came along, and new ones are made.
+    # Snapshots have moved with it, and new ones can be created.
     snapshot after data
     claim restored 100Mi slackwater VolumeSnapshot/before
     pod restored restored:/v other:/o
     ready pod/restored
     is "the restore of before" "$(inside restored 'cat /v/file; cat /o/file' | tr '\n' ' ')" "precious too "
-    # Node 2 has a disk of its own again, once somebody says that the old one won't come back there.
+    # Node 2 gets a pool of its own again, once an administrator has declared that the old one will not return.
     driver_of "$NODE_2" pool forget "$pool" >/dev/null
     claim there 64Mi
     pod there -n "$NODE_2" there:/v

@@ -1,13 +1,13 @@
-# Databases in pods, as deploy/examples has them, held by their hooks while they are cut under load:
-# started on what was restored, each has every commit that was acknowledged before the snapshot was
-# asked for.
+# Databases in pods, with the manifests of deploy/examples. Their hooks hold them while they are cut under
+# load. A database that is started on the restored volumes has every commit that was acknowledged before the
+# snapshot was requested.
 # shellcheck shell=bash
 
 # shellcheck source=tests/e2e/groups.sh
-. "$E2E/groups.sh" # for its words
+. "$E2E/groups.sh" # for its functions
 EXAMPLES=$E2E/../../deploy/examples
 
-# example DATABASE NAME: runs, as the README there says
+# example DATABASE NAME: starts it, as the README there describes
 example() {
     kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
     provide_database "$1"
@@ -19,8 +19,8 @@ example() {
     k rollout status --timeout="$WAIT" "statefulset/$2" >/dev/null
 }
 
-# commits POD STATEMENTS CLIENT: $i in the statements is 1, 2, 3, ...; each answers with it once it's
-# committed. What was acknowledged is written down here, outside of the cluster.
+# commits POD STATEMENTS CLIENT: $i in the statements is 1, 2, 3, ...; each answers with it once it is
+# committed. The acknowledged numbers are recorded here, outside of the cluster.
 commits() {
     ACKNOWLEDGED=$LOGS/$NS.acknowledged
     kubectl --namespace "$NS" exec "$1" -- sh -c "i=0; while :; do i=\$((i+1)); echo \"$2\"; done | $3" >"$ACKNOWLEDGED" 2>"$LOGS/$NS.client" &
@@ -28,7 +28,7 @@ commits() {
     trap "kill $! 2>/dev/null || :" EXIT
     go_on
 }
-# The last number that is whole.
+# The last complete number.
 acknowledged() { tail -n 2 "$ACKNOWLEDGED" | head -n 1 | grep . || echo 0; }
 go_on() {
     local n
@@ -37,8 +37,8 @@ go_on() {
     eventually 120 beyond || fail "nothing is committed after $n: $(cat "$LOGS/$NS.client")" || return 1
 }
 
-# held DATABASE: a snapshot of it, at level application, in SNAPSHOT (an object), and what was
-# acknowledged before it was asked for in BEFORE
+# held DATABASE: a snapshot of it, at level application, in SNAPSHOT (an object), and the last
+# number that was acknowledged before the request in BEFORE
 held() {
     local level
     BEFORE=$(acknowledged)
@@ -60,15 +60,15 @@ copy() {
         volumegroupsnapshot*) snap=$(members "${SNAPSHOT#*/}" | awk -v claim="$source" '$2 == claim {print $1}') ;;
         *) snap=${SNAPSHOT#*/} ;;
         esac
-        [ -n "$snap" ] || fail "no member of $SNAPSHOT is of $source" || return 1
+        [ -n "$snap" ] || fail "$SNAPSHOT has no member of claim $source" || return 1
         LABELS="app: $2-$3" claim "$template-$2-$3-0" "$(get "pvc/$source" .spec.resources.requests.storage)" \
             "$(get "pvc/$source" .spec.storageClassName)" "VolumeSnapshot/$snap"
     done < <(get "statefulset/$2" '.spec.volumeClaimTemplates[*].metadata.name' | tr ' ' '\n' | grep .)
     sed "s/$2/$2-$3/" "$EXAMPLES/$1.yaml" | k apply -f - >/dev/null
 }
 
-# held_and_recovers DATABASE NAME: three cuts under load, each started on its copies. `rows POD` says
-# how many there are, and fails if one is missing between; `sound POD` what else must be true.
+# held_and_recovers DATABASE NAME: three cuts under load, each started on its copies. `rows POD` prints
+# how many rows there are, and fails if one is missing in between; `sound POD` checks what else must be true.
 held_and_recovers() {
     local round had=()
     for round in 1 2 3; do
@@ -76,16 +76,16 @@ held_and_recovers() {
         had[round]=$BEFORE
         copy "$1" "$2" $round
     done
-    note "it goes on: $(acknowledged) commits are acknowledged"
+    note "it continues: $(acknowledged) commits are acknowledged"
     for round in 1 2 3; do
         k rollout status --timeout="$WAIT" "statefulset/$2-$round" >/dev/null || fail "copy $round does not start: $(k logs "$2-$round-0" --tail=20)" || return 1
         local there
         there=$(rows "$2-$round-0") || return 1
         [ "$there" -ge "${had[round]}" ] || fail "copy $round has $there rows, and ${had[round]} were acknowledged before" || return 1
-        note "copy $round has rows 1 to $there without a gap; ${had[round]} were acknowledged before it was asked for"
+        note "copy $round has rows 1 to $there without a gap; ${had[round]} were acknowledged before the request"
         sound "$2-$round-0"
     done
-    # Not even a database that still writes keeps anything from going.
+    # Everything can be deleted even while a database still writes.
     k delete statefulset --all --cascade=orphan >/dev/null
     gone pod --all --grace-period=1
     gone volumegroupsnapshot --all
@@ -109,7 +109,7 @@ test_postgresql_on_two_claims_is_held_and_recovers() {
     }
     sound() {
         is "each row has its payload" "$(sql "$1" "SELECT bool_and(payload = repeat(md5(id::text), 30)) FROM log")" t
-        # Held, it made a checkpoint: there's nothing to replay but that.
+        # The hook made a checkpoint, so only the checkpoint itself is replayed.
         local log redo
         log=$(k logs "$1" -c postgresql)
         case $log in

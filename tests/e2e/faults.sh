@@ -1,5 +1,5 @@
-# What is killed, and what is cut off, under load: afterwards everything converges, nothing is lost,
-# leaked or frozen.
+# Processes are killed, and connections are cut, under load. Afterwards everything converges, and nothing is
+# lost, leaked or frozen.
 # shellcheck shell=bash
 
 # kill_on NODE SIGNAL PATTERN: processes of a node whose command line has it; counted in KILLED.
@@ -12,7 +12,8 @@ kill_on() {
 SIDECARS='^/csi-(provisioner|attacher|resizer|snapshotter) '
 routers() { [ -n "$(kubectl -n $SYSTEM get deployment -o name)" ] || { note "no router in this installation"; exit 77; }; }
 
-# Each round asks, kills while it is answered, and withdraws; the last one under a kill as well.
+# Each round makes requests, kills while they are answered, and deletes what it requested; in the last round,
+# kills happen during the deletion too.
 killed_again_and_again() { # SIGNAL PATTERN
     local round n said
     writer
@@ -48,24 +49,24 @@ test_no_api_server_for_a_minute() {
     trap 'kill_on 1 CONT "^kube-apiserver "' EXIT
     kill_on 1 STOP '^kube-apiserver '
     is "API servers that stand still" "$KILLED" 1
-    # (no kubectl meanwhile)
+    # (kubectl cannot be used until then)
     sleep 60
     kill_on 1 CONT '^kube-apiserver '
     trap - EXIT
     eventually 120 kubectl get --raw /readyz
     note "the API server answers again"
     answered 1
-    # (external-snapshotter that starts without an API server goes on without groups)
+    # (an external-snapshotter that starts without an API server runs without groups)
     group after load
-    note "a group too"
+    note "a group snapshot succeeds as well"
     withdraw 1
     writes_on
     nothing_frozen
     gone volumegroupsnapshot --all
 }
 
-# The pod of a node's driver goes by force while groups are cut: nothing stays frozen, nothing is kept
-# that isn't whole.
+# The pod of a node's driver is deleted by force while groups are cut: nothing stays frozen, and no
+# incomplete group is kept.
 test_node_pods_deleted_by_force_while_groups_are_cut() {
     local i
     writer
@@ -81,8 +82,8 @@ test_node_pods_deleted_by_force_while_groups_are_cut() {
     gone volumegroupsnapshot --all
 }
 
-# The wire of one node's agent: what comes for its port is dropped, as in a network that is cut.
-# Nobody else's traffic is.
+# The network of one node's agent: packets to its port are dropped, as if the network were cut. Other traffic
+# is not affected.
 wire() { # NODE nft's words
     local n=$1
     shift
@@ -114,11 +115,11 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     claim new 100Mi
     pod new -n "$NODE_1" new:/v
     ready pod/new
-    note "the other node takes volumes and snapshots meanwhile"
+    note "the other node serves volumes and snapshots during that time"
     until_health "$pool" Unreachable 2
     told() { get volumesnapshot/r1-1 .status.error.message | grep -q "$NODE_2"; }
     eventually 120 told
-    note "a snapshot says: $(get volumesnapshot/r1-1 .status.error.message)"
+    note "the error of a snapshot: $(get volumesnapshot/r1-1 .status.error.message)"
     is "the snapshot of a volume there" "$(get volumesnapshot/r1-1 .status.readyToUse)" false
     is "the group" "$(get volumegroupsnapshot/during .status.readyToUse)" false
     is "members of the group" "$(members during | wc -l)" 0
@@ -130,7 +131,7 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     until_health "$pool" Healthy 2
     restored_has r1-2 "$said"
     withdraw 1
-    # The wire goes while groups are being cut.
+    # The network is cut while groups are being cut.
     for i in 1 2 3; do
         group_of "mid-$i" load
         sleep "$(awk -v i="$i" 'BEGIN {print 0.5 * i}')"
@@ -146,7 +147,7 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     gone volumegroupsnapshot --all
 }
 
-# The pod that leads: of a sidecar by its Lease's name, or of the routers.
+# The leading pod: of a sidecar, by the name of its Lease, or of the routers.
 leader() {
     local holder pod
     holder=$(kubectl -n $SYSTEM get leases --no-headers -o custom-columns=N:.metadata.name,H:.spec.holderIdentity | awk -v lease="$1" '$1 ~ lease {print $2}')
@@ -156,8 +157,8 @@ leader() {
     fail "no pod of the controller holds the lease like $1: $holder" >&2
 }
 
-# Who leads goes by force in the middle of its calls, each sidecar's and the routers'; another goes on
-# with the same names, at another router.
+# The leading pod of each sidecar and of the routers is deleted by force in the middle of its calls. Another
+# one continues with the same names, at another router.
 test_leaders_change_in_the_middle_of_calls() {
     two_nodes
     routers

@@ -1,20 +1,20 @@
 # Group snapshots, and hooks in pods.
 # shellcheck shell=bash
 
-# Restores each member of a group: of claim X a claim restored-X.
+# Restores each member of a group: the member of claim X into a claim restored-X.
 restore_members() { # GROUP SIZE CLAIM...
     local of=$1 size=$2 name snap
     shift 2
     for name; do
         snap=$(members "$of" | awk -v claim="$name" '$2 == claim {print $1}')
-        [ -n "$snap" ] || fail "no member of $of is of $name: $(members "$of")" || return 1
+        [ -n "$snap" ] || fail "group $of has no member of claim $name: $(members "$of")" || return 1
         claim "restored-$name" "$size" "$(get "pvc/$name" .spec.storageClassName)" "VolumeSnapshot/$snap"
     done
 }
 no_members() { [ -z "$(k get volumesnapshots -o name)" ] || fail "members are left"; }
 
-# All members of one instant: one writer wrote each number to a, then to b; so b never has one that
-# a lacks, and each log has no gap.
+# Checks that all members are of one instant: a writer wrote each number to a, then to b. So b never has a
+# number that a lacks, and no log has a gap.
 in_order() { # POD FILE_A FILE_B
     local a b
     a=$(inside "$1" "tail -n 1 $2") b=$(inside "$1" "tail -n 1 $3")
@@ -48,7 +48,7 @@ test_a_group_on_one_node_under_load() {
     is "creation times of the members" "$(members group-2 | awk '{print $3}' | sort -u | wc -l)" 1
     gone volumegroupsnapshot --all
     eventually 60 no_members
-    note "its members went with it"
+    note "its members were deleted with it"
 }
 
 test_a_group_across_two_nodes_under_load() {
@@ -75,11 +75,11 @@ test_a_group_across_two_nodes_under_load() {
     [ "$a" = "$b" ] || [ "$a" = $((b + 1)) ] || fail "a has $a, b has $b: not one instant" || return 1
     inside reader-a "awk 'NR != \$1 {exit 1}' /a/log" && inside reader-b "awk 'NR != \$1 {exit 1}' /b/log" || fail "a gap" || return 1
     note "the cut has writes 1 to $a on $NODE_1, 1 to $b on $NODE_2"
-    # Both still write: nothing stayed frozen.
+    # Both still write, so nothing has stayed frozen.
     eventually 30 inside far "[ \$(wc -l < /b/log) -gt $((b + 20)) ]"
 }
 
-# May run hooks in this test's namespace, as its owner would say.
+# Permits hooks in this test's namespace, as its owner would do.
 allow_hooks() {
     k create rolebinding slackwater-hooks --clusterrole=slackwater-hooks --serviceaccount=$SYSTEM:slackwater-controller >/dev/null
 }
@@ -110,7 +110,7 @@ test_a_hook_in_a_pod_quiesces_it() {
     allow_hooks
     snapshot_class e2e-application consistency application
     claim data 100Mi
-    # What it writes is whole only between two rounds, and while it's held.
+    # Its files are consistent only between two rounds, and while a hook holds it.
     ANNOTATIONS='hooks.slackwater.dev/session: "[\"sh\", \"-c\", \"touch /tmp/hold; until [ -e /tmp/held ]; do sleep 0.05; done; echo READY; timeout {seconds} cat > /dev/null; echo x >> /tmp/times; rm /tmp/hold\"]"' \
         pod app -c 'while :; do if [ -e /tmp/hold ]; then touch /tmp/held; sleep 0.05; continue; fi; rm -f /tmp/held; echo broken > /v/state; sleep 0.5; echo whole > /v/state; done' data:/v
     ready pod/app
@@ -125,7 +125,7 @@ test_a_hook_in_a_pod_quiesces_it() {
     ready pod/reader
     for i in 1 2 3; do is "restore $i" "$(inside reader "cat /v$i/state")" whole; done
     eventually 30 inside app '[ ! -e /tmp/hold ]'
-    note "it goes on"
+    note "it continues"
 }
 
 test_a_hook_that_fails_is_told_and_not_run_again_and_again() {
@@ -147,7 +147,7 @@ test_a_hook_that_fails_is_told_and_not_run_again_and_again() {
     note "the hook ran $times times"
 }
 
-# One never says READY, one ends as soon as it has said so: the class says that a lower level will do.
+# One hook never prints READY, and one ends immediately after it; the class accepts a lower level.
 test_a_hook_that_hangs_or_dies_costs_the_level_alone() {
     kubectl get clusterrole slackwater-hooks >/dev/null 2>&1 || { note "no router in this installation: no hooks in pods"; exit 77; }
     allow_hooks
@@ -174,5 +174,5 @@ test_a_hook_that_hangs_or_dies_costs_the_level_alone() {
     local n
     n=$(inside hangs 'cat /v/n')
     eventually 30 inside hangs "[ \$(cat /v/n) -gt $((n + 10)) ]"
-    note "both go on"
+    note "both continue"
 }

@@ -1,5 +1,5 @@
-# Words that the tests share; sourced, not run. Nothing here decides what is right: tests do, with
-# `is`, `has` and the exit codes of kubectl.
+# Functions that the tests share; sourced, not run. Tests check results with `is`, `has` and the exit codes
+# of kubectl.
 # shellcheck shell=bash disable=SC2034 # variables are for the scripts that source this
 set -euo pipefail
 
@@ -7,7 +7,7 @@ E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 LOGS=${E2E_LOGS:-$E2E/../../target/e2e-logs}
 DRIVER=csi.slackwater.dev
 SYSTEM=slackwater # the namespace of the driver's pods
-# So long something may take that ends by itself; only what hangs needs it.
+# The timeout for everything that ends by itself. Only something that hangs reaches it.
 WAIT=${E2E_WAIT:-300s}
 
 # The cluster: `cluster` is the laboratory of tests/cluster, `kind` a cluster of tests/kind.
@@ -58,7 +58,7 @@ AGENT='^/usr/local/bin/slackwater serve .*--role=(node|all)'
 ROUTER='^/usr/local/bin/slackwater serve .*--role=controller'
 # ("slackwater guard" until it runs, and in older releases)
 GUARD='^/usr/local/bin/slackwater(-guard| guard)'
-# The pool that a node shows, and how it is.
+# The pool that a node reports, and its state.
 pool_id() { node_exec "$1" sh -c "grep -o '\"id\": *\"[^\"]*\"' /var/lib/slackwater/pool/pool.json | head -1 | cut -d '\"' -f 4"; }
 health_of() { kubectl get pool "$1" -o 'jsonpath={.status.health}'; }
 until_health() { kubectl wait --for="jsonpath={.status.health}=$2" --timeout="$WAIT" "pool/$1" >/dev/null && note "the pool of node $3 is $2: $(kubectl get pool "$1" -o 'jsonpath={.status.message}')"; } # POOL HEALTH NODE
@@ -121,7 +121,7 @@ spec:
 END
 }
 
-# class NAME KEY VALUE...: a StorageClass; deleted by the run's end
+# class NAME KEY VALUE...: a StorageClass; deleted at the end of the run
 class() {
     local name=$1 parameters=''
     shift
@@ -137,7 +137,7 @@ parameters: {${parameters%, }}
 END
 }
 
-# snapshot_of NAME CLAIM: asked for, not waited for
+# snapshot_of NAME CLAIM: requests a snapshot, without waiting
 snapshot_of() {
     apply <<END
 apiVersion: snapshot.storage.k8s.io/v1
@@ -146,15 +146,15 @@ metadata: {name: $1}
 spec: {volumeSnapshotClassName: slackwater, source: {persistentVolumeClaimName: $2}}
 END
 }
-# snapshot NAME CLAIM: made, and ready
+# snapshot NAME CLAIM: requests a snapshot, and waits until it is ready
 snapshot() {
     snapshot_of "$1" "$2"
     until_field "volumesnapshot/$1" .status.readyToUse true
 }
 
-# A group snapshot of what has a label `set`: asked for, and made.
+# A group snapshot of the claims with a label `set`.
 groups_version() { kubectl api-versions | sed -n 's/^groupsnapshot.storage.k8s.io.//p' | sort | tail -1; }
-group_of() { # NAME LABEL_VALUE [CLASS]: asked for, not waited for
+group_of() { # NAME LABEL_VALUE [CLASS]: requests it, without waiting
     apply <<END
 apiVersion: groupsnapshot.storage.k8s.io/$(groups_version)
 kind: VolumeGroupSnapshot
@@ -166,7 +166,8 @@ group() { # NAME LABEL_VALUE [CLASS]
     group_of "$@"
     ready_group "$1"
 }
-# Ready, with the objects of its members, which snapshot-controller tells one after the other.
+# Waits until it is ready and has the objects of its members, which snapshot-controller creates one after the
+# other.
 ready_group() {
     until_field "volumegroupsnapshot/$1" .status.readyToUse true
     eventually 60 members_told "$1"
@@ -176,14 +177,14 @@ members_told() {
     content=$(get "volumegroupsnapshot/$1" .status.boundVolumeGroupSnapshotContentName) || return 1
     made=$(get "volumegroupsnapshotcontent/$content" '.status.volumeSnapshotInfoList[*].snapshotHandle' | wc -w)
     told=$(members "$1" | awk 'NF == 3' | wc -l)
-    [ "$made" -gt 0 ] && [ "$told" = "$made" ] || fail "group $1 has $made members, $told are told"
+    [ "$made" -gt 0 ] && [ "$told" = "$made" ] || fail "group $1 has $made members, and $told objects of members"
 }
 # The members of a group: name, claim, time.
 members() {
     k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
 }
 
-# Nothing of the driver's is left: objects, records, files, devices, freezes.
+# Checks that nothing of the driver is left: objects, records, files, devices, freezes.
 nothing_left() {
     eventually 120 no_objects || return 1
     local n
@@ -205,7 +206,7 @@ bare() {
     [ -z "$left" ] || fail "left on node $1: $left"
 }
 
-# What a person would look at, into a folder: after a failure.
+# After a failure, writes logs and descriptions of objects into a folder.
 collect() {
     local into=$1 n pod
     mkdir -p "$into"

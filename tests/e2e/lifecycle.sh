@@ -57,13 +57,13 @@ END
     is "mounts of the driver in the pod" "$(inside short 'grep -c "^/dev/loop.* /\(generic\|inline\) " /proc/mounts')" 2
     is "volumes on the pool" "$(pool_of "$(number_of "$(node_of short)")" volumes | wc -l)" 2
     gone pod/short
-    # (that nothing is left is looked at after each test)
+    # (a check after each test shows whether something is left)
 }
 
 test_late_binding_knows_the_room() {
     has_capacity() { [ "$(kubectl -n $SYSTEM get csistoragecapacities -o json | grep -c '"storageClassName": "slackwater"')" = "$(nodes)" ]; }
     eventually 120 has_capacity
-    note "one CSIStorageCapacity a node: $(kubectl -n $SYSTEM get csistoragecapacities -o jsonpath='{range .items[?(@.storageClassName=="slackwater")]}{.capacity} {end}')"
+    note "one CSIStorageCapacity for each node: $(kubectl -n $SYSTEM get csistoragecapacities -o jsonpath='{range .items[?(@.storageClassName=="slackwater")]}{.capacity} {end}')"
     claim giant 900Ti
     pod giant giant:/v
     told() { k get events --field-selector involvedObject.name=giant -o jsonpath='{.items[*].message}' | grep -q 'enough free storage'; }
@@ -178,7 +178,7 @@ END
     gone statefulset/db
 }
 
-# The router writes it at the content, where it may write nothing else.
+# The router writes it into annotations of the content object, and may write nothing else there.
 what_it_reached_is_noted() {
     local content as="--as=system:serviceaccount:$SYSTEM:slackwater-controller" said
     content=volumesnapshotcontent/$(get volumesnapshot/snap .status.boundVolumeSnapshotContentName)
@@ -198,7 +198,7 @@ test_clone_snapshot_and_a_larger_restore() {
     claim data 400Mi e2e-xfs
     pod user data:/v
     ready pod/user
-    inside user 'echo before > /v/file' # not synced: the cut has it all the same
+    inside user 'echo before > /v/file' # not synced, and in the cut nevertheless
     snapshot snap data
     what_it_reached_is_noted
     inside user 'echo after > /v/file'
@@ -213,7 +213,7 @@ test_clone_snapshot_and_a_larger_restore() {
     inside reader 'echo changed > /copy/file; echo changed > /restored/file'
     is "the source" "$(inside user 'cat /v/file')" after
     is "the nodes of source and copies" "$(node_of reader)" "$(node_of user)"
-    # A source may go before what was made of it.
+    # A source may be deleted before its copies.
     gone pod/user
     gone pvc/data
     is "the restore, its source deleted" "$(inside reader 'cat /restored/file')" changed

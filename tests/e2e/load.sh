@@ -1,8 +1,9 @@
-# A load, and what is asked meanwhile; sourced by lib.sh. Tests kill, cut and replace beneath it.
+# A load, and requests during it; sourced by lib.sh. Tests kill processes, cut networks and replace nodes
+# below it.
 # shellcheck shell=bash
 
-# writer [NODE]: a pod that writes numbers, each synced, and says which it has written: what was
-# acknowledged. It also keeps its longest pause, in hundredths of a second.
+# writer [NODE]: a pod that writes numbers, syncs each, and then records it as acknowledged. It also
+# records its longest pause, in hundredths of a second.
 writer() {
     class e2e-xfs csi.storage.k8s.io/fstype xfs
     LABELS='set: load' claim load 400Mi e2e-xfs
@@ -12,14 +13,15 @@ writer() {
     eventually 60 inside load '[ $(cat /tmp/said) -gt 5 ]'
     WRITER=$(get pod/load .metadata.uid)
 }
-# It still writes, in the same pod, which was never started again; what it said is there.
+# Checks that it still writes, in the same pod, whose containers were never restarted, and that the volume
+# has what was acknowledged.
 writes_on() {
     local n pause
-    # (a kubelet that was killed is back in a moment)
+    # (a kubelet that was killed is restarted in a moment)
     eventually 60 inside load true
     n=$(inside load 'cat /tmp/said')
-    eventually 90 inside load "[ \$(cat /tmp/said) -gt $((n + 5)) ]" || fail "writes stand still at $n" || return 1
-    [ "$(get pod/load .metadata.uid)" = "$WRITER" ] || fail "the writer's pod is another" || return 1
+    eventually 90 inside load "[ \$(cat /tmp/said) -gt $((n + 5)) ]" || fail "writes stopped at $n" || return 1
+    [ "$(get pod/load .metadata.uid)" = "$WRITER" ] || fail "the writer's pod was replaced" || return 1
     is "restarts of the writer's pod" "$(get pod/load '.status.containerStatuses[0].restartCount')" 0
     inside load 's=$(cat /tmp/said); [ "$(cat /v/n)" -ge "$s" ]' || fail "the volume lacks what was acknowledged" || return 1
     pause=$(inside load 'cat /tmp/pause')
@@ -48,7 +50,7 @@ block_writes_on() {
     note "the block writer went from $n to $(inside disk 'cat /tmp/said')"
 }
 
-# Claims with pods, and snapshots of the load, asked for and not waited for.
+# Requests claims with pods, and snapshots of the load, without waiting.
 ask() { # ROUND
     local i
     for i in 1 2 3; do
@@ -65,12 +67,12 @@ answered() { # ROUND
     done
     note "round $1: three claims with pods, three snapshots"
 }
-withdraw() { # ROUND: not waited for
+withdraw() { # ROUND: deletes them, without waiting
     k delete --wait=false pod "r$1-1" "r$1-2" "r$1-3" >/dev/null
     k delete --wait=false pvc "r$1-1" "r$1-2" "r$1-3" >/dev/null
     k delete --wait=false volumesnapshot "r$1-1" "r$1-2" "r$1-3" >/dev/null
 }
-# A number that was acknowledged before a snapshot was asked for is in its restore.
+# A number that was acknowledged before a snapshot was requested is in its restore.
 restored_has() { # SNAPSHOT NUMBER
     claim "restored-$1" 400Mi e2e-xfs "VolumeSnapshot/$1"
     pod "restored-$1" "restored-$1:/v"
@@ -78,10 +80,10 @@ restored_has() { # SNAPSHOT NUMBER
     local n
     n=$(inside "restored-$1" 'cat /v/n')
     [ "$n" -ge "$2" ] || fail "the restore of $1 has $n, and $2 was written before" || return 1
-    note "the restore of $1 has $n; $2 was written before it was asked for"
+    note "the restore of $1 has $n; $2 was written before the request"
 }
 
-# Nothing is journalled as frozen on any node, once the longest freeze has ended.
+# Once the longest freeze has ended, no journal of a node has an entry.
 nothing_frozen() {
     local n
     for n in $(running); do

@@ -2,12 +2,12 @@
 # shellcheck shell=bash
 
 ready_node() { kubectl wait --for=condition=Ready --timeout="$WAIT" "node/$1" >/dev/null; }
-off_node() { # N: without power, and the scheduler knows
+off_node() { # N: powers it off, and waits until the scheduler knows
     node_stop "$1"
     kubectl wait --for=condition=Ready=Unknown --timeout="$WAIT" "node/$(node_name "$1")" >/dev/null
     note "node $1 is off, and the scheduler knows"
 }
-on_node() { # N: boots, and serves
+on_node() { # N: boots it, and waits until it serves
     node_start "$1"
     ready_node "$(node_name "$1")"
     eventually 180 driver_on "$(node_name "$1")"
@@ -39,7 +39,7 @@ test_a_node_loses_power_and_returns() {
     local doomed
     doomed=$(volume_of doomed)
     k delete pvc doomed --wait=false >/dev/null
-    # Volumes of the other node are undisturbed meanwhile.
+    # Volumes of the other node are not affected.
     snapshot other here
     claim new 100Mi
     pod new new:/v
@@ -51,7 +51,7 @@ test_a_node_loses_power_and_returns() {
     on_node 2
     until_field volumesnapshot/later .status.readyToUse true
     pv_gone "$doomed"
-    note "both are done after node 2 has returned"
+    note "both complete after node 2 has returned"
     k delete pod there --force --grace-period=0 >/dev/null 2>&1
     pod again -n "$NODE_2" there:/v
     ready pod/again
@@ -63,7 +63,7 @@ test_a_node_loses_power_and_returns() {
     is "its node" "$(node_of restored)" "$NODE_2"
 }
 
-# The kubelet and the driver of the node need nobody else to use volumes again.
+# The kubelet and the driver of a node can use its volumes again without any other process.
 test_a_node_reboots_while_no_controller_runs() {
     two_nodes
     local uid
@@ -103,7 +103,7 @@ END
     trap - EXIT
     router_is_back
     snapshot after data
-    note "and a snapshot is made once a controller runs again"
+    note "a snapshot is created once a controller runs again"
 }
 
 test_a_node_is_drained() {
@@ -138,8 +138,8 @@ END
     kubectl drain "$NODE_2" --ignore-daemonsets --delete-emptydir-data --force --timeout="$WAIT" >/dev/null 2>&1
     pending() { [ "$(get pod/db-0 .status.phase)" = Pending ] && [ -z "$(get pod/db-0 .spec.nodeName)" ]; }
     eventually 120 pending
-    note "the pod waits for its node; the controller's pods are on: $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].spec.nodeName}')"
-    # The driver stays on a drained node: its volumes are snapshotted and deleted as ever.
+    note "the pod waits for its node; the controller's pods are on nodes: $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].spec.nodeName}')"
+    # The driver stays on a drained node, whose volumes can still be snapshotted and deleted.
     snapshot meanwhile v-db-0
     idle=$(volume_of idle)
     gone pvc/idle
@@ -153,12 +153,12 @@ END
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
     is "its node again" "$(node_of db-0)" "$NODE_2"
     is "starts in its log" "$(inside db-0 'cat /v/log | wc -l')" 2
-    # Routers are spread again, for the tests that follow.
+    # Spread the routers again, for the tests that follow.
     kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
     router_is_back
 }
 
-# Another machine takes the name and the disks: home and volumes come along.
+# Another machine takes the name and the disks: it has the same home and volumes.
 test_a_node_is_replaced_and_keeps_its_disks() {
     two_nodes
     local pool home
@@ -169,7 +169,7 @@ test_a_node_is_replaced_and_keeps_its_disks() {
     snapshot before there
     pool=$(pool_id 2) home=$(home_of "$NODE_2")
     node_stop 2
-    # As whoever looks after machines says that this one is gone.
+    # As an administrator marks a machine that is gone.
     kubectl delete node "$NODE_2" >/dev/null
     node_replace 2
     on_node 2
@@ -186,8 +186,8 @@ test_a_node_is_replaced_and_keeps_its_disks() {
     is "the restore" "$(inside restored 'cat /v/file')" precious
 }
 
-# Another machine takes the name, with disks of its own: nothing of the old ones is taken for deleted,
-# and nothing is made in their place, until somebody says so.
+# Another machine takes the name, with disks of its own: no volume on the old disks counts as deleted, and
+# none is created in its place, until an administrator marks the old pools as lost.
 test_a_node_is_replaced_with_blank_disks() {
     two_nodes
     local pool home doomed there
@@ -221,11 +221,11 @@ test_a_node_is_replaced_with_blank_disks() {
     pv_gone "$doomed"
     contents_gone() { [ -z "$(kubectl get volumesnapshotcontents -o name)" ]; }
     eventually 120 contents_gone
-    note "deletes that waited are done"
+    note "deletes that waited are complete"
     gone pod/there
     gone pvc/there
     pv_gone "$there"
-    note "a volume in use too, by deletes alone"
+    note "a volume in use as well, only by deleting objects"
     eventually 120 has_event "$NODE_2" HomeRelabelled
     note "an event on the node: $(events_of "$NODE_2" HomeRelabelled)"
     eventually 300 driver_on "$NODE_2"
@@ -238,8 +238,8 @@ test_a_node_is_replaced_with_blank_disks() {
     kubectl delete pool "$pool" >/dev/null
 }
 
-# Marked as lost, a pool's objects end by deletes alone; and it isn't used when it does return, until
-# somebody takes the mark away.
+# The objects of a pool that is marked as lost can simply be deleted. If the pool returns, it is not used until
+# an administrator removes the mark.
 test_a_pool_is_lost_and_returns() {
     two_nodes
     local pool doomed handle snap content
@@ -277,18 +277,20 @@ test_a_pool_is_lost_and_returns() {
     told() { k get events --field-selector involvedObject.name=again -o 'jsonpath={.items[*].message}' | grep -q 'marked as lost'; }
     eventually 120 told
     is "a pod that wants a volume of it" "$(get pod/again .status.phase)" Pending
-    note "it's told: $(k get events --field-selector involvedObject.name=again,reason=FailedAttachVolume -o 'jsonpath={.items[0].message}')"
+    note "the event of its pod: $(k get events --field-selector involvedObject.name=again,reason=FailedAttachVolume -o 'jsonpath={.items[0].message}')"
     kubectl patch pool "$pool" --type merge -p '{"spec":{"lost":false}}' >/dev/null
     trap - EXIT
     until_health "$pool" Healthy 2
     ready pod/again
     is "the file" "$(inside again 'cat /v/file')" precious
-    # What counted as deleted is still there, and is taken back, to be deleted, by its handle.
+    # Volumes and snapshots that counted as deleted still exist. Objects for their handles are created, so that
+# they can be deleted.
     is "volumes on the disk" "$(pool_of 2 volumes | wc -l)" 2
     taken_back "$doomed" "$handle" "$snap"
 }
 
-# A PersistentVolume and a VolumeSnapshot are made again for what no object names any more, and deleted.
+# Creates a PersistentVolume and a VolumeSnapshot for a volume and a snapshot that no object names any more,
+# and deletes them.
 taken_back() { # PV VOLUME_HANDLE SNAPSHOT_HANDLE
     kubectl apply -f - >/dev/null <<END
 apiVersion: v1
@@ -330,7 +332,7 @@ test_a_restore_goes_where_its_source_is() {
     ready pod/source
     inside source 'echo precious > /v/file; sync'
     snapshot snap source
-    # Many pods make node 2 the one that the scheduler likes least.
+    # Because of many pods on node 2, the scheduler prefers every other node.
     local i
     for i in 1 2 3 4 5 6; do pod "crowd-$i" -n "$NODE_2"; done
     claim restored 100Mi slackwater VolumeSnapshot/snap
@@ -338,7 +340,7 @@ test_a_restore_goes_where_its_source_is() {
     ready pod/reader
     is "the reader's node, of $(nodes)" "$(node_of reader)" "$NODE_2"
     is "the file" "$(inside reader 'cat /v/file')" precious
-    # In one round: the scheduler asked once, and nobody had to give the claim back to it.
+    # In one round: the scheduler selected a node once, and the claim was not returned to it.
     is "tries to provision it" "$(kubectl get events -n "$NS" --field-selector involvedObject.name=restored,reason=Provisioning -o 'jsonpath={.items[*].count}')" 1
     is "those that failed" "$(events_of restored ProvisioningFailed)" ""
 }

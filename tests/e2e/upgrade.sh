@@ -1,14 +1,14 @@
 # From one version of the image to another and back, with the chart, while pods write. With
-# E2E_FROM=FOLDER, a checkout of another release with its program built (cargo build --release), it's
-# from that release, its chart included, to what is installed; else from what is installed to the
-# same under another tag.
+# E2E_FROM=FOLDER, a checkout of another release with its program built (cargo build --release), the upgrade
+# is from that release, with its chart, to the installed one; otherwise from the installed image to the same
+# image under another tag.
 # shellcheck shell=bash
 
 chart() { helm "$1" slackwater "${@:2}" --namespace $SYSTEM >/dev/null; }
-to() { # CHECKOUT TAG: with the values that the installation was given
+to() { # CHECKOUT TAG: with the values of the installation
     chart upgrade "$1/deploy/chart" --reset-then-reuse-values --set-string "image.tag=$2"
 }
-image_of() { # CHECKOUT TAG: its program as an image, in all nodes
+image_of() { # CHECKOUT TAG: builds an image of its program, and loads it into all nodes
     local archive=$E2E/../../target/slackwater-image-$2.tar
     IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive "$1/deploy/image/build" >/dev/null 2>&1
     load_image "$archive"
@@ -16,12 +16,12 @@ image_of() { # CHECKOUT TAG: its program as an image, in all nodes
 only_image() { # TAG
     [ "$(kubectl -n $SYSTEM get pods -o 'jsonpath={range .items[*]}{range .spec.containers[*]}{.image}{"\n"}{end}{range .spec.initContainers[*]}{.image}{"\n"}{end}{end}' | grep slackwater | sort -u)" = "slackwater:$1" ]
 }
-all_run() { # TAG: each pod of the driver, and nothing else
+all_run() { # TAG: waits until all pods of the driver run, and no others
     local workload
     for workload in $(kubectl -n $SYSTEM get daemonset,deployment -o name); do
         kubectl -n $SYSTEM rollout status --timeout="$WAIT" "$workload" >/dev/null || return 1
     done
-    # Pods of before may take a moment to end.
+    # Earlier pods may take a moment to end.
     eventually 120 only_image "$1"
     note "images of the driver's containers: slackwater:$1"
 }
@@ -30,7 +30,7 @@ test_upgrade_and_rollback_while_pods_write() {
     local here=$E2E/../.. now old new said
     now=$(kubectl -n $SYSTEM get daemonset -o 'jsonpath={.items[0].spec.template.spec.containers[0].image}')
     now=${now#*:}
-    # Whatever fails: the next tests are for what was installed.
+    # Also after a failure: the next tests use the original installation.
     trap 'to "$here" "$now" 2>/dev/null || :' EXIT
     if [ -n "${E2E_FROM:-}" ]; then
         old=e2e-old new=$now
