@@ -15,10 +15,12 @@
 //! 2. [`host`]: kernel, disk and programs behind one trait, with a real implementation
 //!    ([`host::linux`]) and a simulated one ([`host::memory`]). Begin with [`host::Effect`].
 //! 3. [`record`]: what survives a restart.
-//! 4. [`backend`]: the storage of one pool: images, records, devices.
+//! 4. [`backend`]: the storage of one pool: images, records, devices. A new kind of pool implements
+//!    the trait `Store` in `backend/store.rs`, next to `backend/file.rs`.
 //! 5. [`hook`]: programs that hold an application during a snapshot.
 //! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the separate process that freezes and thaws.
-//! 7. [`operation`]: one file for each operation of CSI; most decisions are made here.
+//! 7. [`operation`]: one file for each operation of CSI; most decisions are made here, such as
+//!    whether a repeated call is ALREADY_EXISTS (`mismatch` in `operation/volume/create.rs`).
 //! 8. [`csi`] and [`agent`]: messages that are generated from `proto/`.
 //! 9. [`telemetry`] and [`tls`]: logs and metrics; the connections between router and agents.
 //! 10. [`service`]: the gRPC services of one node. [`service::status`](mod@service::status) is the
@@ -31,6 +33,10 @@
 //! A good first call to follow is NodeStageVolume: `service/request/node.rs`,
 //! `operation/volume/stage.rs`, `backend/file/device.rs`, `core/src/host/linux/loop_device.rs`,
 //! `operation/volume/format.rs`, `core/src/host/linux/mounts.rs`.
+//!
+//! Tests are next to the code that they test, and in `tests/`, in one program for each need.
+//! `CONTRIBUTING.md` describes each folder. A test of a call that fails goes to `tests/simulated/`
+//! if any of its effects may fail, and to `tests/unprivileged/service/codes` if its code matters.
 //!
 //! # Invariants
 //!
