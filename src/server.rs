@@ -6,7 +6,7 @@
 //!
 //! *Guarantees*: only root can connect to the socket, from the first moment, and only the router to
 //! an agent. A socket on which another process answers is left to it. After the shutdown no new
-//! connection is accepted, running operations have [`DRAIN`] to finish, the socket's file is
+//! connection is accepted, running operations have [`DRAIN_TIMEOUT`] to finish, the socket's file is
 //! removed, and no other file was ever created next to it.
 
 pub mod admin;
@@ -49,7 +49,7 @@ use work::{Calls, Work};
 
 /// Default time for running operations to end after a shutdown: the kubelet's default grace period
 /// is 30 s. The next start completes what is not finished by then.
-pub const DRAIN: Duration = Duration::from_secs(25);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// Maximum size of a request. Maps are limited to 4 KiB, but a topology requirement of a large
 /// cluster has some hundred bytes for each node.
@@ -88,7 +88,7 @@ impl Default for Options {
         Options {
             alpha: Alpha::default(),
             metrics: Arc::default(),
-            drain: DRAIN,
+            drain: DRAIN_TIMEOUT,
         }
     }
 }

@@ -30,7 +30,7 @@ use slackwater_core::fault;
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Channel;
-use slackwater_core::model::snapshot::MOST_FREEZE;
+use slackwater_core::model::snapshot::MAX_FREEZE_TIMEOUT;
 
 /// Threads here call only a few system calls; a larger stack would waste locked memory.
 pub(super) const STACK: usize = 64 << 10;
@@ -304,7 +304,7 @@ fn receive(
     let shared = Shared {
         channel,
         // The limit applies whatever the driver requests.
-        limit: limit.min(MOST_FREEZE),
+        limit: limit.min(MAX_FREEZE_TIMEOUT),
         expedite,
         deadline: OnceLock::new(),
         over: AtomicBool::new(false),

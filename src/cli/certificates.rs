@@ -16,7 +16,7 @@ use crate::tls::authority::{Authority, Validity};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Validity of a CA certificate, which can only be changed together with all certificates.
-const AUTHORITY: Duration = DAY.saturating_mul(3650);
+const AUTHORITY_VALIDITY: Duration = DAY.saturating_mul(3650);
 /// Base names of the files of the CA, and of the router.
 const CA: &str = "ca";
 const CONTROLLER: &str = "controller";
@@ -57,7 +57,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let authority = match known(&arguments.out)? {
         Some(authority) => authority,
         None => {
-            let authority = Authority::new(Validity::from_now(AUTHORITY)).map_err(Failure::run)?;
+            let authority =
+                Authority::new(Validity::from_now(AUTHORITY_VALIDITY)).map_err(Failure::run)?;
             add(
                 &mut files,
                 &arguments.out,

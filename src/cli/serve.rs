@@ -29,9 +29,9 @@ use crate::tls::{Credentials, Files, Name, TlsError};
 const WORKERS: usize = 2;
 /// Threads for blocking work. Long work and queries are limited far below this number
 /// ([`WorkClass`](crate::operation::WorkClass)): the rest is for the kubelet's calls, one for each volume.
-const BLOCKING: usize = 512;
+const MAX_BLOCKING_THREADS: usize = 512;
 /// An idle thread occupies memory for its stack.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+const THREAD_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves until SIGTERM or SIGINT.
 pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failure> {
@@ -51,8 +51,8 @@ pub(super) fn serve(file: Option<&Path>, flags: Given) -> Result<ExitCode, Failu
 fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(WORKERS)
-        .max_blocking_threads(BLOCKING)
-        .thread_keep_alive(KEEP_ALIVE)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_IDLE_TIMEOUT)
         .enable_all()
         .build()
 }

@@ -33,7 +33,7 @@ const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(4);
 const MAX_STATUS_AGE: Duration = Duration::from_secs(1);
 /// Number of agents that are asked at a time. An agent that hangs occupies its place for
 /// [`DESCRIBE_TIMEOUT`].
-const AT_ONCE: usize = 64;
+const MAX_ASKED_AT_ONCE: usize = 64;
 /// Time limit of a connection, including TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Connects to agents.
@@ -89,7 +89,7 @@ impl Agents {
             dial,
             driver_name: driver_name.to_string(),
             polled: RwLock::new(None),
-            asking: Arc::new(Semaphore::new(AT_ONCE)),
+            asking: Arc::new(Semaphore::new(MAX_ASKED_AT_ONCE)),
             changed: watch::channel(0).0,
             served: Mutex::default(),
         }

@@ -82,7 +82,7 @@ impl Router {
     }
 
     /// Checks a volume that an agent reports to have created.
-    pub(super) async fn made_volume(
+    pub(super) async fn check_created_volume(
         &self,
         agent: &Agent,
         asked: &CreateVolume,
@@ -103,7 +103,7 @@ impl Router {
     }
 
     /// Checks a snapshot that an agent reports to have created of one of its volumes.
-    pub(super) fn made_snapshot(
+    pub(super) fn check_created_snapshot(
         &self,
         agent: &Agent,
         asked: (&str, &str),

@@ -380,13 +380,13 @@ impl Router {
         let kept = join_all(lines.iter().map(|line| line.keep(keep.clone()))).await;
         fault::reach("router", "kept");
         if let Some(first) = kept.into_iter().find_map(Result::err) {
-            return Err(self.not_kept(lines, wanted, first).await);
+            return Err(self.resolve_after_failure(lines, wanted, first).await);
         }
         let mut lines_left = lines.iter();
         if let Some(lead) = lines_left.next()
             && let Err(first) = lead.commit().await
         {
-            return Err(self.not_kept(lines, wanted, first).await);
+            return Err(self.resolve_after_failure(lines, wanted, first).await);
         }
         fault::reach("router", "lead-committed");
         let others = join_all(lines_left.map(|line| line.commit())).await;
@@ -404,7 +404,7 @@ impl Router {
 
     /// After a failure that may have left members in doubt: ends the streams and resolves the
     /// group. The returned error is final only if nothing is left.
-    async fn not_kept(
+    async fn resolve_after_failure(
         &self,
         lines: &[Arc<ParticipantStream>],
         wanted: &Wanted,

@@ -123,13 +123,13 @@ impl Router {
         let work = async move {
             let _lock = lock;
             router
-                .made_group(id, request, asked.parameters, wait_until)
+                .find_or_create_group(id, request, asked.parameters, wait_until)
                 .await
         };
         self.detached(work).await
     }
 
-    async fn made_group(
+    async fn find_or_create_group(
         &self,
         id: GroupId,
         request: CreateGroup,

@@ -18,7 +18,7 @@ use crate::service::{ONLY_POOL, request};
 use futures_util::future::try_join_all;
 
 /// Number of agents that are asked at a time for one page.
-const AT_ONCE: usize = 32;
+const MAX_ASKED_AT_ONCE: usize = 32;
 
 /// One page of an agent's entries, ordered by ID, and the token of the next page, which is empty at
 /// the end of the list.
@@ -86,7 +86,7 @@ impl Router {
             let most = wanted.limit + 1 - page.len();
             let mut batch = Vec::new();
             let mut guess = 0;
-            while batch.len() < AT_ONCE && guess < most {
+            while batch.len() < MAX_ASKED_AT_ONCE && guess < most {
                 let Some(next) = pools.next() else { break };
                 guess += next.guess;
                 batch.push(next);
@@ -124,7 +124,7 @@ impl Router {
         }
         for known in self.cluster.known_pools() {
             if !known.lost && !self.cluster.is_lost(known.id) && !pools.contains_key(&known.id) {
-                return Err(self.nobody_shows(known.id));
+                return Err(self.unreported(known.id));
             }
         }
         let mut listed = Vec::new();

@@ -203,7 +203,7 @@ impl Router {
             client.create_volume(request).await
         };
         let answer = call.forward(agent, message, ask).await?;
-        self.made_volume(agent, asked, source.as_ref(), answer)
+        self.check_created_volume(agent, asked, source.as_ref(), answer)
             .await
     }
 
@@ -212,7 +212,7 @@ impl Router {
         let known = self.cluster.known_pools();
         let mut of_home = known.iter().filter(|pool| pool.home == home);
         if let Some(pool) = of_home.find(|pool| !pool.lost && !self.cluster.is_lost(pool.id)) {
-            return Err(self.nobody_shows(pool.id));
+            return Err(self.unreported(pool.id));
         }
         let agents = self.agents.all();
         let silent = agents
@@ -283,7 +283,7 @@ impl Router {
                 && (homes.is_empty() || homes.contains(&pool.home));
             !is_lost && is_meant && !is_shown()
         });
-        gone.map_or(Ok(None), |pool| Err(self.nobody_shows(pool.id)))
+        gone.map_or(Ok(None), |pool| Err(self.unreported(pool.id)))
     }
 
     /// All topology segments, ordered by a hash of segment and name: the same for each attempt and

@@ -37,7 +37,7 @@ const KEEP_TIMEOUT: Duration = Duration::from_secs(3600);
 /// and an agent whose disk hangs reports that after some seconds.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of steps in transit: each is answered before the next is sent.
-const STEPS: usize = 1;
+const STEPS_IN_TRANSIT: usize = 1;
 
 /// The participation of one agent in one attempt.
 pub(super) struct ParticipantStream {
@@ -64,7 +64,7 @@ impl ParticipantStream {
         begin: Begin,
         freeze: Duration,
     ) -> Result<(Arc<ParticipantStream>, Begun)> {
-        let (steps, outgoing) = mpsc::channel(STEPS);
+        let (steps, outgoing) = mpsc::channel(STEPS_IN_TRANSIT);
         let mut client = agent.cuts().await?;
         let opening = client.cut(ReceiverStream::new(outgoing));
         let opened = timeout(RECORD_TIMEOUT, opening)

@@ -29,7 +29,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the router searches for members in doubt that a dead router has left.
 const IN_DOUBT_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// How many rounds of reading and resolving a call makes before its caller must retry.
-const ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 3;
 
 /// Maximum number of groups of one agent that are resolved in one poll, because an agent may name
 /// any number of them.
@@ -225,7 +225,7 @@ impl Router {
         ids: &[String],
         asked: Asked,
     ) -> Result<GroupState> {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let state = self.read_group(group, ids, asked).await?;
             if !state.busy.is_empty() {
                 let nodes = state.busy.join(", ");

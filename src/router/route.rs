@@ -63,7 +63,7 @@ impl Router {
         }
         let Some(agent) = self.the_one(pool, &showing).await? else {
             self.agents.all_asked()?;
-            return Err(self.nobody_shows(pool));
+            return Err(self.unreported(pool));
         };
         agent
             .reachable()
@@ -201,7 +201,7 @@ impl Router {
         Error::unreachable(self.in_words(pool), reason)
     }
 
-    pub(super) fn nobody_shows(&self, pool: PoolId) -> Error {
+    pub(super) fn unreported(&self, pool: PoolId) -> Error {
         let reason = match self.known(pool) {
             Some(known) => format!(
                 "no agent reports it, and it was last on node {}; bring its disk back, or mark the pool as lost",

@@ -70,7 +70,8 @@ impl Router {
             })
             .await?;
         let reached = reached::read(answer.metadata());
-        let created = self.made_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
+        let created =
+            self.check_created_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
         if let (Some(content), Some((level, reason))) = (content, reached) {
             let at = created.snapshot.as_ref();
             let at = at.and_then(|created| SystemTime::try_from(created.creation_time?).ok());

@@ -30,21 +30,21 @@ impl Agent for Service {
     }
 
     async fn get_group(&self, request: Request<GetGroupRequest>) -> RpcResult<GetGroupResponse> {
-        answer(self.group_told(request.into_inner()).await?)
+        answer(self.describe_group(request.into_inner()).await?)
     }
 
     async fn settle_group(
         &self,
         request: Request<SettleGroupRequest>,
     ) -> RpcResult<SettleGroupResponse> {
-        answer(self.group_settled(request.into_inner()).await?)
+        answer(self.resolve_group(request.into_inner()).await?)
     }
 
     async fn delete_group(
         &self,
         request: Request<DeleteGroupRequest>,
     ) -> RpcResult<DeleteGroupResponse> {
-        answer(self.group_ended(request.into_inner()).await?)
+        answer(self.remove_group(request.into_inner()).await?)
     }
 
     async fn delete_one(&self, request: Request<DeleteOneRequest>) -> RpcResult<DeleteOneResponse> {

@@ -8,14 +8,16 @@ use tonic::metadata::MetadataMap;
 /// The part of a deadline that is reserved for the work itself, after the longest wait.
 const RESERVED_TIME: Duration = Duration::from_secs(5);
 /// The longest wait of a call without a deadline.
-const WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
+const MAX_WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a call that creates snapshots may wait for locks before it begins. Some callers report
 /// the first ABORTED as a failed backup, although the conflicting operation (a stage, an expansion,
 /// another snapshot of the same volume) ends by itself.
 pub(crate) fn patience<M>(request: &Request<M>) -> Duration {
     let deadline = timeout(request.metadata());
-    deadline.map_or(WITHOUT_DEADLINE, |left| left.saturating_sub(RESERVED_TIME))
+    deadline.map_or(MAX_WAIT_WITHOUT_DEADLINE, |left| {
+        left.saturating_sub(RESERVED_TIME)
+    })
 }
 
 /// Parses `grpc-timeout`: up to eight digits and a unit, as gRPC over HTTP/2 defines it.

@@ -10,10 +10,10 @@ use crate::operation::Driver;
 
 /// How long a Probe without an earlier result waits for a check that has just begun.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a check may wait for a thread before the driver counts as stuck: only a restart helps
 /// then, which the liveness probe triggers.
-const STUCK: Duration = Duration::from_secs(60);
+const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The last result, and since when the next one has been awaited.
 #[derive(Default)]
@@ -35,7 +35,7 @@ impl Default for Pulse {
         Pulse {
             beat: Arc::default(),
             ended: watch::Sender::new(()),
-            stuck: STUCK,
+            stuck: STUCK_AFTER,
         }
     }
 }
@@ -69,7 +69,11 @@ impl Pulse {
             (since, beat.found.is_some())
         };
         if since.elapsed() < self.stuck {
-            let patience = if known { PROBE_TIMEOUT } else { FIRST };
+            let patience = if known {
+                PROBE_TIMEOUT
+            } else {
+                FIRST_CHECK_TIMEOUT
+            };
             let _ = tokio::time::timeout(patience, ended.changed()).await;
         }
         let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);

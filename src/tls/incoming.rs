@@ -33,7 +33,7 @@ const MAX_HANDSHAKES_OF_ONE_ADDRESS: usize = 8;
 /// Minimum time between two log lines about refused connections.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a connection could not be accepted, usually because no descriptors are left.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Counts refused connections.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ async fn accept(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "failed to accept a connection");
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                     continue;
                 }
             },

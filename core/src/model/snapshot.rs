@@ -180,9 +180,9 @@ const GROUP_OBJECT: &str = "csi.storage.k8s.io/volumegroupsnapshot/name";
 
 /// The longest `freezeTimeout`: longer than any application should be blocked, and far below the
 /// kernel's hung-task timeout.
-pub const MOST_FREEZE: Duration = Duration::from_secs(30);
+pub const MAX_FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than any sidecar waits for the whole call.
-const MOST_QUIESCE: Duration = Duration::from_secs(600);
+const MAX_QUIESCE_TIMEOUT: Duration = Duration::from_secs(600);
 const MOST_RETRIES: u32 = 20;
 const MOST_INTERVAL: Duration = Duration::from_secs(300);
 const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeout, retries, \
@@ -202,8 +202,12 @@ impl SnapshotParameters {
             match key.as_str() {
                 "consistency" => parsed.consistency = consistency(value)?,
                 "onQuiesceFailure" => parsed.on_quiesce_failure = on_quiesce_failure(value)?,
-                "freezeTimeout" => parsed.freeze_timeout = duration(key, value, MOST_FREEZE)?,
-                "quiesceTimeout" => parsed.quiesce_timeout = duration(key, value, MOST_QUIESCE)?,
+                "freezeTimeout" => {
+                    parsed.freeze_timeout = duration(key, value, MAX_FREEZE_TIMEOUT)?;
+                }
+                "quiesceTimeout" => {
+                    parsed.quiesce_timeout = duration(key, value, MAX_QUIESCE_TIMEOUT)?;
+                }
                 "retries" => {
                     parsed.retries = number(key, value, 0, u64::from(MOST_RETRIES))? as u32;
                 }

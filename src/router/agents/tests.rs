@@ -7,7 +7,10 @@ struct Nowhere;
 #[tonic::async_trait]
 impl Dial for Nowhere {
     async fn dial(&self, node: &str, _address: &str) -> Result<Channel> {
-        Err(Error::unreachable(node, "nobody is dialled here"))
+        Err(Error::unreachable(
+            node,
+            "no connection is made in this test",
+        ))
     }
 }
 
@@ -31,7 +34,7 @@ async fn nothing_is_known_until_each_agent_has_answered_or_failed() {
     assert!(agents.all_asked().is_ok());
     let problem = agents.of_node("a").unwrap().check().unwrap_err();
     assert!(
-        problem.to_string().contains("nobody is dialled"),
+        problem.to_string().contains("no connection is made"),
         "{problem}"
     );
 }

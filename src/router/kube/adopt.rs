@@ -46,9 +46,9 @@ pub use step::Step;
 /// The prefix of the annotations in which PersistentVolumes are stored.
 const NOTE: &str = "adopt.slackwater.dev/";
 /// Objects of one page.
-const PAGE: u32 = 500;
+const OBJECTS_PER_PAGE: u32 = 500;
 /// A Pool object that was not updated for this time is outdated. The router updates it once a minute.
-const STALE: SignedDuration = SignedDuration::from_mins(5);
+const MAX_STATUS_AGE: SignedDuration = SignedDuration::from_mins(5);
 
 /// A pool that a node has adopted, as the cluster sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ pub(super) async fn all<K>(what: &str, api: &Api<K>, params: ListParams) -> Resu
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let mut params = params.limit(PAGE);
+    let mut params = params.limit(OBJECTS_PER_PAGE);
     let mut objects = Vec::new();
     loop {
         let page = ask(what, api.list(&params)).await?;
@@ -233,7 +233,7 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
         ));
     }
     let seen = status.last_seen.as_ref().map(|seen| seen.0);
-    if seen.is_none_or(|seen| now.duration_since(seen) > STALE) {
+    if seen.is_none_or(|seen| now.duration_since(seen) > MAX_STATUS_AGE) {
         return refuse(
             "its object was not updated for several minutes; is the controller running?".into(),
         );

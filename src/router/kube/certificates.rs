@@ -36,7 +36,7 @@ use super::{InCluster, ask};
 use crate::error::{Result, chain};
 use crate::router::cluster::Cluster;
 use crate::tls::{Bundle, Credentials, Name, TlsError};
-use authorities::{Authorities, LEAF, leaf};
+use authorities::{Authorities, LEAF_VALIDITY, leaf};
 use signer::{Judgement, Request, SIGNER};
 
 /// The name of the Secret and of the ConfigMap.
@@ -223,7 +223,9 @@ impl Certificates {
             .clone();
         let own = self.own.borrow().clone();
         let left = own.as_ref().and_then(|own| own.time_left());
-        if own.is_some() && before.as_ref() == Some(now) && left.is_some_and(|left| left > LEAF / 2)
+        if own.is_some()
+            && before.as_ref() == Some(now)
+            && left.is_some_and(|left| left > LEAF_VALIDITY / 2)
         {
             return Ok(());
         }

@@ -26,9 +26,9 @@ const QUEUE_LENGTH: usize = 512;
 /// An event with a count is updated at most this often.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 /// After this time an equal message is a new event. The API server deletes events after an hour.
-const NEW_AFTER: Duration = Duration::from_secs(30 * 60);
+const SERIES_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The delays before a request is sent again after the API server did not answer.
-const RETRIES: [Duration; 4] = [
+const RETRY_DELAYS: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(20),
@@ -85,7 +85,7 @@ impl EventRecorder {
     }
 }
 
-/// The events that were recorded in the last [`NEW_AFTER`].
+/// The events that were recorded in the last [`SERIES_TIMEOUT`].
 #[derive(Default)]
 pub(super) struct Memory(HashMap<EventBody, Recorded>);
 
@@ -114,7 +114,7 @@ impl Memory {
     /// Decides what is to be done about an event that is recorded now.
     pub(super) fn act(&mut self, body: &EventBody, now: Instant) -> EventAction {
         self.0
-            .retain(|_, event| now.duration_since(event.first) < NEW_AFTER);
+            .retain(|_, event| now.duration_since(event.first) < SERIES_TIMEOUT);
         let Some(recorded) = self.0.get_mut(body) else {
             let recorded = Recorded {
                 event: None,
@@ -152,7 +152,7 @@ pub(super) async fn send(client: Client, options: Options, mut queue: EventQueue
     while let Some(body) = queue.body.recv().await {
         let act = memory.act(&body, Instant::now());
         let send = || one(&client, (&driver, &me, &own), &body, &act);
-        match retried(&RETRIES, send).await {
+        match retried(&RETRY_DELAYS, send).await {
             Ok(Some((name, namespace))) => memory.created(&body, name, namespace),
             Ok(None) => {}
             Err(problem) => {

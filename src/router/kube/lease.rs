@@ -109,7 +109,7 @@ impl Leadership {
             if answer.is_ok() {
                 self.following.completed(WHAT);
             }
-            self.following.heard(WHAT, answer);
+            self.following.record_answer(WHAT, answer);
             match (was, self.is_leader()) {
                 (false, true) => tracing::info!(identity = self.me, "became the leader"),
                 (true, false) => tracing::warn!(identity = self.me, "lost the leadership"),

@@ -19,9 +19,9 @@ use crate::router::cluster::{Content, Reached};
 /// ValidatingAdmissionPolicy of the chart enforces.
 const PREFIX: &str = "slackwater.dev/";
 /// The length of the queue. A snapshot that does not fit gets no annotations.
-const WAITING: usize = 512;
+const MAX_WAITING: usize = 512;
 /// The delays before a request is sent again after the API server did not answer.
-const RETRIES: [Duration; 3] = [
+const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(20),
@@ -32,13 +32,13 @@ pub(super) type Note = (Content, Reached);
 
 /// Both ends of a queue.
 pub(super) fn queue() -> (mpsc::Sender<Note>, mpsc::Receiver<Note>) {
-    mpsc::channel(WAITING)
+    mpsc::channel(MAX_WAITING)
 }
 
 /// Writes the annotations of a queue, for ever.
 pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
     while let Some((content, reached)) = notes.recv().await {
-        match retried(&RETRIES, || patch(&client, &content, &reached)).await {
+        match retried(&RETRY_DELAYS, || patch(&client, &content, &reached)).await {
             Ok(()) => {}
             Err(Unsent::Rejected(error)) => tracing::debug!(
                 ?content,

@@ -37,7 +37,7 @@ const MIN_AGE: Duration = Duration::from_secs(15 * 60);
 /// This many are reported after one check, and the others after the next ones.
 const MAX_REPORTED_AT_ONCE: usize = 50;
 /// VolumeSnapshotContents of one page.
-const PAGE: u32 = 500;
+const CONTENTS_PER_PAGE: u32 = 500;
 
 /// Times, shorter in tests.
 #[derive(Clone, Copy, Debug)]
@@ -288,7 +288,7 @@ pub(super) async fn each(
             reason,
         ))
     };
-    let mut params = ListParams::default().limit(PAGE);
+    let mut params = ListParams::default().limit(CONTENTS_PER_PAGE);
     loop {
         let page = match tokio::time::timeout(API_TIMEOUT, api.list(&params)).await {
             Ok(Ok(page)) => page,

@@ -67,7 +67,7 @@ impl WatchStates {
     }
 
     /// Takes the result of a request, of a watch or of something else that is reported with them.
-    pub(super) fn heard(&self, what: &'static str, answer: Result<(), String>) {
+    pub(super) fn record_answer(&self, what: &'static str, answer: Result<(), String>) {
         let mut watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let watch = watches.entry(what).or_default();
         match answer {
@@ -138,7 +138,7 @@ pub(super) async fn watch<K>(
             Ok(event) => {
                 // `Init` only means that a list is about to be requested.
                 if !matches!(event, Event::Init) {
-                    following.heard(what, Ok(()));
+                    following.record_answer(what, Ok(()));
                 }
                 let is_complete = matches!(event, Event::InitDone);
                 take(event);
@@ -146,7 +146,7 @@ pub(super) async fn watch<K>(
                     following.completed(what);
                 }
             }
-            Err(error) => following.heard(what, Err(chain(&error))),
+            Err(error) => following.record_answer(what, Err(chain(&error))),
         }
     }
 }

@@ -39,12 +39,12 @@ pub(super) type CutStream =
 
 /// Each step is answered before the next one is sent; the additional place detects a router that
 /// violates this.
-const STEPS: usize = 2;
+const STEPS_IN_TRANSIT: usize = 2;
 
 impl Service {
     /// Serves a participation until its stream ends, and longer if something must be undone.
     pub(super) fn share(&self, steps: Streaming<CutRequest>) -> CutStream {
-        let (answers, receiver) = mpsc::channel(STEPS);
+        let (answers, receiver) = mpsc::channel(STEPS_IN_TRANSIT);
         let driver = self.driver.clone();
         tokio::spawn(async move {
             if let Err(failed) = serve(driver, steps, answers.clone()).await {
@@ -58,7 +58,7 @@ impl Service {
         Box::pin(ReceiverStream::new(receiver))
     }
 
-    pub(super) async fn group_told(
+    pub(super) async fn describe_group(
         &self,
         request: GetGroupRequest,
     ) -> std::result::Result<GetGroupResponse, Status> {
@@ -74,7 +74,7 @@ impl Service {
         Ok(group_response(here))
     }
 
-    pub(super) async fn group_settled(
+    pub(super) async fn resolve_group(
         &self,
         request: SettleGroupRequest,
     ) -> std::result::Result<SettleGroupResponse, Status> {
@@ -88,7 +88,7 @@ impl Service {
         Ok(SettleGroupResponse {})
     }
 
-    pub(super) async fn group_ended(
+    pub(super) async fn remove_group(
         &self,
         request: DeleteGroupRequest,
     ) -> std::result::Result<DeleteGroupResponse, Status> {
@@ -152,7 +152,7 @@ async fn serve(
             () = answers.closed() => return Ok(()),
         }
     }
-    let (orders, inbox) = mpsc::channel(STEPS);
+    let (orders, inbox) = mpsc::channel(STEPS_IN_TRANSIT);
     let abort = AbortHandle::default();
     let ears = listen(steps, orders, answers.clone(), abort.clone());
     let mut line = Line {

@@ -7,7 +7,7 @@ use crate::operation::AskMetadata;
 
 /// Number of ranges per query, and maximum number in one message: with at most 22 bytes each, a
 /// message stays far below the 4 MiB that clients accept.
-const PAGE: usize = 8192;
+const MAX_RANGES: usize = 8192;
 
 /// The requested ranges, and how they are divided into messages.
 #[derive(Clone, Debug)]
@@ -55,12 +55,12 @@ fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Resu
             base_snapshot_id: base.map(str::to_string),
             snapshot_id: id.to_string(),
             starting_offset,
-            max_results: PAGE,
+            max_results: MAX_RANGES,
             of: None,
         },
         in_message: match in_message {
-            0 => PAGE,
-            some => some.min(PAGE),
+            0 => MAX_RANGES,
+            some => some.min(MAX_RANGES),
         },
     })
 }

@@ -42,7 +42,7 @@ pub fn limits(freeze: Duration) -> FreezeLimits {
 
 /// A limit that no test reaches by itself: the maximum that the guard accepts.
 pub fn long() -> FreezeLimits {
-    limits(slackwater::model::snapshot::MOST_FREEZE)
+    limits(slackwater::model::snapshot::MAX_FREEZE_TIMEOUT)
 }
 
 /// A limit that is reached soon after the file systems are frozen: the shortest of these for which

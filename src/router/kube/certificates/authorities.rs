@@ -11,19 +11,19 @@ use crate::tls::authority::{Authority, Validity};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The validity of a certificate of a node or a router. It is renewed after half of this.
-pub const LEAF: Duration = DAY.saturating_mul(30);
+pub const LEAF_VALIDITY: Duration = DAY.saturating_mul(30);
 /// The validity of an authority.
-const AUTHORITY: Duration = DAY.saturating_mul(3 * 365);
+const AUTHORITY_VALIDITY: Duration = DAY.saturating_mul(3 * 365);
 /// An authority of this age gets a successor.
 const ROTATION_AGE: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// The successor is published for this time before it signs. Agents read it every ten minutes.
 const PREPUBLICATION_PERIOD: SignedDuration = SignedDuration::from_hours(24);
 /// The predecessor is trusted for this time, which is longer than the validity of its certificates.
-const TRUSTED: SignedDuration = SignedDuration::from_hours(40 * 24);
+const PREDECESSOR_TRUST_PERIOD: SignedDuration = SignedDuration::from_hours(40 * 24);
 
 /// The validity of a certificate that is signed now.
 pub(super) fn leaf() -> Validity {
-    Validity::from_now(LEAF)
+    Validity::from_now(LEAF_VALIDITY)
 }
 
 /// An authority, with the time since when it is the current, next or previous one.
@@ -118,7 +118,7 @@ impl Authorities {
         if now
             .previous
             .as_ref()
-            .is_some_and(|previous| age(previous) >= TRUSTED)
+            .is_some_and(|previous| age(previous) >= PREDECESSOR_TRUST_PERIOD)
         {
             then.previous = None;
         }
@@ -163,7 +163,7 @@ impl One {
         let from = SystemTime::from(at);
         let authority = Authority::new(Validity {
             from: from - DAY,
-            until: from + AUTHORITY,
+            until: from + AUTHORITY_VALIDITY,
         })?;
         Ok(One {
             certificate: authority.certificate().to_string(),
@@ -204,11 +204,11 @@ mod tests {
         assert_eq!(Authorities::step(Some(&signs), day(405)).unwrap(), None);
         let alone = Authorities::step(Some(&signs), day(406)).unwrap().unwrap();
         assert_eq!(trusted(&alone), 1);
-        assert!(TRUSTED > SignedDuration::try_from(LEAF).unwrap());
+        assert!(PREDECESSOR_TRUST_PERIOD > SignedDuration::try_from(LEAF_VALIDITY).unwrap());
         assert!(
-            AUTHORITY.as_secs() as i64
-                > (ROTATION_AGE + PREPUBLICATION_PERIOD + TRUSTED).as_secs()
-                    + LEAF.as_secs() as i64
+            AUTHORITY_VALIDITY.as_secs() as i64
+                > (ROTATION_AGE + PREPUBLICATION_PERIOD + PREDECESSOR_TRUST_PERIOD).as_secs()
+                    + LEAF_VALIDITY.as_secs() as i64
         );
     }
 

@@ -16,7 +16,7 @@ use k8s_openapi::api::certificates::v1::{
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::authorities::LEAF;
+use super::authorities::LEAF_VALIDITY;
 use super::signer::SIGNER;
 use super::{CA, TRUST};
 use crate::error::{Error, Result, chain};
@@ -87,7 +87,7 @@ impl Enrolment {
         let own = Credentials::of_files(name.clone(), files.clone()).ok();
         let own = own.filter(Credentials::is_trusted);
         let left = own.and_then(|own| own.time_left());
-        if left.is_some_and(|left| left > LEAF / 2) {
+        if left.is_some_and(|left| left > LEAF_VALIDITY / 2) {
             return Ok(());
         }
         let (key, certificate) = self.ask_for(client, &name).await?;
