@@ -35,13 +35,6 @@ async fn refused(node: &Node, call: impl Into<Call>, code: Code, words: &str) ->
     status
 }
 
-fn delete(id: &str) -> DeleteVolumeRequest {
-    DeleteVolumeRequest {
-        volume_id: id.to_string(),
-        ..Default::default()
-    }
-}
-
 fn attach(id: &str, node_id: &str) -> ControllerPublishVolumeRequest {
     ControllerPublishVolumeRequest {
         volume_id: id.to_string(),
@@ -230,15 +223,7 @@ async fn a_pool_that_is_not_served_is_unavailable_and_never_not_found() {
         .await;
     }
     // These calls need only the mount table.
-    let unstage = NodeUnstageVolumeRequest {
-        volume_id: id.into(),
-        staging_target_path: STAGING.into(),
-    };
-    node.node
-        .clone()
-        .node_unstage_volume(unstage)
-        .await
-        .unwrap();
+    node.unstage(id).await;
     let unpublish = NodeUnpublishVolumeRequest {
         volume_id: id.into(),
         target_path: TARGET.into(),

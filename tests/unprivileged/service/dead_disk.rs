@@ -44,27 +44,30 @@ fn stage_in(pool: &str, id: &str) -> NodeStageVolumeRequest {
     }
 }
 
+fn unpublish_in(pool: &str, id: &str) -> NodeUnpublishVolumeRequest {
+    NodeUnpublishVolumeRequest {
+        volume_id: id.to_string(),
+        target_path: format!("{TARGET}-{pool}"),
+    }
+}
+
+fn unstage_in(pool: &str, id: &str) -> NodeUnstageVolumeRequest {
+    NodeUnstageVolumeRequest {
+        staging_target_path: format!("{STAGING}-{pool}"),
+        ..unstage(id)
+    }
+}
+
 /// Unpublishes, unstages and deletes a published volume.
 async fn end(node: &Node, pool: &str, id: &str) {
     let mut client = node.node.clone();
-    let unpublish = NodeUnpublishVolumeRequest {
-        volume_id: id.into(),
-        target_path: format!("{TARGET}-{pool}"),
-    };
+    let (unpublish, unstage) = (unpublish_in(pool, id), unstage_in(pool, id));
     client.node_unpublish_volume(unpublish).await.unwrap();
-    let unstage = NodeUnstageVolumeRequest {
-        volume_id: id.into(),
-        staging_target_path: format!("{STAGING}-{pool}"),
-    };
     client.node_unstage_volume(unstage.clone()).await.unwrap();
     let staged = client.node_stage_volume(stage_in(pool, id)).await;
     staged.unwrap();
     client.node_unstage_volume(unstage).await.unwrap();
-    let delete = DeleteVolumeRequest {
-        volume_id: id.into(),
-        ..Default::default()
-    };
-    let deleted = node.controller.clone().delete_volume(delete).await;
+    let deleted = node.controller.clone().delete_volume(delete(id)).await;
     deleted.unwrap();
 }
 
@@ -139,11 +142,7 @@ async fn a_pool_whose_disk_dies_is_not_served_until_it_is_there_again() {
     assert!(capacity(&node, "b").await > 0);
     assert_eq!(metric(&node, "pool_served", "a").await, "0.0");
     assert_eq!(metric(&node, "pool_served", "b").await, "1.0");
-    let delete = DeleteVolumeRequest {
-        volume_id: id.clone(),
-        ..Default::default()
-    };
-    let deleted = node.controller.clone().delete_volume(delete).await;
+    let deleted = node.controller.clone().delete_volume(delete(&id)).await;
     assert_eq!(deleted.unwrap_err().code(), tonic::Code::Unavailable);
 
     node.host.replace_disk(folder).unwrap();
@@ -162,15 +161,8 @@ async fn pods_of_a_dead_disk_end_before_the_driver_has_probed_the_disk() {
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
     let mut client = node.node.clone();
     for _ in 0..2 {
-        let unpublish = NodeUnpublishVolumeRequest {
-            volume_id: id.clone(),
-            target_path: format!("{TARGET}-a"),
-        };
+        let (unpublish, unstage) = (unpublish_in("a", &id), unstage_in("a", &id));
         client.node_unpublish_volume(unpublish).await.unwrap();
-        let unstage = NodeUnstageVolumeRequest {
-            volume_id: id.clone(),
-            staging_target_path: format!("{STAGING}-a"),
-        };
         client.node_unstage_volume(unstage).await.unwrap();
     }
     let mut mounts = node.host.mounts().unwrap();
@@ -209,11 +201,7 @@ async fn a_raw_device_on_a_dead_disk_ends_with_its_pod() {
         target_path: TARGET.into(),
     };
     client.node_unpublish_volume(unpublish).await.unwrap();
-    let unstage = NodeUnstageVolumeRequest {
-        volume_id: id,
-        staging_target_path: STAGING.into(),
-    };
-    client.node_unstage_volume(unstage).await.unwrap();
+    client.node_unstage_volume(unstage(&id)).await.unwrap();
     assert_eq!(devices(), 0);
 }
 
@@ -241,14 +229,7 @@ async fn a_possibly_frozen_volume_stays_mounted_on_a_dead_disk() {
     let freeze = slackwater::host::Freezer::begin(host, vec![member], limits).unwrap();
     host.kill_disk(Path::new("/memory/a")).unwrap();
     node.driver.refresh_pools();
-    let unpublish = NodeUnpublishVolumeRequest {
-        volume_id: id.clone(),
-        target_path: format!("{TARGET}-a"),
-    };
-    let unstage = NodeUnstageVolumeRequest {
-        volume_id: id,
-        staging_target_path: staging,
-    };
+    let (unpublish, unstage) = (unpublish_in("a", &id), unstage_in("a", &id));
     let mut client = node.node.clone();
     let refused = client.node_unpublish_volume(unpublish.clone()).await;
     assert_eq!(refused.unwrap_err().code(), tonic::Code::Aborted);

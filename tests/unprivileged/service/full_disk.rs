@@ -4,24 +4,6 @@ use slackwater::csi::*;
 
 use crate::service::harness::*;
 
-async fn unstage(node: &Node, id: &str) -> Result<(), tonic::Status> {
-    let request = NodeUnstageVolumeRequest {
-        volume_id: id.into(),
-        staging_target_path: STAGING.into(),
-    };
-    let unstaged = node.node.clone().node_unstage_volume(request).await;
-    unstaged.map(drop)
-}
-
-async fn delete(node: &Node, id: &str) -> Result<(), tonic::Status> {
-    let request = DeleteVolumeRequest {
-        volume_id: id.into(),
-        ..Default::default()
-    };
-    let deleted = node.controller.clone().delete_volume(request).await;
-    deleted.map(drop)
-}
-
 #[tokio::test]
 async fn volumes_can_be_unstaged_staged_and_deleted_on_a_full_pool() {
     for capability in [mount(), block()] {
@@ -44,20 +26,30 @@ async fn volumes_can_be_unstaged_staged_and_deleted_on_a_full_pool() {
             ..publish(&id, TARGET)
         };
         client.node_publish_volume(publish).await.unwrap();
-        let refused = delete(&node, &id).await.unwrap_err();
+        let refused = node
+            .controller
+            .clone()
+            .delete_volume(delete(&id))
+            .await
+            .unwrap_err();
         assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
         let unpublish = NodeUnpublishVolumeRequest {
             volume_id: id.clone(),
             target_path: TARGET.into(),
         };
         client.node_unpublish_volume(unpublish).await.unwrap();
-        unstage(&node, &id).await.unwrap();
+        node.unstage(&id).await;
         // As after a reboot.
         client.node_stage_volume(stage()).await.unwrap();
-        let refused = delete(&node, &id).await.unwrap_err();
+        let refused = node
+            .controller
+            .clone()
+            .delete_volume(delete(&id))
+            .await
+            .unwrap_err();
         assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
-        unstage(&node, &id).await.unwrap();
-        delete(&node, &id).await.unwrap();
+        node.unstage(&id).await;
+        node.delete(&id).await;
         node.stop().await;
     }
 }

@@ -9,8 +9,10 @@ use slackwater::host::{
     BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept, Known,
     LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
 };
-use slackwater::model::FsType;
+use slackwater::model::{Alpha, FsType};
 use uuid::Uuid;
+
+use crate::service::harness::{Node, create};
 
 /// The effects that wait, and their number.
 #[derive(Default)]
@@ -73,6 +75,27 @@ impl GatedHost {
     /// From now on, every effect panics.
     pub fn panic_from_now(&self) {
         self.gate.0.lock().unwrap().panics = true;
+    }
+}
+
+/// A node on a host whose effects can be blocked.
+pub async fn gated() -> (GatedHost, Node) {
+    let machine = MemoryHost::new();
+    let host = GatedHost::new(machine.clone());
+    let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
+    (host, node)
+}
+
+impl Node {
+    /// CreateVolume of `v`. The caller disconnects while the work waits at the gate, so the call is
+    /// canceled on the server as well.
+    pub async fn abandon_create(&self, host: &GatedHost) {
+        host.close("allocate");
+        let mut caller = self.controller.clone();
+        let call = tokio::spawn(async move { caller.create_volume(create("v")).await });
+        host.reached(1).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
     }
 }
 

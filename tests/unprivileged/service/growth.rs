@@ -46,15 +46,6 @@ impl Node {
         staged.unwrap();
     }
 
-    async fn unstage(&self, id: &str) {
-        let request = NodeUnstageVolumeRequest {
-            volume_id: id.to_string(),
-            staging_target_path: STAGING.to_string(),
-        };
-        let unstaged = self.node.clone().node_unstage_volume(request).await;
-        unstaged.unwrap();
-    }
-
     /// A volume whose record says one GiB, and whose image and file system have two, with data.
     async fn half_grown(&self) -> String {
         let id = self.staged("v").await;

@@ -108,15 +108,7 @@ async fn volumes_of_an_earlier_release_are_staged_without_harmful_options() {
             !options.contains("panic") && !options.contains("noload"),
             "{options}"
         );
-        let unstage = NodeUnstageVolumeRequest {
-            volume_id: id.clone(),
-            staging_target_path: STAGING.into(),
-        };
-        node.node
-            .clone()
-            .node_unstage_volume(unstage)
-            .await
-            .unwrap();
+        node.unstage(&id).await;
     }
     node.stop().await;
 }

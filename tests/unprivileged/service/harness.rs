@@ -15,7 +15,8 @@ use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, Mo
 use slackwater::csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use slackwater::csi::{
     CapacityRange, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest,
-    NodePublishVolumeRequest, NodeStageVolumeRequest, Volume, VolumeCapability,
+    DeleteSnapshotRequest, DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnstageVolumeRequest, Volume, VolumeCapability,
 };
 use slackwater::cut::Seams;
 use slackwater::host::Host;
@@ -177,6 +178,22 @@ impl Node {
         staged.unwrap();
         id
     }
+
+    pub async fn unstage(&self, id: &str) {
+        let unstaged = self.node.clone().node_unstage_volume(unstage(id)).await;
+        unstaged.unwrap();
+    }
+
+    pub async fn delete(&self, id: &str) {
+        let deleted = self.controller.clone().delete_volume(delete(id)).await;
+        deleted.unwrap();
+    }
+
+    pub async fn delete_snapshot(&self, id: &str) {
+        let request = delete_snapshot(id);
+        let deleted = self.controller.clone().delete_snapshot(request).await;
+        deleted.unwrap();
+    }
 }
 
 /// A node that stops. Its folder exists until this is dropped.
@@ -264,6 +281,20 @@ pub fn snapshot(name: &str, source: &str) -> CreateSnapshotRequest {
     }
 }
 
+pub fn delete(id: &str) -> DeleteVolumeRequest {
+    DeleteVolumeRequest {
+        volume_id: id.to_string(),
+        ..Default::default()
+    }
+}
+
+pub fn delete_snapshot(id: &str) -> DeleteSnapshotRequest {
+    DeleteSnapshotRequest {
+        snapshot_id: id.to_string(),
+        ..Default::default()
+    }
+}
+
 pub fn from_snapshot(id: &str) -> Source {
     Source::Snapshot(SnapshotSource {
         snapshot_id: id.to_string(),
@@ -290,6 +321,13 @@ pub fn stage(id: &str) -> NodeStageVolumeRequest {
         staging_target_path: STAGING.to_string(),
         volume_capability: Some(mount()),
         ..Default::default()
+    }
+}
+
+pub fn unstage(id: &str) -> NodeUnstageVolumeRequest {
+    NodeUnstageVolumeRequest {
+        volume_id: id.to_string(),
+        staging_target_path: STAGING.into(),
     }
 }
 

@@ -12,18 +12,11 @@ use slackwater::model::Alpha;
 use slackwater::operation::Settings;
 use tonic::{Code, Request};
 
-use crate::service::gate::{GatedHost, Opens};
+use crate::service::gate::{GatedHost, Opens, gated};
 use crate::service::harness::*;
 
 /// More than anything takes that does not wait for a disk.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-
-async fn gated() -> (GatedHost, Node) {
-    let machine = MemoryHost::new();
-    let host = GatedHost::new(machine.clone());
-    let node = Node::on(machine, Arc::new(host.clone()), Alpha::default(), |_| {}).await;
-    (host, node)
-}
 
 /// Waits until a condition holds, without a limit: a test that hangs is ended from outside.
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
@@ -39,13 +32,7 @@ async fn idle(node: &Node) {
 #[tokio::test]
 async fn a_repeat_while_the_work_runs_is_aborted_and_then_meets_the_result() {
     let (host, node) = gated().await;
-    host.close("allocate");
-    // A caller that gives up. The call is canceled on the server as well.
-    let caller = node.controller.clone();
-    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
-    host.reached(1).await;
-    call.abort();
-    assert!(call.await.unwrap_err().is_cancelled());
+    node.abandon_create(&host).await;
     for _ in 0..3 {
         let status = node
             .controller
@@ -115,14 +102,10 @@ async fn a_deadline_ends_the_call_and_not_the_work() {
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
-    let delete = DeleteVolumeRequest {
-        volume_id: id.clone(),
-        ..Default::default()
-    };
     let status = node
         .controller
         .clone()
-        .delete_volume(delete)
+        .delete_volume(delete(&id))
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
@@ -140,12 +123,7 @@ async fn a_deadline_ends_the_call_and_not_the_work() {
 #[tokio::test]
 async fn a_shutdown_waits_for_work_whose_caller_went_away() {
     let (host, node) = gated().await;
-    host.close("allocate");
-    let caller = node.controller.clone();
-    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
-    host.reached(1).await;
-    call.abort();
-    let _ = call.await;
+    node.abandon_create(&host).await;
     let (driver, path) = (node.driver.clone(), node.path.clone());
     let stopping = node.begin_stop();
     // The socket accepts no connections any more.
@@ -209,11 +187,7 @@ async fn a_snapshot_waits_for_its_volume_without_a_thread_and_other_calls_do_not
     hurried.set_timeout(Duration::from_secs(5));
     let status = controller.create_snapshot(hurried).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status:?}");
-    let delete = DeleteVolumeRequest {
-        volume_id: id.clone(),
-        ..Default::default()
-    };
-    let status = controller.delete_volume(delete).await.unwrap_err();
+    let status = controller.delete_volume(delete(&id)).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status:?}");
     let (one, many) = (
         (controller.clone(), id.clone()),
@@ -275,11 +249,8 @@ async fn leftovers_on_one_pool_are_cleaned_up_while_the_disk_of_another_hangs() 
         let volume_id = created.into_inner().volume.unwrap().volume_id;
         // The volume is in the trash then, and its blocks still exist.
         machine.fail_effect(2, FaultMode::Before(Errno::EIO));
-        let delete = DeleteVolumeRequest {
-            volume_id,
-            ..Default::default()
-        };
-        let status = controller.delete_volume(delete).await.unwrap_err();
+        let refused = controller.delete_volume(delete(&volume_id)).await;
+        let status = refused.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
     }
     host.close("discard");

@@ -122,20 +122,6 @@ fn unpublish(id: &str) -> NodeUnpublishVolumeRequest {
     }
 }
 
-fn unstage(id: &str) -> NodeUnstageVolumeRequest {
-    NodeUnstageVolumeRequest {
-        volume_id: id.to_string(),
-        staging_target_path: STAGING.to_string(),
-    }
-}
-
-fn delete(id: &str) -> DeleteVolumeRequest {
-    DeleteVolumeRequest {
-        volume_id: id.to_string(),
-        ..Default::default()
-    }
-}
-
 #[tokio::test]
 async fn a_size_is_reported_as_it_was_asked_for() {
     let node = Node::start().await;
@@ -305,37 +291,21 @@ async fn capacity_is_reported_and_is_zero_elsewhere_and_for_pools_that_are_not_s
 #[tokio::test]
 async fn mutable_parameters_override_the_class() {
     let node = Node::start().await;
-    let request = CreateVolumeRequest {
-        parameters: map([("wipe", "discard")]),
-        mutable_parameters: map([("wipe", "none")]),
-        ..create("v")
+    let created = async |class: &str, mutable: Option<&str>| {
+        let request = CreateVolumeRequest {
+            parameters: map([("wipe", class)]),
+            mutable_parameters: mutable
+                .map(|wipe| map([("wipe", wipe)]))
+                .unwrap_or_default(),
+            ..create("v")
+        };
+        let created = node.controller.clone().create_volume(request).await;
+        created.map(drop).map_err(|status| status.code())
     };
-    node.controller
-        .clone()
-        .create_volume(request)
-        .await
-        .unwrap();
+    assert_eq!(created("discard", Some("none")).await, Ok(()));
     // The same as a class with this value.
-    let request = CreateVolumeRequest {
-        parameters: map([("wipe", "none")]),
-        ..create("v")
-    };
-    node.controller
-        .clone()
-        .create_volume(request)
-        .await
-        .unwrap();
-    let request = CreateVolumeRequest {
-        parameters: map([("wipe", "discard")]),
-        ..create("v")
-    };
-    let refused = node
-        .controller
-        .clone()
-        .create_volume(request)
-        .await
-        .unwrap_err();
-    assert_eq!(refused.code(), Code::AlreadyExists);
+    assert_eq!(created("none", None).await, Ok(()));
+    assert_eq!(created("discard", None).await, Err(Code::AlreadyExists));
     node.stop().await;
 }
 

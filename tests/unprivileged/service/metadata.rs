@@ -224,20 +224,8 @@ async fn a_volume_whose_name_was_reused_is_another_volume() {
     let node = Node::metadata_node().await;
     let volume = node.staged("pvc-1").await;
     let first = node.written_and_cut("s1", &volume, 1).await;
-    let unstage = NodeUnstageVolumeRequest {
-        volume_id: volume.clone(),
-        staging_target_path: STAGING.into(),
-    };
-    node.node
-        .clone()
-        .node_unstage_volume(unstage)
-        .await
-        .unwrap();
-    let delete = DeleteVolumeRequest {
-        volume_id: volume.clone(),
-        ..Default::default()
-    };
-    node.controller.clone().delete_volume(delete).await.unwrap();
+    node.unstage(&volume).await;
+    node.delete(&volume).await;
     assert_eq!(node.create("pvc-1").await.volume_id, volume);
     let second = node.cut("s2", &volume).await.snapshot_id;
     let status = node.delta(between(&first, &second)).await.unwrap_err();
@@ -263,15 +251,7 @@ async fn pages_are_never_of_two_snapshots_that_had_one_id() {
         ..ask
     };
     assert_eq!(node.driver.snapshot_metadata(&next).unwrap().of, page.of);
-    let delete = DeleteSnapshotRequest {
-        snapshot_id: id.clone(),
-        ..Default::default()
-    };
-    node.controller
-        .clone()
-        .delete_snapshot(delete)
-        .await
-        .unwrap();
+    node.delete_snapshot(&id).await;
     assert_eq!(node.cut("s1", &volume).await.snapshot_id, id);
     let error = node.driver.snapshot_metadata(&next).unwrap_err();
     assert!(error.to_string().contains("recreated"), "{error}");

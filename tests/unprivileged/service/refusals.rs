@@ -69,21 +69,13 @@ async fn an_invalid_id_is_not_found_or_already_deleted() {
             assert_eq!(status.code(), Code::NotFound, "{rpc}: {status:?}");
         }
         let gone: [Call; 4] = [
-            DeleteVolumeRequest {
-                volume_id: volume_id(),
-                ..Default::default()
-            }
-            .into(),
+            delete(&volume_id()).into(),
             ControllerUnpublishVolumeRequest {
                 volume_id: volume_id(),
                 ..Default::default()
             }
             .into(),
-            NodeUnstageVolumeRequest {
-                volume_id: volume_id(),
-                staging_target_path: STAGING.into(),
-            }
-            .into(),
+            unstage(&volume_id()).into(),
             NodeUnpublishVolumeRequest {
                 volume_id: volume_id(),
                 target_path: TARGET.into(),

@@ -30,6 +30,14 @@ impl Log {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
+    /// The lines about calls, as JSON.
+    fn calls(&self) -> Vec<serde_json::Value> {
+        let text = self.text();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let is_call = |line: &serde_json::Value| line["span"]["method"].is_string();
+        lines.filter(is_call).collect()
+    }
+
     /// Captures the logs of this thread while the guard lives. The tests' runtime has no other
     /// thread.
     fn capture(&self, format: LogFormat, filter: &str) -> tracing::subscriber::DefaultGuard {
@@ -244,13 +252,8 @@ async fn a_call_is_one_line_with_its_ids_its_code_and_its_error() {
     node.stop().await;
     drop(guard);
 
-    let text = log.text();
-    let lines: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|line: &serde_json::Value| line["span"]["method"].is_string())
-        .collect();
-    assert_eq!(lines.len(), 4, "Probe is for debug: {text}");
+    let lines = log.calls();
+    assert_eq!(lines.len(), 4, "Probe is for debug: {lines:?}");
     let [created, staged, refused, failed] = &lines[..] else {
         unreachable!()
     };
@@ -360,13 +363,8 @@ async fn calls_about_snapshots_and_groups_have_their_ids_on_their_line() {
     }
     node.stop().await;
     drop(guard);
-    let text = log.text();
-    let lines: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|line: &serde_json::Value| line["span"]["method"].is_string())
-        .collect();
-    assert_eq!(lines.len(), expected.len(), "{text}");
+    let lines = log.calls();
+    assert_eq!(lines.len(), expected.len(), "{lines:?}");
     for (line, (rpc, ids)) in lines.iter().zip(expected) {
         assert_eq!(line["span"]["method"], rpc.name());
         for (field, id) in ids {
@@ -466,16 +464,8 @@ async fn input_of_a_caller_never_adds_log_lines() {
 async fn a_call_whose_caller_disconnects_is_logged() {
     let log = Log::default();
     let guard = log.capture(LogFormat::Text, "info");
-    let machine = slackwater::host::memory::MemoryHost::new();
-    let host = crate::service::gate::GatedHost::new(machine.clone());
-    let alpha = slackwater::model::Alpha::default();
-    let node = Node::on(machine, Arc::new(host.clone()), alpha, |_| {}).await;
-    host.close("allocate");
-    let caller = node.controller.clone();
-    let call = tokio::spawn(async move { caller.clone().create_volume(create("v")).await });
-    host.reached(1).await;
-    call.abort();
-    let _ = call.await;
+    let (host, node) = crate::service::gate::gated().await;
+    node.abandon_create(&host).await;
     while !log.text().contains("CANCELLED") {
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }

@@ -77,37 +77,16 @@ impl Node {
         kubelet.node_stage_volume(stage).await.unwrap();
         let tokens = self.host.tokens(Path::new(SECOND_STAGING)).unwrap();
         let unstage = NodeUnstageVolumeRequest {
-            volume_id: volume_id.into(),
             staging_target_path: SECOND_STAGING.into(),
+            ..unstage(volume_id)
         };
         kubelet.node_unstage_volume(unstage).await.unwrap();
         tokens
     }
 
-    async fn delete_snapshot(&self, id: &str) {
-        let request = DeleteSnapshotRequest {
-            snapshot_id: id.into(),
-            ..Default::default()
-        };
-        let answer = self.controller.clone().delete_snapshot(request).await;
-        answer.unwrap();
-    }
-
     async fn release_and_delete(&self, id: &str) {
-        let unstage = NodeUnstageVolumeRequest {
-            volume_id: id.into(),
-            staging_target_path: STAGING.into(),
-        };
-        self.node
-            .clone()
-            .node_unstage_volume(unstage)
-            .await
-            .unwrap();
-        let delete = DeleteVolumeRequest {
-            volume_id: id.into(),
-            ..Default::default()
-        };
-        self.controller.clone().delete_volume(delete).await.unwrap();
+        self.unstage(id).await;
+        self.delete(id).await;
     }
 }
 
@@ -294,15 +273,7 @@ async fn a_repeat_with_another_class_is_answered_unless_it_requires_a_higher_lev
 
     // A name that is free again can be used.
     let id = ask("crash", &used, &[CRASH]).await.unwrap().snapshot_id;
-    let delete = DeleteSnapshotRequest {
-        snapshot_id: id,
-        ..Default::default()
-    };
-    node.controller
-        .clone()
-        .delete_snapshot(delete)
-        .await
-        .unwrap();
+    node.delete_snapshot(&id).await;
     assert!(ask("crash", &used, &[]).await.is_ok());
     node.stop().await;
 }

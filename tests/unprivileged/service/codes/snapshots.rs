@@ -22,13 +22,6 @@ fn get(id: &str) -> GetSnapshotRequest {
     }
 }
 
-fn delete(id: &str) -> DeleteSnapshotRequest {
-    DeleteSnapshotRequest {
-        snapshot_id: id.to_string(),
-        ..Default::default()
-    }
-}
-
 fn get_group(id: &str, members: &[&str]) -> GetVolumeGroupSnapshotRequest {
     GetVolumeGroupSnapshotRequest {
         group_snapshot_id: id.to_string(),
@@ -58,7 +51,7 @@ async fn snapshots() {
     for id in ["nothing", "../../etc/passwd", "ä\u{0}b"] {
         refused(&node, snapshot("t", id), Code::NotFound, "volume").await;
         refused(&node, get(id), Code::NotFound, "snapshot").await;
-        Call::from(delete(id)).send(&node).await.unwrap();
+        Call::from(delete_snapshot(id)).send(&node).await.unwrap();
     }
     // A snapshot is not a volume and a volume is not a snapshot, although their IDs look alike.
     refused(&node, get(&a.volume_id), Code::NotFound, &a.volume_id).await;
@@ -70,7 +63,10 @@ async fn snapshots() {
         ..Default::default()
     };
     refused(&node, list, Code::Aborted, "start the list again").await;
-    Call::from(delete(&a.volume_id)).send(&node).await.unwrap();
+    Call::from(delete_snapshot(&a.volume_id))
+        .send(&node)
+        .await
+        .unwrap();
     node.read(&a.volume_id).await;
     node.stop().await;
 }
@@ -150,7 +146,13 @@ async fn groups() {
     let members: Vec<_> = created.snapshots.iter().map(|s| &*s.snapshot_id).collect();
     let fewer = group("g", &[a]);
     refused(&node, fewer, Code::AlreadyExists, "source_volume_ids").await;
-    refused(&node, delete(members[0]), Code::InvalidArgument, id).await;
+    refused(
+        &node,
+        delete_snapshot(members[0]),
+        Code::InvalidArgument,
+        id,
+    )
+    .await;
     for wrong in [&members[..1], &[members[0], "nothing"], &["nothing"]] {
         let call = get_group(id, wrong);
         refused(&node, call, Code::InvalidArgument, "snapshot_ids").await;
@@ -235,7 +237,7 @@ async fn a_pool_that_is_not_served_is_unavailable_for_snapshots_as_well() {
     };
     let unavailable: [Call; 9] = [
         snapshot("s", id).into(),
-        delete(id).into(),
+        delete_snapshot(id).into(),
         get(id).into(),
         list(id, "").into(),
         list("", id).into(),
@@ -350,11 +352,7 @@ async fn a_full_pool_is_exhausted_and_a_cut_that_runs_is_aborted() {
         refused(&node, snapshot("t", &id), Code::Aborted, "volume"),
         refused(&node, group("g", &[&id]), Code::Aborted, "volume"),
     );
-    let delete = DeleteVolumeRequest {
-        volume_id: id.clone(),
-        ..Default::default()
-    };
-    refused(&node, delete, Code::Aborted, "volume").await;
+    refused(&node, delete(&id), Code::Aborted, "volume").await;
     refused(&node, stage(&id), Code::Aborted, "volume").await;
     host.open();
     let created = cut.await.unwrap().unwrap().into_inner().snapshot.unwrap();
