@@ -100,6 +100,14 @@ pub fn succeeds(name: &str, arguments: &[&str]) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
+/// The number of rounds of a test: few, or many in a soak test.
+pub fn rounds(few: usize, many: usize) -> usize {
+    match std::env::var_os("SLACKWATER_SOAK") {
+        Some(_) => many,
+        None => few,
+    }
+}
+
 /// The letter of the state of a process or thread, from its `stat` file.
 pub fn state_of(stat: &Path) -> Option<char> {
     let stat = std::fs::read_to_string(stat).ok()?;

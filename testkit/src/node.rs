@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Client, Disk, Scratch, Server};
+use slackwater::csi::VolumeCapability;
 use tonic::{Code, Status};
 
 /// One MiB.
@@ -25,18 +26,22 @@ pub struct Node {
 }
 
 impl Node {
+    /// The node of a driver that runs.
+    pub fn of(server: Server, disk: Disk, scratch: Scratch) -> Node {
+        Node {
+            client: server.client(),
+            server,
+            disk,
+            scratch,
+        }
+    }
+
     /// Starts a node on a disk of `size` bytes with a file system.
     pub fn on(fs: &str, size: u64) -> Node {
         let scratch = Scratch::new();
         let disk = Disk::new(&scratch, "pool", fs, size);
         let server = Server::start(&scratch, &[&definition(&disk.mount_point)]);
-        let client = server.client();
-        Node {
-            server,
-            client,
-            disk,
-            scratch,
-        }
+        Node::of(server, disk, scratch)
     }
 
     /// The same, with a configuration file, which is written into the scratch folder.
@@ -54,13 +59,7 @@ impl Node {
         let pool = definition(&disk.mount_point);
         let server = Server::spawn(&scratch, &[&pool], &more, environment);
         server.wait_ready();
-        let client = server.client();
-        Node {
-            server,
-            client,
-            disk,
-            scratch,
-        }
+        Node::of(server, disk, scratch)
     }
 
     /// Kills the driver and starts it again with another environment.
@@ -107,17 +106,22 @@ impl Node {
         super::disk::folder(&self.path(&format!("{name}.staging")))
     }
 
+    /// Creates a volume of 1 GiB.
+    pub async fn created(&self, name: &str, capability: VolumeCapability) -> String {
+        let created = self.client.create(name, GIB, capability, &[]).await;
+        created.unwrap()
+    }
+
+    /// Stages a volume.
+    pub async fn stage(&self, id: &str, staging: &Path, capability: VolumeCapability) {
+        let staged = self.client.stage(id, staging, capability).await;
+        staged.unwrap();
+    }
+
     /// Creates a volume of 1 GiB and stages it.
     pub async fn staged(&self, name: &str, staging: &Path, fs: &str) -> String {
-        let id = self
-            .client
-            .create(name, GIB, super::mount(fs), &[])
-            .await
-            .unwrap();
-        self.client
-            .stage(&id, staging, super::mount(fs))
-            .await
-            .unwrap();
+        let id = self.created(name, super::mount(fs)).await;
+        self.stage(&id, staging, super::mount(fs)).await;
         id
     }
 

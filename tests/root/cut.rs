@@ -21,11 +21,4 @@ mod room;
 mod window;
 
 pub use slackwater_testkit::node::*;
-
-/// The number of rounds: few, or many in a soak test.
-pub fn rounds(few: usize, many: usize) -> usize {
-    match std::env::var_os("SLACKWATER_SOAK") {
-        Some(_) => many,
-        None => few,
-    }
-}
+pub use slackwater_testkit::rounds;

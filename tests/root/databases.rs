@@ -22,11 +22,4 @@ mod unsynced;
 mod volumes;
 
 pub use slackwater_testkit::node::*;
-
-/// The number of rounds: few, or many in a soak test.
-pub fn rounds(few: usize, many: usize) -> usize {
-    match std::env::var_os("SLACKWATER_SOAK") {
-        Some(_) => many,
-        None => few,
-    }
-}
+pub use slackwater_testkit::rounds;

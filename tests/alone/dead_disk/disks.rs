@@ -111,7 +111,7 @@ async fn two_published(node: &Node) -> [(String, PathBuf, PathBuf); 2] {
     let created = async |name: &str, how: csi::VolumeCapability| {
         let id = node.client.create(name, GIB / 2, how.clone(), &[]).await;
         let (id, staging, target) = (id.unwrap(), node.staging(name), node.path(name));
-        node.client.stage(&id, &staging, how.clone()).await.unwrap();
+        node.stage(&id, &staging, how.clone()).await;
         let published = node.client.publish(&id, &staging, &target, how, false);
         published.await.unwrap();
         (id, staging, target)
@@ -146,7 +146,7 @@ async fn a_pool_whose_disk_dies_is_unserved_until_its_disk_is_mounted_again() {
     served(&node.client).await;
     for (id, staging, target) in [&fs, &raw] {
         let how = if *id == fs.0 { mount("ext4") } else { block() };
-        node.client.stage(id, staging, how.clone()).await.unwrap();
+        node.stage(id, staging, how.clone()).await;
         let published = node.client.publish(id, staging, target, how, false);
         published.await.unwrap();
     }

@@ -16,13 +16,7 @@ fn serve(node: Node, pools: &[&str]) -> Node {
     } = node;
     drop((server, client));
     let server = Server::start(&scratch, pools);
-    let client = server.client();
-    Node {
-        server,
-        client,
-        disk,
-        scratch,
-    }
+    Node::of(server, disk, scratch)
 }
 
 #[tokio::test]

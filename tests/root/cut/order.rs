@@ -58,7 +58,7 @@ pub async fn staged(node: &Node, kinds: &[&'static str]) -> Vec<Volume> {
         let staging = node.staging(&name);
         let id = node.client.create(&name, SIZE, mount(fs), &[]).await;
         let id = id.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         volumes.push(Volume { id, staging, fs });
     }
     volumes

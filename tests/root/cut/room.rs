@@ -81,7 +81,7 @@ pub async fn staged(
 ) -> (String, PathBuf) {
     let id = node.client.create(name, size, mount(fs), parameters).await;
     let (id, staging) = (id.unwrap(), node.staging(name));
-    node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+    node.stage(&id, &staging, mount(fs)).await;
     (id, staging)
 }
 

@@ -32,36 +32,42 @@ pub fn at_each_step(mode: &str) -> [String; 10] {
     .map(|(step, after)| format!("guard.{step}:{mode}{after}"))
 }
 
-/// The driver runs its whole session, whatever happens to the guard, and ends; then nothing is
-/// frozen.
-fn session_with_a_guard_that(meets: &str) {
-    let is_ended = meets.starts_with("guard.ended");
-    let kinds = [Ext4, Xfs];
-    let fixture = Fixture::new(&kinds);
-    // A killed guard is detected at once; a stopped one when it is late, unless everything was
-    // thawed before.
-    let is_awaited = meets.contains(":stop") && !is_ended;
-    let limit = match is_awaited {
+/// The cut of a session whose guard meets a fault. A killed guard is detected at once; a stopped
+/// one when it is late, unless everything was thawed before.
+pub fn cut_with(fault: &str) -> Task {
+    let is_awaited = fault.contains(":stop") && !fault.starts_with("guard.ended");
+    Task::Cut(match is_awaited {
         true => FreezeLimits {
             sync: Duration::from_secs(5),
             freeze: Duration::from_secs(1),
         },
         false => long(),
-    };
-    let faults = [("SLACKWATER_FAULT", meets)];
-    let mut driver = Driver::start(&fixture, &kinds, &Task::Cut(limit), &faults);
-    driver.go_on();
-    let mut words = Vec::new();
-    while let Some(word) = driver.word() {
-        words.push(word);
-    }
-    driver.wait();
+    })
+}
+
+/// The driver runs its whole session of two volumes, whatever happens to the guard, and ends; then
+/// writers go on.
+pub fn assert_session_ends(driver: &mut Driver, fixture: &Fixture, fault: &str) {
+    let lines = driver.run();
     // At the last step, everything was thawed and reported; in the others, the cut is discarded.
-    let is_proven = words.iter().any(|word| word == "[true, true]");
-    assert_eq!(is_proven, is_ended, "{meets}: {words:?}");
+    let is_proven = lines.iter().any(|line| line == "[true, true]");
+    assert_eq!(
+        is_proven,
+        fault.starts_with("guard.ended"),
+        "{fault}: {lines:?}"
+    );
     for volume in &fixture.volumes {
         ProbeWrite::start(&volume.target).goes_on();
     }
+}
+
+/// After the session, nothing is frozen.
+fn session_with_a_guard_that(meets: &str) {
+    let kinds = [Ext4, Xfs];
+    let fixture = Fixture::new(&kinds);
+    let faults = [("SLACKWATER_FAULT", meets)];
+    let mut driver = Driver::start(&fixture, &kinds, &cut_with(meets), &faults);
+    assert_session_ends(&mut driver, &fixture, meets);
     for pid in guards(&fixture.state) {
         // The next session finds a stopped guard that no session needed any more.
         signal(pid, Signal::SIGCONT);
@@ -95,11 +101,9 @@ fn grace_periods_are_expedited_only_by_the_guard_of_a_driver_that_enables_it() {
             (GRACE_PERIODS, how),
         ];
         let mut driver = Driver::start(&fixture, &[Ext4], &Task::Cut(long()), &environment);
-        driver.go_on();
-        let words: Vec<String> = std::iter::from_fn(|| driver.word()).collect();
-        driver.wait();
-        let is_proven = words.iter().any(|word| word == "[true]");
-        assert_eq!(is_proven, !comes_to_it, "{how}: {words:?}");
+        let lines = driver.run();
+        let is_proven = lines.iter().any(|line| line == "[true]");
+        assert_eq!(is_proven, !comes_to_it, "{how}: {lines:?}");
     }
     fixture.assert_all_thawed();
 }

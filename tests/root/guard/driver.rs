@@ -153,6 +153,14 @@ impl Driver {
         drop(self.stdin.take());
     }
 
+    /// Lets it run to its end. Returns its output.
+    pub fn run(&mut self) -> Vec<String> {
+        self.go_on();
+        let lines = std::iter::from_fn(|| self.word()).collect();
+        self.wait();
+        lines
+    }
+
     pub fn kill(&mut self) {
         signal(self.pid(), Signal::SIGKILL);
         self.child.wait().unwrap();

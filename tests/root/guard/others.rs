@@ -8,12 +8,11 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use slackwater::cut::guard::GuardClient;
-use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
-use crate::guard::deaths::{at_each_step, each_step};
+use crate::guard::deaths::{assert_session_ends, at_each_step, cut_with, each_step};
 use crate::guard::driver::{Driver, Sight, Task};
 use crate::guard::fixture::{
     Fixture, ProbeWrite, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long,
@@ -163,35 +162,13 @@ fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
     eventually_within("a guard that continues", || guard.ready().is_ok());
 }
 
-/// The driver runs its whole session, whatever happens to its guard; then nothing is frozen, and
-/// the next guard works.
+/// After the session, nothing is frozen, and the next guard works.
 fn session_beside_a_guard_that(meets: &str, sight: Sight) {
-    let is_ended = meets.starts_with("guard.ended");
     let kinds = [Ext4, Xfs];
     let fixture = Fixture::new(&kinds);
     let mut beside = SupervisedGuard::start(&fixture, meets);
-    // A killed guard is detected at once; a stopped one when it is late, unless everything was
-    // thawed before.
-    let is_awaited = meets.contains(":stop") && !is_ended;
-    let limit = match is_awaited {
-        true => FreezeLimits {
-            sync: Duration::from_secs(5),
-            freeze: Duration::from_secs(1),
-        },
-        false => long(),
-    };
-    let mut driver = Driver::beside(&fixture, &kinds, &Task::Cut(limit), &[], Some(sight));
-    driver.go_on();
-    let mut words = Vec::new();
-    while let Some(word) = driver.word() {
-        words.push(word);
-    }
-    driver.wait();
-    let is_proven = words.iter().any(|word| word == "[true, true]");
-    assert_eq!(is_proven, is_ended, "{meets}: {words:?}");
-    for volume in &fixture.volumes {
-        ProbeWrite::start(&volume.target).goes_on();
-    }
+    let mut driver = Driver::beside(&fixture, &kinds, &cut_with(meets), &[], Some(sight));
+    assert_session_ends(&mut driver, &fixture, meets);
     // A supervisor that restarts the guard.
     beside.kill();
     drop(driver);
@@ -248,9 +225,7 @@ fn a_guard_in_another_pid_namespace_that_continues_later_freezes_nothing() {
         let beside = SupervisedGuard::start(&fixture, fault);
         let task = Task::Cut(limits(Duration::from_secs(1)));
         let mut driver = Driver::beside(&fixture, &kinds, &task, &[], Some(Sight::Apart));
-        driver.go_on();
-        while driver.word().is_some() {}
-        driver.wait();
+        driver.run();
         for volume in &fixture.volumes {
             ProbeWrite::start(&volume.target).goes_on();
         }

@@ -67,8 +67,8 @@ async fn a_read_only_publish_next_to_a_writer_can_only_be_read() {
 async fn a_read_only_block_publish_is_alone_and_can_only_be_read() {
     let node = Node::new();
     let (staging, rw, ro) = (node.staging("b"), node.path("rw"), node.path("ro"));
-    let id = node.client.create("b", GIB, block(), &[]).await.unwrap();
-    node.client.stage(&id, &staging, block()).await.unwrap();
+    let id = node.created("b", block()).await;
+    node.stage(&id, &staging, block()).await;
     node.client
         .publish(&id, &staging, &rw, block(), false)
         .await
@@ -121,15 +121,8 @@ async fn a_read_only_block_publish_is_alone_and_can_only_be_read() {
 async fn a_single_writer_has_one_target_and_others_have_many() {
     let node = Node::new();
     let (staging, a, b) = (node.staging("s"), node.path("a"), node.path("b"));
-    let id = node
-        .client
-        .create("s", GIB, single("ext4"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&id, &staging, single("ext4"))
-        .await
-        .unwrap();
+    let id = node.created("s", single("ext4")).await;
+    node.stage(&id, &staging, single("ext4")).await;
     for _ in 0..2 {
         node.client
             .publish(&id, &staging, &a, single("ext4"), false)
@@ -153,10 +146,7 @@ async fn a_single_writer_has_one_target_and_others_have_many() {
         .unwrap();
     node.client.unpublish(&id, &b).await.unwrap();
     node.client.unstage(&id, &staging).await.unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     for target in [&a, &b] {
         node.client
             .publish(&id, &staging, target, mount("ext4"), false)
@@ -218,16 +208,9 @@ async fn mount_flags_reach_the_kernel_and_labels_stay_whole() {
     let staging = node.staging("f");
     let label = "context=\"system_u:object_r:container_file_t:s0:c1,c2\"";
     let wanted = flags(&["noatime", "nodev", "logbsize=64k", label]);
-    let id = node
-        .client
-        .create("f", GIB, wanted.clone(), &[])
-        .await
-        .unwrap();
+    let id = node.created("f", wanted.clone()).await;
     for _ in 0..2 {
-        node.client
-            .stage(&id, &staging, wanted.clone())
-            .await
-            .unwrap();
+        node.stage(&id, &staging, wanted.clone()).await;
     }
     let mounts = disk::mounts_below(&staging);
     let found = mounts.last().unwrap();
@@ -284,10 +267,7 @@ async fn a_stray_bind_mount_is_named_and_keeps_its_data() {
         message.contains(stray.to_str().unwrap()),
         "the holder is named: {message}"
     );
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     assert_eq!(
         disk::loops_on(&node.image(&id)).len(),
         1,
@@ -324,11 +304,7 @@ async fn a_foreign_mount_at_a_path_is_never_unmounted_nor_covered() {
     );
     assert!(target.join("theirs").exists());
     // The target of another volume is also foreign.
-    let other = node
-        .client
-        .create("other", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
+    let other = node.created("other", mount("ext4")).await;
     refused(
         node.client.unstage(&other, &staging).await,
         Code::FailedPrecondition,
@@ -346,23 +322,16 @@ async fn a_foreign_mount_at_a_path_is_never_unmounted_nor_covered() {
 async fn a_volume_is_either_block_or_mounted_for_its_life() {
     let node = Node::new();
     let staging = node.staging("x");
-    let both = node.client.create("x", GIB, block(), &[]).await.unwrap();
-    node.client.stage(&both, &staging, block()).await.unwrap();
+    let both = node.created("x", block()).await;
+    node.stage(&both, &staging, block()).await;
     node.client.unstage(&both, &staging).await.unwrap();
     let message = refused(
         node.client.stage(&both, &staging, mount("ext4")).await,
         Code::FailedPrecondition,
     );
     assert!(message.contains("raw block"), "{message}");
-    let mounted = node
-        .client
-        .create("y", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
-    node.client
-        .stage(&mounted, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    let mounted = node.created("y", mount("ext4")).await;
+    node.stage(&mounted, &staging, mount("ext4")).await;
     node.client.unstage(&mounted, &staging).await.unwrap();
     refused(
         node.client.stage(&mounted, &staging, block()).await,

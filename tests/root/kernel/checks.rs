@@ -40,10 +40,7 @@ async fn an_ext4_that_was_not_unmounted_cleanly_is_repaired_before_it_is_mounted
         let state = format!("ssv state {state}");
         debugfs(&image, &["sif other links_count 7", &state]);
         assert!(!is_sound(&image));
-        node.client
-            .stage(&id, &staging, mount("ext4"))
-            .await
-            .unwrap();
+        node.stage(&id, &staging, mount("ext4")).await;
         check_pattern(&staging.join("data"), 5, 1 << 20);
         check_pattern(&staging.join("other"), 6, 1 << 20);
         node.client.unstage(&id, &staging).await.unwrap();
@@ -74,10 +71,7 @@ async fn an_ext4_that_needs_manual_repair_is_not_mounted() {
     assert!(message_names_the_solution(&node, &id).await);
     assert_eq!(check(&node, &id, &["--repair"]).0, Some(0));
     assert!(is_sound(&image));
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
@@ -140,10 +134,7 @@ async fn a_check_without_repair_changes_nothing() {
     let (code, text) = check(&node, &id, &["--repair"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(is_sound(&image));
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     check_pattern(&staging.join("other"), 6, 1 << 20);
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();

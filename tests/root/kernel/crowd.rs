@@ -21,12 +21,8 @@ async fn forty_volumes_twenty_at_a_time() {
             let _place = places.acquire().await.unwrap();
             let fs = kinds[n % 3];
             let (staging, target) = (node.staging(&n.to_string()), node.path(&n.to_string()));
-            let id = node
-                .client
-                .create(&format!("crowd-{n}"), GIB, mount(fs), &[])
-                .await
-                .unwrap();
-            node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+            let id = node.created(&format!("crowd-{n}"), mount(fs)).await;
+            node.stage(&id, &staging, mount(fs)).await;
             node.client
                 .publish(&id, &staging, &target, mount(fs), false)
                 .await
@@ -142,10 +138,7 @@ async fn ten_thousand_volumes_on_one_pool() {
         .create("new", 1 << 20, mount("ext4"), &[])
         .await
         .unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     node.client.unstage(&id, &staging).await.unwrap();
     assert!(node.client.capacity(&[]).await.unwrap() > GIB);
     for id in ids.iter().take(50).chain([&id]) {

@@ -114,7 +114,7 @@ async fn two_raw_volumes_with_the_same_content_are_mounted_together() {
             };
             let id = raw(&node, &name, make).await;
             let staging = node.staging(&name);
-            node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+            node.stage(&id, &staging, mount(fs)).await;
             std::fs::write(staging.join("whose"), &name).unwrap();
             both.push((id, staging, name));
         }
@@ -194,7 +194,7 @@ async fn a_raw_volume_without_one_whole_file_system_of_that_kind_is_refused_and_
         node.assert_no_device(&id);
         assert_eq!(changed(), before, "nothing was written");
         // It is a raw device as before.
-        node.client.stage(&id, &staging, block()).await.unwrap();
+        node.stage(&id, &staging, block()).await;
         node.unstage_and_delete(&id, &staging).await;
     }
     node.assert_nothing_left();
@@ -243,10 +243,7 @@ async fn a_dirty_ext4_on_a_raw_volume_is_checked_before_it_counts_as_one() {
     };
     let good = raw(&node, "good", spoil(&["ssv state 0"])).await;
     let staging = node.staging("good");
-    node.client
-        .stage(&good, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&good, &staging, mount("ext4")).await;
     node.client.unstage(&good, &staging).await.unwrap();
     node.assert_no_device(&good);
     assert!(succeeds(
@@ -260,7 +257,7 @@ async fn a_dirty_ext4_on_a_raw_volume_is_checked_before_it_counts_as_one() {
         node.client.stage(&bad, &staging, mount("ext4")).await,
         Code::FailedPrecondition,
     );
-    node.client.stage(&bad, &staging, block()).await.unwrap();
+    node.stage(&bad, &staging, block()).await;
     node.unstage_and_delete(&bad, &staging).await;
     node.assert_nothing_left();
 }

@@ -26,13 +26,7 @@ fn without_resources() -> Node {
         "--",
     ];
     let server = Server::wrapped(&scratch, &wrapper, &[&definition(&disk.mount_point)]);
-    let client = server.client();
-    Node {
-        server,
-        client,
-        disk,
-        scratch,
-    }
+    Node::of(server, disk, scratch)
 }
 
 /// Bytes of the file system at a path.
@@ -64,10 +58,7 @@ async fn an_ext4_that_the_kernel_does_not_grow_is_grown_when_it_is_staged() {
     );
     assert!(total(&node, &id, &staging).await < GIB);
     node.client.unstage(&id, &staging).await.unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     assert!(total(&node, &id, &staging).await > GIB + GIB / 2);
     check_pattern(&staging.join("data"), 5, 1 << 20);
     assert_eq!(
@@ -93,10 +84,7 @@ async fn an_ext4_whose_growth_would_move_blocks_is_mounted_with_its_old_size() {
         .await
         .unwrap();
     for _ in 0..2 {
-        node.client
-            .stage(&id, &staging, mount("ext4"))
-            .await
-            .unwrap();
+        node.stage(&id, &staging, mount("ext4")).await;
         assert!(total(&node, &id, &staging).await < GIB);
         node.client.unstage(&id, &staging).await.unwrap();
         node.client.expand(&id, 20 * GIB).await.unwrap();
@@ -115,7 +103,7 @@ async fn a_repeated_stage_finishes_a_growth_that_was_interrupted() {
         let id = node.staged(fs, &staging, fs).await;
         write_pattern(&staging.join("data"), 5, 1 << 20);
         node.client.expand(&id, 2 * GIB).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         let bytes = total(&node, &id, &staging).await;
         assert!(bytes > GIB + GIB / 2, "{fs}: {bytes}");
         check_pattern(&staging.join("data"), 5, 1 << 20);
@@ -142,10 +130,7 @@ async fn a_copy_of_the_mount_that_ends_after_a_moment_only_delays_a_growth() {
         thread::sleep(Duration::from_secs(1));
         drop(held);
     });
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     ends.join().unwrap();
     let bytes = total(&node, &id, &staging).await;
     assert!(bytes > GIB + GIB / 2, "{bytes}");
@@ -164,10 +149,7 @@ async fn a_published_ext4_is_never_unmounted_to_grow() {
         .unwrap();
     let open = std::fs::File::create(target.join("open")).unwrap();
     node.client.expand(&id, 2 * GIB).await.unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     open.sync_all().unwrap();
     assert!(total(&node, &id, &staging).await < GIB);
     drop(open);
@@ -256,10 +238,7 @@ async fn a_growth_that_is_killed_at_any_moment_loses_nothing() {
         }
     }
     assert!(killed > MOMENTS as usize / 2, "{killed} were killed");
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     assert!(total(&node, &id, &staging).await > size - size / 8);
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();

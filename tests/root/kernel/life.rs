@@ -153,7 +153,7 @@ async fn a_volume_that_grew_while_it_was_unstaged_is_grown_at_the_next_stage() {
         let id = node.staged(fs, &staging, fs).await;
         node.client.unstage(&id, &staging).await.unwrap();
         node.client.expand(&id, 3 * GIB).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         assert!(node.client.stats(&id, &staging).await.unwrap().0 > 2 * GIB + 512 * MIB);
         node.unstage_and_delete(&id, &staging).await;
     }
@@ -165,21 +165,14 @@ async fn a_restart_while_staged_and_published_loses_nothing() {
     let mut node = Node::new();
     let (staging, target) = (node.staging("m"), node.path("m"));
     let (bstaging, btarget) = (node.staging("b"), node.path("b"));
-    let id = node
-        .client
-        .create("m", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
-    let bid = node.client.create("b", GIB, block(), &[]).await.unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    let id = node.created("m", mount("ext4")).await;
+    let bid = node.created("b", block()).await;
+    node.stage(&id, &staging, mount("ext4")).await;
     node.client
         .publish(&id, &staging, &target, mount("ext4"), false)
         .await
         .unwrap();
-    node.client.stage(&bid, &bstaging, block()).await.unwrap();
+    node.stage(&bid, &bstaging, block()).await;
     node.client
         .publish(&bid, &bstaging, &btarget, block(), false)
         .await
@@ -189,10 +182,7 @@ async fn a_restart_while_staged_and_published_loses_nothing() {
     for _ in 0..3 {
         node.server.restart();
         node.client = node.server.client();
-        node.client
-            .stage(&id, &staging, mount("ext4"))
-            .await
-            .unwrap();
+        node.stage(&id, &staging, mount("ext4")).await;
         node.client
             .publish(&id, &staging, &target, mount("ext4"), false)
             .await
@@ -374,7 +364,7 @@ async fn the_logical_block_size_is_that_of_the_pool_or_of_the_class_and_never_ch
             .await
             .unwrap();
         for _ in 0..2 {
-            node.client.stage(&id, &staging, block()).await.unwrap();
+            node.stage(&id, &staging, block()).await;
             node.client
                 .publish(&id, &staging, &target, block(), false)
                 .await

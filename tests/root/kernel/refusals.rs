@@ -70,7 +70,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
         std::os::unix::fs::FileExt::write_all_at(&file, &kept, 0).unwrap();
         file.sync_all().unwrap();
         drop(file);
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         check_pattern(&staging.join("data"), 8, 8 << 20);
         node.unstage_and_delete(&id, &staging).await;
     }
@@ -81,11 +81,7 @@ async fn a_formatted_volume_whose_first_megabytes_read_as_zeros_is_never_formatt
 async fn a_signature_on_a_volume_that_was_never_formatted_is_left_alone() {
     let node = Node::new();
     let staging = node.staging("s");
-    let id = node
-        .client
-        .create("s", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
+    let id = node.created("s", mount("ext4")).await;
     run("mkfs.xfs", &["-q", node.image(&id).to_str().unwrap()]);
     let message = refused(
         node.client.stage(&id, &staging, mount("ext4")).await,
@@ -133,7 +129,7 @@ async fn a_file_system_with_a_foreign_freeze_that_was_unmounted_never_gets_a_sec
         eventually("the device is gone", || {
             disk::loops_on(&node.image(&id)).is_empty()
         });
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         check_pattern(&staging.join("data"), 4, 1 << 16);
         node.unstage_and_delete(&id, &staging).await;
     }
@@ -154,10 +150,7 @@ async fn a_reader_that_holds_the_device_open_after_umount_is_waited_for() {
         message.contains(&device[0]),
         "the holder is named: {message}"
     );
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     assert_eq!(
         disk::loops_on(&node.image(&id)),
         device,
@@ -176,11 +169,7 @@ async fn a_reader_that_holds_the_device_open_after_umount_is_waited_for() {
 async fn a_foreign_device_on_an_image_is_neither_used_nor_changed() {
     let node = Node::new();
     let staging = node.staging("f");
-    let id = node
-        .client
-        .create("f", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
+    let id = node.created("f", mount("ext4")).await;
     let image = node.image(&id);
     let device = run(
         "losetup",
@@ -194,10 +183,7 @@ async fn a_foreign_device_on_an_image_is_neither_used_nor_changed() {
     assert!(message.contains(&device), "{message}");
     assert_eq!(disk::loops_on(&image), vec![device.clone()]);
     run("losetup", &["-d", &device]);
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }
@@ -206,11 +192,7 @@ async fn a_foreign_device_on_an_image_is_neither_used_nor_changed() {
 async fn an_image_that_was_cut_short_is_refused() {
     let node = Node::new();
     let staging = node.staging("c");
-    let id = node
-        .client
-        .create("c", GIB, mount("ext4"), &[])
-        .await
-        .unwrap();
+    let id = node.created("c", mount("ext4")).await;
     std::fs::OpenOptions::new()
         .write(true)
         .open(node.image(&id))
@@ -237,7 +219,7 @@ async fn a_device_that_outlived_its_stage_shows_the_grown_image() {
         let reader = std::fs::File::open(&device[0]).unwrap();
         node.client.unstage(&id, &staging).await.unwrap();
         node.client.expand(&id, 2 * GIB).await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         assert_eq!(disk::loops_on(&node.image(&id)), device);
         let (total, _) = node.client.stats(&id, &staging).await.unwrap();
         assert!(total > GIB + GIB / 2, "{fs}: {total}");
@@ -259,11 +241,7 @@ async fn no_second_mkfs_runs_before_the_first_one_has_ended() {
         .restart_with(&[("SLACKWATER_FAULT", "effect.format:stop")]);
     node.client = node.server.client();
     let staging = node.staging("v");
-    let id = node
-        .client
-        .create("v", GIB, mount("xfs"), &[])
-        .await
-        .unwrap();
+    let id = node.created("v", mount("xfs")).await;
     let (client, volume, at) = (node.client.clone(), id.clone(), staging.clone());
     let call = tokio::spawn(async move { client.stage(&volume, &at, mount("xfs")).await });
     while !node.server.is_stopped() {
@@ -286,10 +264,7 @@ async fn no_second_mkfs_runs_before_the_first_one_has_ended() {
     let blocks = std::fs::metadata(node.image(&id)).unwrap().blocks();
     assert_eq!(blocks, 0, "nothing was written");
     drop(mkfs);
-    node.client
-        .stage(&id, &staging, mount("xfs"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("xfs")).await;
     node.unstage_and_delete(&id, &staging).await;
     node.assert_nothing_left();
 }

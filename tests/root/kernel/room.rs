@@ -152,7 +152,7 @@ async fn a_thick_volume_accepts_every_write_on_a_full_pool() {
                 .create(fs, size, mount(fs), &[("allocation", "thick")])
                 .await
                 .unwrap();
-            node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+            node.stage(&id, &staging, mount(fs)).await;
             assert!(
                 allocated(&node.image(&id)) >= size,
                 "{fs} on {pool}: mkfs gave no block back"
@@ -224,10 +224,7 @@ async fn a_thin_pool_that_fills_under_a_writer_fails_the_write_and_nothing_else(
         .create("kept", 16 * MIB, mount("ext4"), &[])
         .await
         .unwrap();
-    node.client
-        .stage(&id, &staging, mount("ext4"))
-        .await
-        .unwrap();
+    node.stage(&id, &staging, mount("ext4")).await;
     exhaust(&node.disk.mount_point);
     let mut file = std::fs::File::create(staging.join("data")).unwrap();
     let written = (0..550).try_for_each(|_| {
@@ -288,7 +285,7 @@ async fn volumes_in_use_can_be_unstaged_and_deleted_on_a_full_pool() {
         }
         // A pod of a raw volume comes back, and ends again.
         let (id, staging, target) = &volumes[1];
-        node.client.stage(id, staging, block()).await.unwrap();
+        node.stage(id, staging, block()).await;
         let publish = node.client.publish(id, staging, target, block(), false);
         publish.await.unwrap();
         node.client.unpublish(id, target).await.unwrap();
@@ -324,7 +321,7 @@ async fn wipe_zero_leaves_no_content_on_the_disk_and_wipe_none_leaves_it() {
             .create("w", 32 * MIB, block(), &[("wipe", wipe)])
             .await
             .unwrap();
-        node.client.stage(&id, &staging, block()).await.unwrap();
+        node.stage(&id, &staging, block()).await;
         node.client
             .publish(&id, &staging, &target, block(), false)
             .await
@@ -370,7 +367,7 @@ async fn wipe_discard_discards_the_blocks_of_the_disk() {
         .create("w", 256 * MIB, block(), &[("wipe", "discard")])
         .await
         .unwrap();
-    node.client.stage(&id, &staging, block()).await.unwrap();
+    node.stage(&id, &staging, block()).await;
     node.client
         .publish(&id, &staging, &target, block(), false)
         .await

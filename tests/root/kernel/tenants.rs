@@ -88,8 +88,8 @@ fn number(target: &Path) -> u64 {
 /// A raw block volume with this name, staged, and published at a target of the same name.
 async fn published(node: &Node, name: &str, read_only: bool) -> (String, PathBuf, PathBuf) {
     let (staging, target) = (node.staging(name), node.path(name));
-    let id = node.client.create(name, GIB, block(), &[]).await.unwrap();
-    node.client.stage(&id, &staging, block()).await.unwrap();
+    let id = node.created(name, block()).await;
+    node.stage(&id, &staging, block()).await;
     node.client
         .publish(&id, &staging, &target, block(), read_only)
         .await

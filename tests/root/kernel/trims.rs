@@ -57,7 +57,7 @@ async fn a_pools_trim_schedule_frees_blocks_of_deleted_files_only_in_thin_volume
         let parameters = [("allocation", allocation)];
         let created = node.client.create(&name, GIB, mount(fs), &parameters);
         let id = created.await.unwrap();
-        node.client.stage(&id, &staging, mount(fs)).await.unwrap();
+        node.stage(&id, &staging, mount(fs)).await;
         write_pattern(&staging.join("kept"), 1, KEPT);
         write_and_delete(&staging);
         volumes.push((name, id, staging));
