@@ -142,13 +142,31 @@ fn the_readme_lists_every_page() {
 #[test]
 fn the_page_for_contributors_names_every_entry_of_the_folder_of_tests() {
     let page = read(&root().join("CONTRIBUTING.md"));
-    for entry in fs::read_dir(root().join("tests")).expect("a folder") {
-        let name = entry.expect("an entry").file_name();
-        let name = name.to_str().expect("a plain name");
+    let check = |path: &str| {
         // proptest stores there the cases that have failed on this machine.
-        let is_named = page.contains(&format!("tests/{name}")) || name == "proptest-regressions";
-        assert!(is_named, "CONTRIBUTING.md does not name tests/{name}");
+        let is_named = page.contains(path) || path.ends_with("/proptest-regressions");
+        assert!(is_named, "CONTRIBUTING.md does not name {path}");
+    };
+    for name in entries("tests") {
+        let program = format!("tests/{name}");
+        check(&program);
+        // The parts of a test program. The page names all folders of reviewed output at once.
+        if root().join(&program).join("main.rs").is_file() {
+            let mut parts = entries(&program);
+            parts.retain(|part| part != "snapshots" && root().join(&program).join(part).is_dir());
+            for part in parts {
+                check(&format!("{program}/{part}/"));
+            }
+        }
     }
+}
+
+/// The names in a folder of the repository.
+fn entries(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(root().join(folder)).expect("a folder");
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+    let names = entries.map(|entry| name(entry).into_string().expect("a plain name"));
+    names.collect()
 }
 
 /// Names of all tests: the function after each `#[test]` or `#[tokio::test]`, and the tests in the
