@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 use slackwater_testkit::left_out;
 
@@ -24,23 +25,29 @@ fn read(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The program `helm`, if this machine has it.
+fn find_helm() -> Option<&'static str> {
+    static FOUND: LazyLock<Option<String>> = LazyLock::new(|| {
+        let home = std::env::var("HOME").unwrap_or_default();
+        let cached = format!("{home}/.cache/slackwater-cluster/bin/helm");
+        let starts = |program: &String| Command::new(program).arg("version").output().is_ok();
+        ["helm".into(), cached].into_iter().find(starts)
+    });
+    FOUND.as_deref()
+}
+
 /// Runs `helm`, if this machine has it.
 fn helm(words: &[&str]) -> Option<Output> {
-    let home = std::env::var("HOME").unwrap_or_default();
-    let cached = format!("{home}/.cache/slackwater-cluster/bin/helm");
-    let program = ["helm", &cached]
-        .into_iter()
-        .find(|program| Command::new(program).arg("version").output().is_ok());
-    let Some(program) = program else {
+    let Some(program) = find_helm() else {
         left_out("tests that render the chart: helm is missing (make helm builds it)");
         return None;
     };
-    Some(
-        Command::new(program)
-            .args(words)
-            .output()
-            .expect("helm starts"),
-    )
+    let output = Command::new(program)
+        .args(words)
+        // It ends before garbage collection would gain anything.
+        .env("GOGC", "off")
+        .output();
+    Some(output.expect("helm starts"))
 }
 
 /// The chart rendered with these arguments.
