@@ -19,12 +19,14 @@ pub mod left_out;
 pub mod node;
 pub mod server;
 pub mod snapshots;
+pub mod sweep;
 pub mod writers;
 
 pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};
 pub use left_out::left_out;
 pub use server::{Server, binary};
+pub use sweep::Sweep;
 
 use std::net::TcpListener;
 use std::path::Path;

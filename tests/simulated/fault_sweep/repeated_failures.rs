@@ -12,7 +12,7 @@ use slackwater::error::chain;
 use slackwater::host::memory::FaultMode;
 use slackwater::model::{Level, Wipe};
 
-use crate::fault_sweep::sweep::Sample;
+use crate::fault_sweep::sweep::{Sample, is_requested};
 use crate::fault_sweep::trial::{Baseline, Outcome, Scenario};
 use crate::fault_sweep::{BTRFS, V, XFS, staged, used};
 use crate::simulation::{SIZE, Simulation, Step, VolumeConfig};
@@ -107,8 +107,11 @@ impl FailureSequence {
     }
 
     fn sweep(&self) {
-        let (baseline, [first, last]) = self.baseline();
         let description = format!("{:?} {:?} {:?}", self.before, self.first, self.last);
+        if !is_requested(&description) {
+            return;
+        }
+        let (baseline, [first, last]) = self.baseline();
         let sample = Sample::one_in(SHARE, &description);
         let (mut trials, mut found) = (0, Vec::new());
         for n in 1..=first {

@@ -1,12 +1,14 @@
 //! The selection of trials: every effect and every read of the host fails in every mode, and so
 //! does what an undo adds. By default only a share of the trials runs, spread evenly: each scenario
 //! begins at another position, and the modes alternate from effect to effect.
-//! `SLACKWATER_SWEEP=full` runs all of them.
+//! `SLACKWATER_SWEEP=full` runs all of them, and `SLACKWATER_SWEEP=3/16` those of about one scenario in
+//! 16.
 
 use std::path::PathBuf;
 
 use nix::errno::Errno;
 use slackwater::host::memory::{FaultMode, Unreadable};
+use slackwater_testkit::Sweep;
 
 use crate::fault_sweep::trial::{Baseline, Fault, FollowUp, Scenario, TrialResult};
 use crate::simulation::check::ObservedState;
@@ -31,16 +33,27 @@ pub struct Sample {
     from: usize,
 }
 
+/// A number that differs between scenarios, and is the same in each run.
+fn position(description: &str) -> usize {
+    description.bytes().map(usize::from).sum()
+}
+
+/// Whether the scenario with this description belongs to the part of all scenarios that is requested.
+pub fn is_requested(description: &str) -> bool {
+    let Sweep { n, of, .. } = Sweep::requested();
+    position(description) % of == n
+}
+
 impl Sample {
     fn of(scenario: &Scenario) -> Sample {
-        Sample::one_in(SHARE, &format!("{:?} {:?}", scenario.before, scenario.act))
+        Sample::one_in(SHARE, &scenario.description())
     }
 
     /// One in `share` trials, unless all are requested.
     pub fn one_in(share: usize, description: &str) -> Sample {
-        let full = std::env::var_os("SLACKWATER_SWEEP").is_some_and(|value| value == "full");
-        let share = if full { 1 } else { share };
-        let from = description.bytes().map(usize::from).sum();
+        let is_full = Sweep::requested().is_full;
+        let share = if is_full { 1 } else { share };
+        let from = position(description);
         Sample { share, from }
     }
 
@@ -56,7 +69,14 @@ impl Sample {
 }
 
 impl Scenario {
+    fn description(&self) -> String {
+        format!("{:?} {:?}", self.before, self.act)
+    }
+
     pub fn sweep(&self) {
+        if !is_requested(&self.description()) {
+            return;
+        }
         let (baseline, mut failures) = self.single();
         for n in 1..=baseline.effects {
             self.sweep_undo(&baseline, n, &mut failures);
@@ -66,12 +86,18 @@ impl Scenario {
 
     /// The same with one fault at a time, for calls with many effects.
     pub fn sweep_once(&self) {
+        if !is_requested(&self.description()) {
+            return;
+        }
         let (_, failures) = self.single();
         failures.assert_none(&self.act);
     }
 
     /// Without a fault, and with the process killed after each effect in turn; for many calls.
     pub fn sweep_crashes(&self) {
+        if !is_requested(&self.description()) {
+            return;
+        }
         let baseline = self.baseline();
         let mut failures = Failures::of(self);
         self.all(&baseline, &[Fault::Effects(Vec::new())], &mut failures);
@@ -130,6 +156,9 @@ impl Scenario {
 
     /// A foreign process thaws before each effect in turn: what was cut then is never served.
     pub fn sweep_thaws(&self) {
+        if !is_requested(&self.description()) {
+            return;
+        }
         let baseline = self.baseline();
         let mut failures = Failures::of(self);
         for n in 1..=baseline.effects {
@@ -160,6 +189,9 @@ impl Scenario {
     /// A call whose undo fails as well, and then each effect and each read of its repeat fails.
     /// First calls that leave the same state are tried once.
     pub fn sweep_repeat(&self) {
+        if !is_requested(&self.description()) {
+            return;
+        }
         let baseline = self.baseline();
         let mut failures = Failures::of(self);
         let mut known_states = Vec::new();
