@@ -3,7 +3,7 @@
 //! as without a fault: nothing is formatted twice, no acknowledged byte is lost, nothing is left.
 //!
 //! The process itself counts effects (`core/src/fault.rs`), so a new effect is covered without being
-//! listed here. `SLACKWATER_SWEEP=full` tests each kind of volume with each mode.
+//! listed here.
 
 #![allow(
     clippy::unwrap_used,
