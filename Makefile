@@ -31,7 +31,7 @@ demo: ## Build the driver and show it: create, use and delete volumes of every k
 
 # The parts of `make test` after `make check`. Each is a target, and its output is in a log of that name.
 CARGO_PARTS := tests-unprivileged tests-root tests-guest
-PARTS := $(CARGO_PARTS) sanity e2e-if-warm
+PARTS := $(CARGO_PARTS) tests-thin sanity e2e-if-warm
 
 .PHONY: test
 test: ## Run all tests, but no benchmarks (as root, or with sudo)
@@ -87,7 +87,7 @@ docs: ## Build the API documentation, without warnings
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
 
 .PHONY: tests
-tests: $(CARGO_PARTS) ## Run cargo test: tests-unprivileged, tests-root and tests-guest (in a guest kernel)
+tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-root, tests-guest (in a guest kernel) and tests-thin
 
 # The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: $(CARGO_PARTS)
@@ -95,6 +95,14 @@ $(CARGO_PARTS): tests-%: helm
 	@mkdir -p $(LOGS)
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+
+# A quarter of the sweeps, another one each time: `make soak` has all of them.
+.PHONY: tests-thin
+tests-thin: ## Run the tests on the simulated host again, with volumes on simulated thin devices
+	@mkdir -p $(LOGS)
+	sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep"; \
+	SIMULATED_THIN=1 SLACKWATER_SWEEP=$$sweep RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
+	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 32nd of their
 # trials, whose number is printed; `make tests-unprivileged` has all of them. What needs root, a download or the
@@ -113,6 +121,7 @@ helm: # builds helm, which the tests of the chart use
 .PHONY: soak
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated -- cut:: host_linux:: guard:: databases:: kill:: fault_sweep:: state_machine::
+	SIMULATED_THIN=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test simulated
 
 .PHONY: fuzz
 fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target

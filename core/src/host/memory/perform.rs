@@ -308,7 +308,7 @@ impl Machine {
     /// Overwrites all blocks with zeros, or frees them.
     fn erase(&mut self, process: Process, path: &Path, keep_blocks: bool) -> Result<(), HostCause> {
         let ino = self.must_find(process, path)?;
-        // Whoever discards a mapped device has it open.
+        // The process that discards a mapped device has it open.
         let own = usize::from(path.starts_with("/dev/mapper"));
         let openers = |number: &u32| self.openers_of(*number) > own;
         if self.loops_on(ino).iter().any(openers) {
