@@ -7,7 +7,6 @@ mod cut;
 
 pub use generated::*;
 
-#[expect(missing_docs, reason = "generated; proto/agent.proto documents it")]
 #[allow(clippy::all, reason = "generated")]
 mod generated {
     tonic::include_proto!("slackwater.agent.v1");

@@ -40,7 +40,6 @@ pub enum PoolKind<'a> {
     },
 }
 
-/// The space of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolSpace {
     /// The size of the pool's file system in bytes.
@@ -65,7 +64,6 @@ pub struct PoolSpace {
 /// A volume's device, which stays attached while this value exists.
 #[derive(Debug)]
 pub struct Attached {
-    /// The device.
     pub device: Device,
     /// Keeps the device attached.
     pub hold: DeviceHold,
@@ -74,11 +72,9 @@ pub struct Attached {
 /// A device on a volume's image, which this driver or a foreign process has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// The device.
     pub device: Device,
     /// It maps the whole image from its first byte, as the devices of this driver do.
     pub whole: bool,
-    /// Read-only.
     pub read_only: bool,
     /// The kernel detaches it when its last opener closes it.
     pub autoclear: bool,
@@ -87,7 +83,6 @@ pub struct FoundDevice {
 /// How a device is to be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachMode {
-    /// Read-only.
     pub read_only: bool,
     /// It stays attached without openers until it is detached, for raw block volumes.
     pub lasting: bool,

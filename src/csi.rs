@@ -21,10 +21,6 @@ pub const FILE_DESCRIPTOR_SET: &[u8] =
 /// requests them without requesting them as secrets.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-#[expect(
-    missing_docs,
-    reason = "generated; the interface's specification documents it"
-)]
 #[allow(clippy::all, reason = "generated")]
 mod generated {
     use super::{Context, Secrets};

@@ -36,7 +36,6 @@ pub enum CheckStatus {
 /// One result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Its level.
     pub level: CheckStatus,
     /// What was checked: "loop devices", "pool default".
     pub subject: String,

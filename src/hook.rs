@@ -21,7 +21,6 @@ pub use pod::{HookRights, PodHooks};
 /// A volume whose hooks are requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookTarget {
-    /// ID of the volume.
     pub volume_id: String,
     /// "namespace/name" of its PVC, if known.
     pub claim: Option<String>,

@@ -53,7 +53,6 @@ pub enum InitError {
     /// The filter cannot be parsed.
     #[error("log filter {filter:?}: {problem}")]
     Filter {
-        /// The filter.
         filter: String,
         /// What is wrong.
         problem: String,

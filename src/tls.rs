@@ -131,7 +131,6 @@ pub enum TlsError {
     /// A certificate could not be created.
     #[error("create a certificate for {name}")]
     Make {
-        /// The name in it.
         name: String,
         /// The cause.
         #[source]

@@ -10,15 +10,12 @@ use std::path::PathBuf;
 /// What kind of object an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A volume.
     Volume,
-    /// A snapshot.
     Snapshot,
     /// A group of snapshots.
     Group,
     /// A node of the cluster.
     Node,
-    /// A pool.
     Pool,
 }
 
@@ -135,7 +132,6 @@ pub enum Error {
         "group snapshot {group} is still in doubt on some nodes, so its members cannot be deleted: {reason}; try again"
     )]
     Unsettled {
-        /// The group.
         group: String,
         /// What prevents the deletion.
         reason: String,
@@ -145,7 +141,6 @@ pub enum Error {
     Busy {
         /// The object.
         subject: String,
-        /// The holder.
         holder: String,
     },
     /// The pool does not have enough free space.
@@ -190,10 +185,7 @@ pub enum Error {
     #[error(
         "starting_token {token:?} was not issued by this driver; start the list again without a token"
     )]
-    BadToken {
-        /// The token.
-        token: String,
-    },
+    BadToken { token: String },
     /// The owner of the object cannot be queried now. This is never reported as "not found".
     #[error("{what} is unavailable: {reason}")]
     Unreachable {
@@ -221,7 +213,6 @@ pub enum Error {
     Host {
         /// The operation that was attempted.
         doing: String,
-        /// The error of the host.
         #[source]
         source: HostError,
     },

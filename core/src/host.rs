@@ -36,7 +36,6 @@ pub use session::{Account, Session, SessionSpec, SessionState};
 use crate::error::HostError;
 use crate::model::FsType;
 
-/// Result of the host.
 pub type Result<T> = std::result::Result<T, HostError>;
 
 /// Identity of a file, whatever its name: the kernel's device and inode numbers.
@@ -70,7 +69,6 @@ pub struct FileStat {
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
     Dir,
     /// A block device node.
     Block,
@@ -91,7 +89,6 @@ pub struct Space {
     pub free: u64,
     /// Total inodes; 0 if the file system has no fixed number.
     pub inodes: u64,
-    /// Free inodes.
     pub inodes_free: u64,
 }
 
@@ -142,7 +139,6 @@ pub struct LoopStatus {
     pub offset: u64,
     /// Maximum number of bytes shown; 0 (all) for devices of this driver.
     pub size_limit: u64,
-    /// Read-only.
     pub read_only: bool,
     /// The kernel detaches it when its last opener closes it.
     pub autoclear: bool,
@@ -200,7 +196,6 @@ pub struct LoopHold {
 }
 
 impl LoopHold {
-    /// Its device.
     pub fn device(&self) -> Device {
         Device::of_loop(self.number)
     }
@@ -215,7 +210,6 @@ impl std::fmt::Debug for LoopHold {
 /// Holds a device open: while this exists, the kernel does not remove it, and its number cannot be
 /// reused.
 pub struct DeviceHold {
-    /// The device.
     pub device: Device,
     /// The handle that keeps it open.
     pub keep: Box<dyn std::any::Any + Send>,
@@ -429,7 +423,6 @@ pub trait Host: Send + Sync + 'static {
 
     /// The kernel's id of this boot.
     fn boot_id(&self) -> Result<Uuid>;
-    /// A random UUID.
     fn random_uuid(&self) -> Uuid;
     /// Seconds since 1970.
     fn now(&self) -> u64;

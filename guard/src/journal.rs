@@ -47,7 +47,6 @@ pub struct Entry {
 /// One file system of an [`Entry`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryMember {
-    /// ID of its volume.
     pub volume_id: String,
     /// Path of its device node.
     pub device: PathBuf,
@@ -55,7 +54,6 @@ pub struct EntryMember {
     pub rdev: u64,
     /// st_dev of its image.
     pub image_device: u64,
-    /// Inode of its image.
     pub image_inode: u64,
     /// Type of the file system.
     pub fs: FsType,
@@ -74,7 +72,6 @@ impl EntryMember {
         }
     }
 
-    /// Its device.
     pub fn device(&self) -> Device {
         Device {
             path: self.device.clone(),
@@ -82,7 +79,6 @@ impl EntryMember {
         }
     }
 
-    /// Its image.
     pub fn image(&self) -> FileId {
         FileId {
             device: self.image_device,

@@ -87,7 +87,6 @@ fn words(bytes: &[u8; MESSAGE]) -> Option<([u32; 4], u64)> {
 }
 
 impl Ask {
-    /// Encodes the message.
     pub fn encode(self) -> [u8; MESSAGE] {
         match self {
             Ask::Begin {
@@ -126,7 +125,6 @@ impl Ask {
 }
 
 impl Say {
-    /// Encodes the message.
     pub fn encode(self) -> [u8; MESSAGE] {
         let code = |errno: i32| errno.unsigned_abs();
         match self {

@@ -235,7 +235,6 @@ impl Sweeper {
         self.thaw_hidden(member)
     }
 
-    /// The root of one of its mounts.
     fn find_root(&self, member: &EntryMember) -> Result<Option<MountRoot>> {
         let is_its = |mount: &&Mount| {
             mount.fs_name == member.fs.name()

@@ -28,15 +28,11 @@ use room::Growing;
 
 /// One pool. The caller holds the lock of a volume during every call that names it.
 pub struct PoolBackend {
-    /// The pool's record.
     pub record: PoolRecord,
     /// What does not change while the pool is open.
     pub facts: Facts,
-    /// Its folder.
     pub folder: Arc<Folder>,
-    /// The records of its volumes.
     pub volumes: RecordStore<VolumeRecord>,
-    /// The records of its snapshots.
     pub snapshots: RecordStore<SnapshotRecord>,
     /// Held while available space is checked and taken.
     growing: Mutex<Growing>,

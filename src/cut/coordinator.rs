@@ -28,7 +28,6 @@ pub struct CutSpec<'a> {
 /// A member that is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// ID of its volume.
     pub volume_id: String,
     /// "namespace/name" of its claim, if known.
     pub claim: Option<String>,

@@ -52,7 +52,6 @@ impl Subject<'_> {
 pub trait Clock {
     /// Seconds since 1970.
     fn now(&self) -> u64;
-    /// Sleeps.
     fn sleep(&self, time: Duration);
     /// Whether the program is about to stop.
     fn is_stopping(&self) -> bool;

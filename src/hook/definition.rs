@@ -66,7 +66,6 @@ impl Selector {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HookParts {
-    /// Its name.
     pub name: String,
     /// Program and arguments.
     pub command: Vec<String>,
@@ -111,7 +110,6 @@ impl TryFrom<HookParts> for HookDefinition {
 }
 
 impl HookDefinition {
-    /// The program.
     pub fn program(&self) -> &Path {
         Path::new(self.command.first().map_or("", String::as_str))
     }

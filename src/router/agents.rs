@@ -150,7 +150,6 @@ impl Agents {
         each.map(|(_, one)| one.agent.clone()).collect()
     }
 
-    /// The agent of a node.
     pub fn of_node(&self, node: &str) -> Option<Arc<Agent>> {
         let polled = self.polled.read().unwrap_or_else(PoisonError::into_inner);
         polled.as_ref()?.get(node).map(|one| one.agent.clone())

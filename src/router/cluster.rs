@@ -16,7 +16,6 @@ pub enum ObjectRef {
     Snapshot(String),
     /// A VolumeGroupSnapshot, "namespace/name".
     Group(String),
-    /// A node.
     Node(String),
     /// The Pool object of a pool.
     Pool(PoolId),
@@ -105,7 +104,6 @@ pub trait Cluster: Send + Sync + 'static {
 /// A pool as recorded in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownPool {
-    /// Its ID.
     pub id: PoolId,
     /// Its name in its agent's configuration.
     pub name: String,

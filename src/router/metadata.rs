@@ -71,7 +71,6 @@ impl Router {
         only_if(served, call.rpc(), "snapshot-metadata")
     }
 
-    /// The agent of a snapshot.
     async fn of_snapshot(&self, call: &Call<'_>, id: &str) -> Result<Arc<Agent>> {
         match self.owner(id).await? {
             Owner::Agent(agent) => Ok(agent),

@@ -90,7 +90,6 @@ impl ParticipantStream {
         }
     }
 
-    /// The agent.
     pub(super) fn agent(&self) -> &Arc<Agent> {
         &self.agent
     }

@@ -31,7 +31,6 @@ pub(super) enum Nowhere {
 
 /// The owner of an ID.
 pub(super) enum Owner {
-    /// This agent.
     Agent(Arc<Agent>),
     /// None, permanently.
     Nowhere(Nowhere),

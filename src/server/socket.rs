@@ -26,7 +26,6 @@ pub enum BindError {
     Io {
         /// The verb.
         doing: &'static str,
-        /// The path.
         path: PathBuf,
         /// The cause.
         #[source]

@@ -26,7 +26,6 @@ macro_rules! rpcs {
                 }
             }
 
-            /// Its service.
             pub fn service(self) -> &'static str {
                 match self {
                     $($(Rpc::$rpc => stringify!($service),)*)*

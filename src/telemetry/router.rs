@@ -86,7 +86,6 @@ pub trait RouterView: Send + Sync + 'static {
     fn missing(&self) -> Vec<String>;
 }
 
-/// Counts of a router.
 #[derive(Clone)]
 pub struct RouterCounts {
     forwarded: Family<Labels, Counter>,

@@ -14,7 +14,6 @@ use super::TlsError;
 pub struct Files {
     /// The certificate of this process, with the intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
     pub key: PathBuf,
     /// The CAs that may have issued the peer's certificate; several during a rotation.
     pub authorities: PathBuf,

@@ -178,7 +178,6 @@ pub enum Effect<'a> {
     /// crash leaves the old fsid or the new one (with checksums other than crc32c, an image that
     /// must not be used).
     RenewFsId {
-        /// The image.
         image: &'a Path,
         /// The new fsid.
         uuid: Uuid,
@@ -225,11 +224,9 @@ pub enum Effect<'a> {
     },
     /// mkfs.
     Format {
-        /// The device.
         device: &'a Device,
         /// The file system to create.
         fs: FsType,
-        /// Its UUID.
         uuid: Uuid,
         /// Additional arguments, already checked.
         options: &'a [String],
@@ -240,7 +237,6 @@ pub enum Effect<'a> {
     /// tool is never killed. Returns [`Done::Checked`]. An error means that the tool could not run,
     /// or, for [`Check::Preen`] and [`Check::Whole`], that it could not repair what it found.
     CheckFs {
-        /// The device.
         device: &'a Device,
         /// The type of the file system.
         fs: FsType,
@@ -249,7 +245,6 @@ pub enum Effect<'a> {
     },
     /// Grows a mounted file system to the size of its device.
     GrowFs {
-        /// The device.
         device: &'a Device,
         /// Its mount point (a CSI path).
         mount_point: &'a Path,
@@ -259,10 +254,7 @@ pub enum Effect<'a> {
     /// Grows an unmounted ext4 file system to the size of its device (resize2fs). It must follow a
     /// [`Check::Whole`]; the program is never killed. If a crash interrupts it, a [`Check::Repair`]
     /// is needed.
-    GrowUnmounted {
-        /// The device.
-        device: &'a Device,
-    },
+    GrowUnmounted { device: &'a Device },
     /// Creates the last component of a CSI path: a directory, or an empty file on which a device is
     /// bind-mounted. An existing one of the same kind is success.
     MakeTarget {
@@ -304,7 +296,6 @@ pub enum Effect<'a> {
     ThinMessage {
         /// The name of the pool.
         pool: &'a str,
-        /// The message.
         message: ThinMessage,
     },
     /// Creates a mapped device without a table. EBUSY if one with this UUID exists.
@@ -316,7 +307,6 @@ pub enum Effect<'a> {
     LoadTable {
         /// The UUID of the device.
         uuid: &'a str,
-        /// The table.
         table: &'a ThinTable,
         /// The device is read-only with this table.
         read_only: bool,
@@ -345,7 +335,6 @@ pub enum Effect<'a> {
 /// How to attach an image.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopSpec<'a> {
-    /// The image.
     pub image: &'a Path,
     /// The file that the opened image must be.
     pub backing: FileId,
@@ -397,7 +386,6 @@ pub struct Checked {
 /// The kind of the last component of a CSI path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
-    /// A directory.
     Dir,
     /// An empty file.
     File,

@@ -82,9 +82,7 @@ pub struct UnknownGracePeriods(String);
 /// A freeze in the journal, and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journalled {
-    /// Id of the volume.
     pub volume_id: String,
-    /// The device.
     pub device: PathBuf,
     /// The process that requested it.
     pub owner: u32,

@@ -66,7 +66,6 @@ impl Map {
         }
     }
 
-    /// Its extents.
     pub(in crate::host) fn runs(&self) -> impl Iterator<Item = Extent> {
         self.runs.iter().copied()
     }

@@ -29,7 +29,6 @@ impl Usage {
     }
 }
 
-/// The status of a thin pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThinPoolStatus {
     /// A number that only [`ThinMessage::SetTransactionId`] changes.
@@ -47,25 +46,18 @@ pub struct ThinPoolStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThinMessage {
     /// Creates an empty thin device. EEXIST if the ID is taken.
-    CreateThin {
-        /// Its ID.
-        id: u32,
-    },
+    CreateThin { id: u32 },
     /// Creates a thin device that shares all blocks of another one. EEXIST if the ID is taken,
     /// ENODATA if the origin does not exist. An origin that is active must be suspended, otherwise
     /// writes that are on their way reach the snapshot as well; the kernel does not check this.
     CreateSnap {
-        /// Its ID.
         id: u32,
         /// The thin device with which it shares blocks.
         origin: u32,
     },
     /// Deletes a thin device, and frees the blocks that only it has. EBUSY if it is active, ENODATA
     /// if it does not exist.
-    Delete {
-        /// Its ID.
-        id: u32,
-    },
+    Delete { id: u32 },
     /// Replaces the transaction ID. EINVAL if it is not `from`.
     SetTransactionId {
         /// The present one.
@@ -101,13 +93,10 @@ pub struct ThinTable {
 /// A mapped device that shows a thin device, or that has no table yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedDevice {
-    /// The device.
     pub device: Device,
-    /// Its UUID.
     pub uuid: String,
     /// The table in use; `None` if the device has never been resumed with one.
     pub table: Option<ThinTable>,
-    /// Read-only.
     pub read_only: bool,
     /// I/O waits until the device is resumed.
     pub suspended: bool,

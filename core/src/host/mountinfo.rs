@@ -20,7 +20,6 @@ pub struct Mount {
     /// The part of the file system that is mounted: "/" for all of it; the name of a device node if
     /// one is bind-mounted.
     pub root: PathBuf,
-    /// The mount point.
     pub mount_point: PathBuf,
     /// Options of this mount only, such as ro and nosuid.
     pub options: Vec<String>,
@@ -38,7 +37,6 @@ pub struct Mount {
 /// The mount through which a directory is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderMount {
-    /// The mount.
     pub mount: Mount,
     /// The directory is the mount point, and the mount shows the root of its file system or of a
     /// btrfs subvolume, so it is not just a directory on a disk with other data.

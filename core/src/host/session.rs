@@ -41,7 +41,6 @@ pub struct Account {
     pub groups: Vec<u32>,
 }
 
-/// The state of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionState {
     /// It runs and has not written READY.

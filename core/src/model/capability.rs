@@ -14,9 +14,7 @@ use super::size::{KIB, MIB};
 pub enum FsType {
     /// The default.
     Ext4,
-    /// XFS.
     Xfs,
-    /// Btrfs.
     Btrfs,
 }
 

@@ -16,7 +16,6 @@ pub struct NodeRecord {
     /// Its topology segment, once it has one.
     #[serde(default)]
     pub home: Option<HomeId>,
-    /// Its pools.
     #[serde(default)]
     pub pools: BTreeMap<PoolId, KnownPool>,
     /// Pools removed by `pool forget`: the IDs of their volumes count as deleted.

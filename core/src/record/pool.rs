@@ -8,7 +8,6 @@ use crate::model::{HomeId, PoolId, SnapshotRoom};
 /// Identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRecord {
-    /// The ID of the pool.
     pub id: PoolId,
     /// The machine to which it belongs. Only `pool adopt` changes it.
     pub home: HomeId,

@@ -17,7 +17,6 @@ pub struct SnapshotRecord {
     pub name: String,
     /// Random, new for each creation with the same name.
     pub incarnation: Uuid,
-    /// Its state.
     pub state: SnapshotState,
     /// The attempt that created it. Members of different attempts never form a group.
     pub attempt: Uuid,
@@ -113,11 +112,9 @@ impl SnapshotOrigin {
 /// A group, identified by its ID only.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct OriginGroup {
-    /// Its id.
     pub id: Uuid,
 }
 
-/// The states of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SnapshotState {
@@ -149,7 +146,6 @@ pub struct GroupMembership {
     pub independent: bool,
 }
 
-/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyProgress {
     /// Number of bytes that are copied durably.

@@ -15,7 +15,6 @@ pub struct VolumeRecord {
     pub name: String,
     /// Random, new for each creation with the same name.
     pub incarnation: Uuid,
-    /// Its state.
     pub state: VolumeState,
     /// Size in bytes as requested and reported; the image may be a little longer.
     pub size: u64,
@@ -125,7 +124,6 @@ impl Record for VolumeRecord {
     }
 }
 
-/// The states of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
@@ -142,11 +140,8 @@ pub enum VolumeState {
 pub enum FormattedAs {
     /// The user has it as a raw device: its content belongs to the user.
     Raw,
-    /// ext4.
     Ext4,
-    /// xfs.
     Xfs,
-    /// btrfs.
     Btrfs,
 }
 
@@ -234,9 +229,7 @@ impl Formatted {
 /// How a volume was last staged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastStage {
-    /// The staging path.
     pub staging_path: String,
-    /// The capability.
     pub capability: Capability,
     /// For block: the boot in which it was staged; unstaging clears it. For mounted volumes only
     /// the mount table is used.

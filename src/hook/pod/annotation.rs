@@ -19,7 +19,6 @@ const SKIP: &str = "hooks.slackwater.dev/skip";
 /// Common prefix of all annotations.
 const PREFIX: &str = "hooks.slackwater.dev/";
 
-/// The hook of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodHook {
     /// The container in which it is started.

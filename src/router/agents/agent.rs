@@ -54,7 +54,6 @@ impl Seen {
 /// A pool as an agent last reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownPool {
-    /// Its ID.
     pub id: PoolId,
     /// Its name in the agent's configuration.
     pub name: String,

@@ -45,7 +45,6 @@ pub use step::Step;
 
 /// The prefix of the annotations in which PersistentVolumes are stored.
 const NOTE: &str = "adopt.slackwater.dev/";
-/// Objects of one page.
 const OBJECTS_PER_PAGE: u32 = 500;
 /// A Pool object that was not updated for this time is outdated. The router updates it once a minute.
 const MAX_STATUS_AGE: SignedDuration = SignedDuration::from_mins(5);
@@ -53,7 +52,6 @@ const MAX_STATUS_AGE: SignedDuration = SignedDuration::from_mins(5);
 /// A pool that a node has adopted, as the cluster sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// Its id.
     pub id: PoolId,
     /// Its name on its node.
     pub name: String,
@@ -68,7 +66,6 @@ pub struct Adopted {
 pub struct Plan {
     /// The driver's name.
     pub driver: String,
-    /// The pool.
     pub pool: Adopted,
     /// Its PersistentVolumes that are not as they should be, in the order of their names.
     pub lines: Vec<Line>,
@@ -79,7 +76,6 @@ pub struct Plan {
 /// A PersistentVolume of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Its name.
     pub name: String,
     /// "namespace/name" of its claim.
     pub claim: Option<String>,

@@ -60,7 +60,6 @@ pub(super) struct EventQueue {
     dropped: Arc<AtomicU64>,
 }
 
-/// A queue.
 pub(super) fn queue() -> (EventRecorder, EventQueue) {
     let (queue, body) = mpsc::channel(QUEUE_LENGTH);
     let dropped = Arc::<AtomicU64>::default();

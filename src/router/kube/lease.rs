@@ -24,7 +24,6 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(20);
 /// Between two renewals, and between two reads by a router that does not lead. The leader sends 12
 /// requests a minute, every other router 6.
 const RETRY_PERIOD: Duration = Duration::from_secs(10);
-/// The timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The name of the Lease among the watches.
 const WHAT: &str = "the Lease";

@@ -60,20 +60,16 @@ impl Default for Pace {
 /// The contents of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// The pool.
     pub pool: PoolId,
-    /// Its node.
     pub node: String,
     /// Ids of its volumes, without ephemeral ones, which are deleted with their pod.
     pub volumes: Vec<String>,
-    /// Its snapshots.
     pub snapshots: Vec<StoredSnapshot>,
 }
 
 /// A snapshot of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSnapshot {
-    /// Its id.
     pub id: String,
     /// The group that it is a member of.
     pub group: Option<GroupId>,
@@ -82,20 +78,14 @@ pub struct StoredSnapshot {
 /// A kind of orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
-    /// A volume.
     Volume,
-    /// A snapshot.
     Snapshot,
 }
 
-/// An orphan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Orphan {
-    /// What it is.
     pub what: What,
-    /// Its id.
     pub id: String,
-    /// Its pool.
     pub pool: PoolId,
     /// The pool's node.
     pub node: String,

@@ -31,7 +31,6 @@ const USAGE_UPDATE_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 /// The last answer of an agent.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Its node.
     pub node: String,
     /// Its last answer, and when it came.
     pub seen: Option<(Timestamp, Arc<DescribeResponse>)>,
@@ -95,7 +94,6 @@ impl fmt::Display for ObservedPool {
 /// What is to be written about a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The pool.
     pub id: PoolId,
     /// It has no object yet.
     pub is_new: bool,

@@ -75,7 +75,6 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// What is to be done about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next<S> {
-    /// This step.
     Step(S),
     /// Nothing, until something else has happened.
     Wait,

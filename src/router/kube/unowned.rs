@@ -29,7 +29,6 @@ const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 /// A snapshot that was named, and what is done with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnownedSnapshot {
-    /// Its id.
     pub id: SnapshotId,
     /// The group that it is a member of.
     pub group: Option<String>,

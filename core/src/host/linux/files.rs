@@ -84,7 +84,6 @@ pub(super) fn remove_dir(path: &Path) -> Result<()> {
     unless_absent(fs::remove_dir(path)).map_err(failed("remove directory", path))
 }
 
-/// Opens an existing file.
 pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
     OpenOptions::new()
         .read(true)

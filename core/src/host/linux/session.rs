@@ -23,7 +23,6 @@ use crate::host::{Done, Result};
 /// block the driver.
 const MAX_READ_BYTES: usize = 1 << 20;
 
-/// Starts a session.
 pub(super) fn start(spec: &SessionSpec<'_>) -> Result<Done> {
     let program = spec.program;
     let mut command = command(spec);

@@ -21,7 +21,6 @@ pub(super) const BLOCK: u64 = 4096;
 /// What an inode is.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
-    /// A directory.
     Dir(Dir),
     /// A file; boxed, because directories are small.
     File(Box<File>),

@@ -4,7 +4,6 @@
 use super::manifest::{Homes, Manifest};
 use crate::router::kube::reconcile::Next;
 
-/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The PersistentVolume gets the policy Retain, and an annotation with the policy that it had,

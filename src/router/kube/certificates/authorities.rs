@@ -12,7 +12,6 @@ use crate::tls::authority::{Authority, Validity};
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The validity of a certificate of a node or a router. It is renewed after half of this.
 pub const LEAF_VALIDITY: Duration = DAY.saturating_mul(30);
-/// The validity of an authority.
 const AUTHORITY_VALIDITY: Duration = DAY.saturating_mul(3 * 365);
 /// An authority of this age gets a successor.
 const ROTATION_AGE: SignedDuration = SignedDuration::from_hours(365 * 24);

@@ -50,7 +50,6 @@ impl Request {
 pub enum Judgement {
     /// A certificate for this node.
     Sign {
-        /// The node.
         node: String,
         /// As PEM.
         certificate: String,

@@ -31,7 +31,6 @@ pub const UNKNOWN: u32 = 0x2;
 pub const DELALLOC: u32 = 0x4;
 /// Compressed or encrypted.
 pub const ENCODED: u32 = 0x8;
-/// Encrypted.
 pub const ENCRYPTED: u32 = 0x80;
 /// Offsets may not be block aligned.
 pub const NOT_ALIGNED: u32 = 0x100;

@@ -67,7 +67,6 @@ impl MemoryHost {
         Ok(())
     }
 
-    /// syncfs.
     pub fn sync(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let (number, _) = machine.fs_at(mount_point)?;
