@@ -1,9 +1,10 @@
 //! Arrows between files of one module, by imports and by calls.
 //!
 //! Rust puts no order on the files of a module, and a method may be called from any of them. So
-//! this resolves `self.name(…)`, `value.name(…)` and `Type::name(…)` to the file that defines the
-//! method, where a field, parameter or variable declares the type of the value. Calls on other
-//! expressions are not seen. A file and the files in the folder of its name count as one.
+//! this resolves `self.name(…)`, `value.name(…)`, `value.field.name(…)` and `Type::name(…)` to the
+//! file that defines the method, where a field, parameter or variable declares the type of the
+//! value. Calls on other expressions are not seen. A file and the files in the folder of its name
+//! count as one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,9 @@ struct Impl {
     functions: BTreeSet<String>,
 }
 
+/// The types of the fields of structs, by struct and field.
+type Fields<'a> = BTreeMap<(&'a str, &'a str), String>;
+
 /// The arrows between the files of a module, such as `operation`.
 pub fn arrows(sources: &[Source], module: &str) -> Arrows {
     let root = format!("{module}.rs");
@@ -46,9 +50,11 @@ pub fn arrows(sources: &[Source], module: &str) -> Arrows {
             }
         })
         .collect();
+    let fields: Fields = files.iter().flat_map(fields).collect();
     let mut found = Arrows::new();
     for file in &files {
-        let used = imports(file, &files).into_iter().chain(calls(file, &files));
+        let used = imports(file, &files).into_iter();
+        let used = used.chain(calls(file, &files, &fields));
         for (to, name) in used.filter(|(to, _)| !is_one(file.path, to)) {
             found
                 .entry(file.path.to_string())
@@ -189,14 +195,54 @@ fn declared(tokens: &[Token]) -> BTreeMap<&str, String> {
     found
 }
 
-/// The files whose methods a file calls, with the name of the method.
-fn calls(file: &File, files: &[File]) -> Vec<(String, String)> {
-    let mut types = BTreeMap::new();
-    let above = files.iter().filter(|other| is_one(other.path, file.path));
-    for other in above.filter(|other| other.path.len() <= file.path.len()) {
-        types.extend(declared(&other.tokens));
+/// The fields of the structs of a file, with their types.
+fn fields<'a>(file: &'a File) -> Vec<((&'a str, &'a str), String)> {
+    let tokens = &file.tokens;
+    let mut found = Vec::new();
+    for at in (0..tokens.len()).filter(|at| text(tokens, *at) == "struct") {
+        let open = after_generics(tokens, at + 2);
+        if text(tokens, open) == "{" {
+            let close = rules::closing(tokens, open).unwrap_or(tokens.len());
+            let each = declared(&tokens[open..close]).into_iter();
+            found.extend(each.map(|(name, of)| ((text(tokens, at + 1), name), of)));
+        }
     }
-    types.extend(declared(&file.tokens));
+    found
+}
+
+/// The possible types of the value that ends with the word at `at`, such as `self.field`. The
+/// fields of a value of unknown type may be those of any struct.
+fn types_of<'a>(
+    file: &'a File,
+    at: usize,
+    variables: &'a BTreeMap<&str, String>,
+    fields: &'a Fields,
+) -> Vec<&'a str> {
+    let word = text(&file.tokens, at);
+    if at > 1 && text(&file.tokens, at - 1) == "." {
+        let holders = types_of(file, at - 2, variables, fields);
+        let is_it = |(holder, field): &(&str, &str)| {
+            *field == word && (holders.is_empty() || holders.contains(holder))
+        };
+        let found = fields.iter().filter(|(field, _)| is_it(field));
+        return found.map(|(_, of)| of.as_str()).collect();
+    }
+    let found = match word {
+        "self" | "Self" => {
+            let mut impls = file.impls.iter();
+            impls
+                .find(|one| one.range.contains(&at))
+                .map(|one| one.of.as_str())
+        }
+        word if word.starts_with(char::is_uppercase) => Some(word),
+        word => variables.get(word).map(String::as_str),
+    };
+    found.into_iter().collect()
+}
+
+/// The files whose methods a file calls, with the name of the method.
+fn calls(file: &File, files: &[File], fields: &Fields) -> Vec<(String, String)> {
+    let variables = declared(&file.tokens);
     let tokens = &file.tokens;
     let mut found = Vec::new();
     for at in 1..tokens.len() {
@@ -207,21 +253,12 @@ fn calls(file: &File, files: &[File]) -> Vec<(String, String)> {
             continue;
         }
         let value = match text(tokens, at - 1) {
-            "." if at > 1 => text(tokens, at - 2),
-            ":" if at > 2 => text(tokens, at - 3),
+            "." if at > 1 => at - 2,
+            ":" if at > 2 => at - 3,
             _ => continue,
         };
-        let of = match value {
-            "self" | "Self" => {
-                let mut impls = file.impls.iter();
-                impls
-                    .find(|one| one.range.contains(&at))
-                    .map(|one| one.of.as_str())
-            }
-            value if value.starts_with(char::is_uppercase) => Some(value),
-            value => types.get(value).map(String::as_str),
-        };
-        let to = of.map_or(Vec::new(), |of| definers(files, of, name));
+        let of = types_of(file, value, &variables, fields).into_iter();
+        let to: Vec<_> = of.flat_map(|of| definers(files, of, name)).collect();
         if !to.contains(&file.path) {
             found.extend(to.into_iter().map(|to| (to.to_string(), name.to_string())));
         }

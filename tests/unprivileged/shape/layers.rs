@@ -100,9 +100,7 @@ mod tests {
             }
         }
         let mut sources: Vec<_> = files.iter().map(source).collect();
-        for folder in LAYERS {
-            sources.push(source(&(&format!("operation/{folder}.rs"), "")));
-        }
+        sources.extend(PARTS.iter().map(source));
         let arrows = arrows(&sources, "operation");
         let mut found = upward(&arrows);
         found.extend(circular(&arrows, &[]));
@@ -111,15 +109,32 @@ mod tests {
 
     const ROOT: (&str, &str) = (
         "operation.rs",
-        "pub struct Driver { locks: Locks, copies: snapshot::copy::Copies } pub use snapshot::copy::Copies;",
+        "pub struct Driver { locks: Locks, volumes: Volumes } pub use snapshot::copy::Copies;",
     );
+    /// The parts of the planted driver.
+    const PARTS: [(&str, &str); LAYERS.len()] = [
+        ("operation/pools.rs", ""),
+        (
+            "operation/usage.rs",
+            "pub struct Usage<'a> { of: &'a Arc<Driver> }",
+        ),
+        (
+            "operation/snapshot.rs",
+            "pub struct Snapshots { pub(in crate::operation) copies: copy::Copies }",
+        ),
+        (
+            "operation/volume.rs",
+            "pub struct Volumes { snapshots: Arc<Snapshots> }",
+        ),
+        ("operation/node.rs", ""),
+    ];
     const COPY: (&str, &str) = (
         "operation/snapshot/copy.rs",
         "pub struct Copies; impl Copies { pub fn cancel(&self) {} }",
     );
     const STAGE: (&str, &str) = (
         "operation/volume/stage.rs",
-        "impl Driver { pub fn stage(&self) { self.copies.cancel(); self.format(); } }",
+        "impl Volumes { pub fn stage(&self) { self.snapshots.copies.cancel(); self.format(); } }",
     );
 
     #[track_caller]
@@ -132,7 +147,7 @@ mod tests {
     fn what_goes_down_is_fine() {
         let format = (
             "operation/volume/format.rs",
-            "use crate::operation::Copies; impl Driver { pub fn format(&self) {} }",
+            "use crate::operation::Copies; impl Volumes { pub fn format(&self) {} }",
         );
         assert_eq!(planted(&[ROOT, COPY, STAGE, format]), Vec::<String>::new());
     }
@@ -147,15 +162,25 @@ mod tests {
             because,
         );
         refused(
-            (path, "impl<'a> Driver { fn view(&self) { self.stage() } }"),
+            (path, "impl<'a> Volumes { fn view(&self) { self.stage() } }"),
             because,
         );
         refused(
-            (path, "fn view(driver: &Driver) { driver.stage::<u8>() }"),
+            (
+                path,
+                "impl<'a> Usage<'a> { fn view(&self) { self.of.volumes.stage() } }",
+            ),
             because,
         );
         refused(
-            (path, "fn view(it: &'a Arc<Driver>) { Driver::stage(it) }"),
+            (
+                path,
+                "fn view(driver: &Driver) { driver.volumes.stage::<u8>() }",
+            ),
+            because,
+        );
+        refused(
+            (path, "fn view(it: &'a Arc<Volumes>) { Volumes::stage(it) }"),
             because,
         );
         let because = "operation/usage/view.rs -> operation/snapshot/copy.rs";
@@ -163,7 +188,14 @@ mod tests {
         refused(
             (
                 path,
-                "impl Driver { fn view(&self) { self.copies.cancel() } }",
+                "impl Snapshots { fn view(&self) { self.copies.cancel() } }",
+            ),
+            because,
+        );
+        refused(
+            (
+                path,
+                "fn view(snapshots: Vec<u8>, it: &Driver) { it.volumes.snapshots.copies.cancel() }",
             ),
             because,
         );
@@ -174,7 +206,7 @@ mod tests {
         refused(
             (
                 "operation/volume/format.rs",
-                "impl Driver { pub fn format(&self) { self.stage() } }",
+                "impl Volumes { pub fn format(&self) { self.stage() } }",
             ),
             "operation/volume/format.rs -> operation/volume/stage.rs (stage) is part of a cycle",
         );
