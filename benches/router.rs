@@ -303,7 +303,7 @@ async fn fill(
     use tokio_stream::StreamExt;
     let homes: Vec<_> = agents
         .iter()
-        .map(|agent| agent.driver.home().to_string())
+        .map(|agent| agent.driver.pools.home().to_string())
         .collect();
     let (to, from) = tokio::sync::mpsc::channel(16);
     for worker in 0..16 {
@@ -364,7 +364,7 @@ async fn capacity(controller: &mut ControllerClient<Channel>, agents: &[Agent]) 
     for agent in agents {
         let request = GetCapacityRequest {
             accessible_topology: Some(Topology {
-                segments: [(KEY.to_string(), agent.driver.home().to_string())].into(),
+                segments: [(KEY.to_string(), agent.driver.pools.home().to_string())].into(),
             }),
             ..Default::default()
         };
@@ -385,7 +385,7 @@ async fn capacity(controller: &mut ControllerClient<Channel>, agents: &[Agent]) 
 async fn creates(controller: &mut ControllerClient<Channel>, agents: &[Agent]) {
     let (mut here, mut anywhere, mut deletes) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..50 {
-        let home = agents[n % agents.len()].driver.home().to_string();
+        let home = agents[n % agents.len()].driver.pools.home().to_string();
         for (times, request) in [
             (&mut here, create(format!("here{n}"), Some(&home))),
             (&mut anywhere, create(format!("anywhere{n}"), None)),

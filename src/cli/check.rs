@@ -108,7 +108,7 @@ fn without_driver(
         ..Settings::default()
     };
     let driver = Driver::start(settings, seams)?;
-    let checked = driver.check_volume(id, repair);
+    let checked = driver.volumes.check_volume(id, repair);
     driver.leave();
     let checked = checked?;
     Ok(CheckVolumeResponse {

@@ -212,7 +212,11 @@ struct Running(Arc<Driver>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.in_flight.running.fetch_sub(1, Ordering::SeqCst);
+        self.0
+            .pools
+            .in_flight
+            .running
+            .fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -232,17 +236,17 @@ impl Driver {
         class: WorkClass,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let turn = self.in_flight.turn(class).await?;
+        let turn = self.pools.in_flight.turn(class).await?;
         // Counted before `stopping` is read: either this operation sees `stopping`, or the caller
         // of `stop` sees this operation in the count.
-        self.in_flight.running.fetch_add(1, Ordering::SeqCst);
+        self.pools.in_flight.running.fetch_add(1, Ordering::SeqCst);
         let running = Running(self.clone());
-        if self.in_flight.stopping.load(Ordering::SeqCst) {
+        if self.pools.in_flight.stopping.load(Ordering::SeqCst) {
             return Err(Error::Stopping);
         }
         let span = tracing::Span::current();
         let (failing, told) = watch::channel(None);
-        let reads = (class == WorkClass::Read).then(|| self.in_flight.reads.clone());
+        let reads = (class == WorkClass::Read).then(|| self.pools.in_flight.reads.clone());
         let task = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let _thread = Thread::of(failing, reads);
@@ -261,19 +265,19 @@ impl Driver {
     /// Waits until none of these locks is held, or until the time is over, and acquires none of
     /// them. No thread is blocked, and the wait ends if the caller goes away.
     pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
-        if !self.in_flight.is_stopping() {
-            self.locks.wait_until_free(keys, patience).await;
+        if !self.pools.in_flight.is_stopping() {
+            self.pools.locks.wait_until_free(keys, patience).await;
         }
     }
 
     /// Rejects new operations from now on.
     pub fn stop(&self) {
-        self.in_flight.stopping.store(true, Ordering::SeqCst);
+        self.pools.in_flight.stopping.store(true, Ordering::SeqCst);
     }
 
     /// The number of operations that are running now.
     pub fn running(&self) -> usize {
-        self.in_flight.running.load(Ordering::SeqCst)
+        self.pools.in_flight.running.load(Ordering::SeqCst)
     }
 }
 

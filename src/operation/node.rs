@@ -3,7 +3,6 @@
 pub(in crate::operation) mod clean;
 pub(in crate::operation) mod describe;
 pub(in crate::operation) mod disk;
-pub(in crate::operation) mod known;
 pub(in crate::operation) mod open;
 pub(in crate::operation) mod pool_status;
 pub(in crate::operation) mod start;

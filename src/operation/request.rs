@@ -43,7 +43,6 @@ pub struct CreateVolume {
 /// A volume, as returned to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
-    /// The volume ID.
     pub id: VolumeId,
     /// The size in bytes, as requested.
     pub size: u64,
@@ -93,7 +92,6 @@ pub struct ListVolumes {
     pub pool: Option<PoolId>,
 }
 
-/// One page of volumes.
 #[derive(Clone, Debug, Default)]
 pub struct VolumePage {
     /// The volumes, ordered by ID.
@@ -159,7 +157,6 @@ pub struct ModifyVolume {
 pub struct StageVolume {
     /// The volume ID, as received.
     pub volume_id: String,
-    /// The staging path.
     pub staging_path: String,
     /// How the volume will be used.
     pub capability: Capability,
@@ -172,7 +169,6 @@ pub struct PublishVolume {
     pub volume_id: String,
     /// The staging path; empty if not given.
     pub staging_path: String,
-    /// The target path.
     pub target_path: String,
     /// How the volume will be used.
     pub capability: Capability,
@@ -185,7 +181,6 @@ pub struct PublishVolume {
 pub struct PublishEphemeral {
     /// The ID that the kubelet has generated: any text, which the driver uses as a name.
     pub volume_id: String,
-    /// The target path.
     pub target_path: String,
     /// How the volume will be used.
     pub capability: Capability,
@@ -206,8 +201,7 @@ pub struct AskStats {
 
 /// The usage of one resource: bytes or inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// The total.
+pub struct VolumeUsage {
     pub total: u64,
     /// What unprivileged users can still use; `None` for block volumes.
     pub available: Option<u64>,
@@ -218,11 +212,10 @@ pub struct Usage {
 /// Result of NodeGetVolumeStats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// The usage of bytes.
-    pub bytes: Usage,
+    pub bytes: VolumeUsage,
     /// The usage of inodes; `None` for block volumes, and for file systems without a fixed number
     /// of inodes.
-    pub inodes: Option<Usage>,
+    pub inodes: Option<VolumeUsage>,
 }
 
 /// Arguments of NodeExpandVolume.
@@ -241,7 +234,6 @@ pub struct ExpandNode {
 /// One finding about the health of a volume or pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The severity.
     pub severity: Severity,
     /// A stable name in CamelCase.
     pub reason: &'static str,
@@ -263,7 +255,6 @@ pub enum Severity {
 /// The findings about a volume; a volume without findings is healthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeHealth {
-    /// The volume ID.
     pub id: VolumeId,
     /// The findings; each pair of severity and reason occurs once.
     pub findings: Vec<Finding>,
@@ -285,7 +276,6 @@ pub struct CreateSnapshot {
 /// A snapshot that is complete and durable, as returned to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The snapshot ID.
     pub id: SnapshotId,
     /// The source volume, which may no longer exist.
     pub source_volume_id: VolumeId,
@@ -320,7 +310,6 @@ pub struct ListSnapshots {
     pub pool: Option<PoolId>,
 }
 
-/// One page of snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotPage {
     /// The snapshots, ordered by ID.

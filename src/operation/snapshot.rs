@@ -15,3 +15,48 @@ pub(in crate::operation) mod restore;
 pub(in crate::operation) mod session;
 pub(in crate::operation) mod source;
 pub(in crate::operation) mod thick_space_watchdog;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use self::copy::Copies;
+use self::cut_counts::CutCounts;
+use crate::cut::Seams;
+use crate::cut::retry::Backoffs;
+use crate::host::Host;
+use crate::operation::{Pools, Usage};
+
+/// Creates snapshots, groups and clones: the cuts, and the copies where no blocks can be shared. It
+/// is part of the [`Driver`](crate::operation::Driver), and uses the pools and the usage.
+pub struct Snapshots {
+    host: Arc<dyn Host>,
+    pools: Arc<Pools>,
+    usage: Arc<Usage>,
+    /// The freeze guard, the hooks and the host, as a cut uses them.
+    seams: Seams,
+    backoffs: Backoffs,
+    cuts: CutCounts,
+    pub(in crate::operation) copies: Copies,
+    /// Bytes copied since the start.
+    copied: AtomicU64,
+}
+
+impl Snapshots {
+    /// No cut and no copy has been made yet.
+    pub(in crate::operation) fn new(
+        pools: Arc<Pools>,
+        usage: Arc<Usage>,
+        seams: Seams,
+    ) -> Snapshots {
+        Snapshots {
+            host: pools.host.clone(),
+            pools,
+            usage,
+            seams,
+            backoffs: Backoffs::default(),
+            cuts: CutCounts::default(),
+            copies: Copies::default(),
+            copied: AtomicU64::default(),
+        }
+    }
+}

@@ -53,5 +53,5 @@ pub(super) fn new_volume(name: &str) -> CreateVolume {
 }
 
 pub(super) fn volume(driver: &Driver, name: &str) -> VolumeId {
-    driver.create_volume(&new_volume(name)).unwrap().id
+    driver.volumes.create_volume(&new_volume(name)).unwrap().id
 }

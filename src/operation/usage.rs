@@ -8,18 +8,45 @@ pub(in crate::operation) mod published;
 pub(in crate::operation) mod show;
 pub(in crate::operation) mod view;
 
-use crate::backend::thin::DEVICE_PREFIX;
-use crate::error::Error;
-use crate::error::ErrorContext;
-use crate::error::Result;
-use crate::host::{Device, Host, LOOP_MAJOR, MAPPED_FOLDER, Mount};
-use crate::operation::Driver;
-use nix::sys::stat::major;
-use nix::sys::stat::minor;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
-impl Driver {
+use self::not_grown::NotGrown;
+use self::published::Published;
+use crate::backend::thin::DEVICE_PREFIX;
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{Device, Freezer, Host, LOOP_MAJOR, MAPPED_FOLDER, Mount};
+use crate::operation::Pools;
+
+/// How this node uses volumes, read from the kernel, and what it remembers of it: published devices
+/// and volumes that could not be grown. It is part of the [`Driver`](crate::operation::Driver) and
+/// uses the pools.
+pub struct Usage {
+    host: Arc<dyn Host>,
+    pools: Arc<Pools>,
+    /// The freeze guard, whose journal names the volumes that may be frozen.
+    freezer: Arc<dyn Freezer>,
+    published: Published,
+    /// Volumes in use whose file system is smaller than it should be.
+    small: Mutex<BTreeMap<Uuid, NotGrown>>,
+}
+
+impl Usage {
+    /// Nothing is remembered yet.
+    pub(in crate::operation) fn new(pools: Arc<Pools>, freezer: Arc<dyn Freezer>) -> Usage {
+        Usage {
+            host: pools.host.clone(),
+            pools,
+            freezer,
+            published: Published::default(),
+            small: Mutex::default(),
+        }
+    }
+
     pub(super) fn mounts(&self) -> Result<Vec<Mount>> {
         self.host.mounts().context(|| "read the mount table".into())
     }

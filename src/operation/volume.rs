@@ -18,3 +18,41 @@ pub(in crate::operation) mod stats;
 pub(in crate::operation) mod take_raw;
 pub(in crate::operation) mod trim;
 pub(in crate::operation) mod unstage;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::host::Host;
+use crate::operation::{Pools, Snapshots, Usage};
+
+/// Creates and deletes volumes, and makes them available on this node. It is part of the
+/// [`Driver`](crate::operation::Driver), and uses the pools, the usage and the snapshots.
+pub struct Volumes {
+    host: Arc<dyn Host>,
+    pools: Arc<Pools>,
+    usage: Arc<Usage>,
+    snapshots: Arc<Snapshots>,
+    formats: AtomicU64,
+}
+
+impl Volumes {
+    /// No file system has been created yet.
+    pub(in crate::operation) fn new(
+        pools: Arc<Pools>,
+        usage: Arc<Usage>,
+        snapshots: Arc<Snapshots>,
+    ) -> Volumes {
+        Volumes {
+            host: pools.host.clone(),
+            pools,
+            usage,
+            snapshots,
+            formats: AtomicU64::default(),
+        }
+    }
+
+    /// The number of file systems created since the start.
+    pub fn formats(&self) -> u64 {
+        self.formats.load(Ordering::Relaxed)
+    }
+}

@@ -100,13 +100,15 @@ impl Work {
             Work::Router(..) => return std::future::pending().await,
         };
         // These run concurrently: overwriting takes long, and a query may wait for a disk.
-        let sweep = every_tick(driver, "sweep of freezes", Driver::sweep_freezes);
+        let sweep = every_tick(driver, "sweep of freezes", |driver| {
+            driver.snapshots.sweep_freezes();
+        });
         let look = every_tick(driver, "check of the node", Driver::refresh_node);
         let pools = probe_pools(driver);
         let groups = clean(driver, Driver::resolve_groups);
         let leftovers = clean(driver, Driver::clean);
         let wipes = clean(driver, Driver::wipe);
-        let trims = beside(driver, Driver::trim_volumes);
+        let trims = beside(driver, |driver, pool| driver.volumes.trim_volumes(pool));
         let disks = beside(driver, Driver::discard_freed);
         tokio::join!(sweep, look, pools, groups, leftovers, wipes, disks, trims);
     }
@@ -141,7 +143,7 @@ async fn probe_pools(driver: &Arc<Driver>) {
     loop {
         ticks.tick().await;
         running.retain(|_, one| !one.is_finished());
-        for pool in &driver.settings().pools {
+        for pool in &driver.pools.settings().pools {
             let (driver, name) = (driver.clone(), pool.name.clone());
             let begin = || tokio::task::spawn_blocking(move || driver.probe_pool(&name));
             running.entry(pool.name.clone()).or_insert_with(begin);

@@ -19,7 +19,7 @@ impl Admin for Service {
         let id = request::volume_id(&volume_id);
         // This RPC determines the codes: those of a call that creates nothing.
         let checked = self.run(Rpc::NodeGetVolumeStats, id, move |driver, id| {
-            driver.check_volume(id, repair)
+            driver.volumes.check_volume(id, repair)
         });
         let checked = checked.await?;
         answer(CheckVolumeResponse {
@@ -38,7 +38,7 @@ impl Admin for Service {
             ..DeleteOne::default()
         };
         self.run(Rpc::DeleteSnapshot, id, move |driver: &Driver, id| {
-            driver.delete_alone(id, &how)
+            driver.snapshots.delete_alone(id, &how)
         })
         .await?;
         answer(DeleteSnapshotResponse {})

@@ -13,10 +13,12 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> RpcResult<csi::CreateVolumeResponse> {
-        let key = self.driver.topology_key();
+        let key = self.driver.pools.topology_key();
         let args = request::create_volume(&log_and_unwrap(request), &key);
         let volume = self
-            .run(Rpc::CreateVolume, args, Driver::create_volume)
+            .run(Rpc::CreateVolume, args, |driver, args| {
+                driver.volumes.create_volume(args)
+            })
             .await?;
         ids::record_volume_id(&volume.id);
         answer(reply::created(&volume, &key))
@@ -27,7 +29,7 @@ impl Controller for Service {
         request: Request<csi::DeleteVolumeRequest>,
     ) -> RpcResult<csi::DeleteVolumeResponse> {
         let id = request::volume_id(&log_and_unwrap(request).volume_id);
-        let delete = |driver: &Driver, id: &String| driver.delete_volume(id);
+        let delete = |driver: &Driver, id: &String| driver.volumes.delete_volume(id);
         self.run(Rpc::DeleteVolume, id, delete).await?;
         answer(csi::DeleteVolumeResponse {})
     }
@@ -37,8 +39,10 @@ impl Controller for Service {
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> RpcResult<csi::ControllerPublishVolumeResponse> {
         let args = request::attach(&log_and_unwrap(request));
-        self.run(Rpc::ControllerPublishVolume, args, Driver::attach_volume)
-            .await?;
+        self.run(Rpc::ControllerPublishVolume, args, |driver, args| {
+            driver.volumes.attach_volume(args)
+        })
+        .await?;
         answer(csi::ControllerPublishVolumeResponse::default())
     }
 
@@ -58,11 +62,9 @@ impl Controller for Service {
         let message = log_and_unwrap(request);
         let args = request::validate(&message);
         let verdict = self
-            .run(
-                Rpc::ValidateVolumeCapabilities,
-                args,
-                Driver::validate_volume,
-            )
+            .run(Rpc::ValidateVolumeCapabilities, args, |driver, args| {
+                driver.volumes.validate_volume(args)
+            })
             .await?;
         answer(reply::validated(message, verdict))
     }
@@ -75,9 +77,11 @@ impl Controller for Service {
         let message = log_and_unwrap(request);
         let args = request::page(message.max_entries, &message.starting_token, pool);
         let page = self
-            .run(Rpc::ListVolumes, args, Driver::list_volumes)
+            .run(Rpc::ListVolumes, args, |driver, args| {
+                driver.volumes.list_volumes(args)
+            })
             .await?;
-        answer(reply::volumes(page, &self.driver.topology_key()))
+        answer(reply::volumes(page, &self.driver.pools.topology_key()))
     }
 
     async fn controller_list_volume_health(
@@ -89,7 +93,11 @@ impl Controller for Service {
         let pool = request::only_pool(request.metadata());
         let message = log_and_unwrap(request);
         let args = request::page(message.max_entries, &message.starting_token, pool);
-        let (entries, next_token) = self.run(RPC, args, Driver::list_volume_health).await?;
+        let (entries, next_token) = self
+            .run(RPC, args, |driver, args| {
+                driver.volumes.list_volume_health(args)
+            })
+            .await?;
         answer(csi::ControllerListVolumeHealthResponse {
             entries: entries.into_iter().map(reply::volume_health).collect(),
             next_token,
@@ -104,7 +112,7 @@ impl Controller for Service {
         only_if(self.alpha.health, RPC, "health")?;
         let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let health = self
-            .run(RPC, id, |driver, id| driver.volume_health(id))
+            .run(RPC, id, |driver, id| driver.volumes.volume_health(id))
             .await?;
         answer(csi::ControllerGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),
@@ -115,9 +123,9 @@ impl Controller for Service {
         &self,
         request: Request<csi::GetCapacityRequest>,
     ) -> RpcResult<csi::GetCapacityResponse> {
-        let args = request::capacity(&log_and_unwrap(request), &self.driver.topology_key());
+        let args = request::capacity(&log_and_unwrap(request), &self.driver.pools.topology_key());
         let ask = |driver: &Driver, args: &Option<_>| match args {
-            Some(args) => driver.capacity(args),
+            Some(args) => driver.pools.capacity(args),
             None => Ok(Capacity::default()),
         };
         let capacity = self.run(Rpc::GetCapacity, args, ask).await?;
@@ -140,11 +148,13 @@ impl Controller for Service {
         let args = request::create_snapshot(&log_and_unwrap(request), key.as_deref())
             .map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
-            let locks = self.driver.locks_of_snapshot(asked);
+            let locks = self.driver.snapshots.locks_of_snapshot(asked);
             self.driver.wait_until_free(&locks, patience).await;
         }
         let snapshot = self
-            .run(Rpc::CreateSnapshot, args, Driver::create_snapshot)
+            .run(Rpc::CreateSnapshot, args, |driver, args| {
+                driver.snapshots.create_snapshot(args)
+            })
             .await?;
         ids::record_snapshot_id(&snapshot.id);
         let mut answer = Response::new(csi::CreateSnapshotResponse {
@@ -159,7 +169,7 @@ impl Controller for Service {
         request: Request<csi::DeleteSnapshotRequest>,
     ) -> RpcResult<csi::DeleteSnapshotResponse> {
         let id = request::snapshot_id(&log_and_unwrap(request).snapshot_id);
-        let delete = |driver: &Driver, id: &String| driver.delete_snapshot(id);
+        let delete = |driver: &Driver, id: &String| driver.snapshots.delete_snapshot(id);
         self.run(Rpc::DeleteSnapshot, id, delete).await?;
         answer(csi::DeleteSnapshotResponse {})
     }
@@ -171,7 +181,9 @@ impl Controller for Service {
         let pool = request::only_pool(request.metadata());
         let args = request::list_snapshots(&log_and_unwrap(request), pool);
         let page = self
-            .run(Rpc::ListSnapshots, args, Driver::list_snapshots)
+            .run(Rpc::ListSnapshots, args, |driver, args| {
+                driver.snapshots.list_snapshots(args)
+            })
             .await?;
         answer(reply::snapshots(
             page,
@@ -187,7 +199,7 @@ impl Controller for Service {
         only_if(self.alpha.get_snapshot, RPC, "get-snapshot")?;
         let id = request::snapshot_id(&log_and_unwrap(request).snapshot_id);
         let snapshot = self
-            .run(RPC, id, |driver, id| driver.get_snapshot(id))
+            .run(RPC, id, |driver, id| driver.snapshots.get_snapshot(id))
             .await?;
         answer(csi::GetSnapshotResponse {
             snapshot: Some(reply::snapshot(
@@ -203,7 +215,9 @@ impl Controller for Service {
     ) -> RpcResult<csi::ControllerExpandVolumeResponse> {
         let args = request::expand_volume(&log_and_unwrap(request));
         let expanded = self
-            .run(Rpc::ControllerExpandVolume, args, Driver::expand_volume)
+            .run(Rpc::ControllerExpandVolume, args, |driver, args| {
+                driver.volumes.expand_volume(args)
+            })
             .await?;
         answer(csi::ControllerExpandVolumeResponse {
             capacity_bytes: reply::bytes(expanded.size),
@@ -219,9 +233,12 @@ impl Controller for Service {
         only_if(self.alpha.get_volume, RPC, "get-volume")?;
         let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let volume = self
-            .run(RPC, id, |driver, id| driver.get_volume(id))
+            .run(RPC, id, |driver, id| driver.volumes.get_volume(id))
             .await?;
-        answer(reply::get_volume(&volume, &self.driver.topology_key()))
+        answer(reply::get_volume(
+            &volume,
+            &self.driver.pools.topology_key(),
+        ))
     }
 
     async fn controller_modify_volume(
@@ -229,8 +246,10 @@ impl Controller for Service {
         request: Request<csi::ControllerModifyVolumeRequest>,
     ) -> RpcResult<csi::ControllerModifyVolumeResponse> {
         let args = request::modify_volume(&log_and_unwrap(request));
-        self.run(Rpc::ControllerModifyVolume, args, Driver::modify_volume)
-            .await?;
+        self.run(Rpc::ControllerModifyVolume, args, |driver, args| {
+            driver.volumes.modify_volume(args)
+        })
+        .await?;
         answer(csi::ControllerModifyVolumeResponse {})
     }
 }

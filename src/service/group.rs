@@ -5,7 +5,6 @@ use tonic::Request;
 use super::{Rpc, RpcResult, Service, answer, ids, log_and_unwrap, reply, request};
 use crate::csi;
 use crate::csi::group_controller_server::GroupController;
-use crate::operation::Driver;
 
 #[tonic::async_trait]
 impl GroupController for Service {
@@ -25,11 +24,13 @@ impl GroupController for Service {
         let args =
             request::create_group(&log_and_unwrap(request)).map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
-            let locks = self.driver.locks_of_group(asked);
+            let locks = self.driver.snapshots.locks_of_group(asked);
             self.driver.wait_until_free(&locks, patience).await;
         }
         let group = self
-            .run(Rpc::CreateVolumeGroupSnapshot, args, Driver::create_group)
+            .run(Rpc::CreateVolumeGroupSnapshot, args, |driver, args| {
+                driver.snapshots.create_group(args)
+            })
             .await?;
         ids::grouped(group.id);
         let key = self.snapshot_topology_key();
@@ -43,8 +44,10 @@ impl GroupController for Service {
         request: Request<csi::DeleteVolumeGroupSnapshotRequest>,
     ) -> RpcResult<csi::DeleteVolumeGroupSnapshotResponse> {
         let args = request::delete_group(&log_and_unwrap(request));
-        self.run(Rpc::DeleteVolumeGroupSnapshot, args, Driver::delete_group)
-            .await?;
+        self.run(Rpc::DeleteVolumeGroupSnapshot, args, |driver, args| {
+            driver.snapshots.delete_group(args)
+        })
+        .await?;
         answer(csi::DeleteVolumeGroupSnapshotResponse {})
     }
 
@@ -54,7 +57,9 @@ impl GroupController for Service {
     ) -> RpcResult<csi::GetVolumeGroupSnapshotResponse> {
         let args = request::get_group(&log_and_unwrap(request));
         let group = self
-            .run(Rpc::GetVolumeGroupSnapshot, args, Driver::get_group)
+            .run(Rpc::GetVolumeGroupSnapshot, args, |driver, args| {
+                driver.snapshots.get_group(args)
+            })
             .await?;
         let key = self.snapshot_topology_key();
         answer(csi::GetVolumeGroupSnapshotResponse {

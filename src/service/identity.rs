@@ -14,7 +14,7 @@ impl Identity for Service {
         request: Request<csi::GetPluginInfoRequest>,
     ) -> RpcResult<csi::GetPluginInfoResponse> {
         log_and_unwrap(request);
-        let name = self.driver.settings().driver_name.clone();
+        let name = self.driver.pools.settings().driver_name.clone();
         answer(reply::plugin_info(name))
     }
 

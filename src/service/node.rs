@@ -15,8 +15,10 @@ impl Node for Service {
         request: Request<csi::NodeStageVolumeRequest>,
     ) -> RpcResult<csi::NodeStageVolumeResponse> {
         let args = request::stage(&log_and_unwrap(request));
-        self.run(Rpc::NodeStageVolume, args, Driver::stage_volume)
-            .await?;
+        self.run(Rpc::NodeStageVolume, args, |driver, args| {
+            driver.volumes.stage_volume(args)
+        })
+        .await?;
         answer(csi::NodeStageVolumeResponse {})
     }
 
@@ -25,8 +27,9 @@ impl Node for Service {
         request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> RpcResult<csi::NodeUnstageVolumeResponse> {
         let args = request::unstage(&log_and_unwrap(request));
-        let unstage =
-            |driver: &Driver, (id, path): &(String, String)| driver.unstage_volume(id, path);
+        let unstage = |driver: &Driver, (id, path): &(String, String)| {
+            driver.volumes.unstage_volume(id, path)
+        };
         self.run(Rpc::NodeUnstageVolume, args, unstage).await?;
         answer(csi::NodeUnstageVolumeResponse {})
     }
@@ -37,8 +40,8 @@ impl Node for Service {
     ) -> RpcResult<csi::NodePublishVolumeResponse> {
         let args = request::publish(&log_and_unwrap(request));
         let publish = |driver: &Driver, args: &Publish| match args {
-            Publish::Persistent(args) => driver.publish_volume(args),
-            Publish::Ephemeral(args) => driver.publish_ephemeral(args),
+            Publish::Persistent(args) => driver.volumes.publish_volume(args),
+            Publish::Ephemeral(args) => driver.volumes.publish_ephemeral(args),
         };
         self.run(Rpc::NodePublishVolume, args, publish).await?;
         answer(csi::NodePublishVolumeResponse {})
@@ -49,8 +52,9 @@ impl Node for Service {
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> RpcResult<csi::NodeUnpublishVolumeResponse> {
         let args = request::unpublish(&log_and_unwrap(request));
-        let unpublish =
-            |driver: &Driver, (id, path): &(String, String)| driver.unpublish_volume(id, path);
+        let unpublish = |driver: &Driver, (id, path): &(String, String)| {
+            driver.volumes.unpublish_volume(id, path)
+        };
         self.run(Rpc::NodeUnpublishVolume, args, unpublish).await?;
         answer(csi::NodeUnpublishVolumeResponse {})
     }
@@ -61,7 +65,9 @@ impl Node for Service {
     ) -> RpcResult<csi::NodeGetVolumeStatsResponse> {
         let args = request::stats(&log_and_unwrap(request));
         let stats = self
-            .run(Rpc::NodeGetVolumeStats, args, Driver::volume_stats)
+            .run(Rpc::NodeGetVolumeStats, args, |driver, args| {
+                driver.volumes.volume_stats(args)
+            })
             .await?;
         answer(reply::stats(stats))
     }
@@ -74,7 +80,7 @@ impl Node for Service {
         only_if(self.alpha.health, RPC, "health")?;
         let id = request::volume_id(&log_and_unwrap(request).volume_id);
         let health = self
-            .run(RPC, id, |driver, id| driver.volume_health(id))
+            .run(RPC, id, |driver, id| driver.volumes.volume_health(id))
             .await?;
         answer(csi::NodeGetVolumeHealthResponse {
             volume_health: Some(reply::volume_health(health)),
@@ -89,7 +95,9 @@ impl Node for Service {
         only_if(self.alpha.health, RPC, "health")?;
         log_and_unwrap(request);
         let findings = self
-            .run(RPC, Ok(()), |driver, (): &()| driver.storage_health())
+            .run(RPC, Ok(()), |driver, (): &()| {
+                driver.volumes.storage_health()
+            })
             .await?;
         answer(reply::storage_health(findings))
     }
@@ -100,7 +108,9 @@ impl Node for Service {
     ) -> RpcResult<csi::NodeExpandVolumeResponse> {
         let args = request::expand_node(&log_and_unwrap(request));
         let size = self
-            .run(Rpc::NodeExpandVolume, args, Driver::expand_node)
+            .run(Rpc::NodeExpandVolume, args, |driver, args| {
+                driver.volumes.expand_node(args)
+            })
             .await?;
         answer(csi::NodeExpandVolumeResponse {
             capacity_bytes: reply::bytes(size),
@@ -120,13 +130,13 @@ impl Node for Service {
         request: Request<csi::NodeGetInfoRequest>,
     ) -> RpcResult<csi::NodeGetInfoResponse> {
         log_and_unwrap(request);
-        let settings = self.driver.settings();
-        let settled = self.driver.settled_home();
+        let settings = self.driver.pools.settings();
+        let settled = self.driver.pools.settled_home();
         let home = settled.map_err(|error| status(Rpc::NodeGetInfo, &error))?;
         answer(reply::node(
             settings.node_name.clone(),
             settings.max_volumes,
-            (&self.driver.topology_key(), home),
+            (&self.driver.pools.topology_key(), home),
         ))
     }
 }

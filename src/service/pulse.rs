@@ -49,7 +49,7 @@ impl Pulse {
     /// Fails if a check has waited too long for a thread.
     pub(super) async fn missing(&self, driver: &Arc<Driver>) -> Result<Vec<String>> {
         let driver = driver.clone();
-        self.find(move || driver.missing()).await
+        self.find(move || driver.pools.missing()).await
     }
 
     async fn find(

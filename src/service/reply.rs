@@ -17,7 +17,7 @@ use crate::csi::volume_usage::Unit;
 use crate::csi::{StorageHealthErrorType, VolumeHealthErrorType};
 use crate::model::{Alpha, HomeId};
 use crate::operation::{
-    Capacity, Finding, Severity, Stats, Usage, Volume, VolumeHealth, VolumePage,
+    Capacity, Finding, Severity, Stats, Volume, VolumeHealth, VolumePage, VolumeUsage,
 };
 
 pub(crate) use snapshot::{group, group_capabilities};
@@ -206,7 +206,7 @@ pub(crate) fn capacity(capacity: Capacity) -> csi::GetCapacityResponse {
 }
 
 pub(super) fn stats(stats: Stats) -> csi::NodeGetVolumeStatsResponse {
-    let usage = |usage: Usage, unit: Unit| csi::VolumeUsage {
+    let usage = |usage: VolumeUsage, unit: Unit| csi::VolumeUsage {
         available: bytes(usage.available.unwrap_or(0)),
         total: bytes(usage.total),
         used: bytes(usage.used.unwrap_or(0)),

@@ -90,7 +90,7 @@ impl<T> Filler<T> {
             let ask = self.ask.clone();
             let look = self
                 .driver
-                .detach(move |driver| driver.snapshot_metadata(&ask));
+                .detach(move |driver| driver.snapshots.snapshot_metadata(&ask));
             page = match look.await {
                 Ok(page) => page,
                 Err(error) => {
@@ -127,7 +127,9 @@ impl Service {
     ) -> RpcResult<BoxStream<T>> {
         let Streamed { ask, in_message } = asked.map_err(|error| status(rpc, &error))?;
         let first = self
-            .run(rpc, Ok(ask.clone()), Driver::snapshot_metadata)
+            .run(rpc, Ok(ask.clone()), |driver, args| {
+                driver.snapshots.snapshot_metadata(args)
+            })
             .await?;
         let (to, incoming) = mpsc::channel(AHEAD);
         let filler = Filler {

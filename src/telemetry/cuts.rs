@@ -14,11 +14,11 @@ use crate::operation::{CutCounts, Driver};
 
 /// Writes the metrics of a node, including its copies and present freezes.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
-    counts(encoder, driver.cut_counts())?;
+    counts(encoder, driver.snapshots.cut_counts())?;
     let help = "Bytes copied because blocks could not be shared";
     let metric =
         encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
-    ConstCounter::new(driver.copied()).encode(metric)?;
+    ConstCounter::new(driver.snapshots.copied()).encode(metric)?;
     frozen(encoder, driver)
 }
 
@@ -81,7 +81,7 @@ pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) ->
 
 /// The freezes in the journal, read from the state directory, which is on a tmpfs.
 fn frozen(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
-    let Ok(count) = driver.frozen() else {
+    let Ok(count) = driver.snapshots.frozen() else {
         return Ok(());
     };
     let help = "File systems that are frozen or are being frozen";

@@ -138,7 +138,7 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
     let reasons = match metrics.driver() {
         Some(driver) if metrics.readiness().get() => {
             let driver = driver.clone();
-            let probe = tokio::task::spawn_blocking(move || driver.missing());
+            let probe = tokio::task::spawn_blocking(move || driver.pools.missing());
             match tokio::time::timeout(REFRESH_TIMEOUT, probe).await {
                 Ok(Ok(missing)) => missing,
                 Ok(Err(_)) => vec!["the check of this host failed".to_string()],

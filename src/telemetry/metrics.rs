@@ -160,8 +160,8 @@ impl Metrics {
         };
         let seen = Seen {
             pools: driver.pool_status(),
-            formats: driver.formats(),
-            loop_devices: driver.loop_devices().ok(),
+            formats: driver.volumes.formats(),
+            loop_devices: driver.volumes.loop_devices().ok(),
             at: Instant::now(),
         };
         *self

@@ -78,7 +78,7 @@ impl Simulation {
         let Some(driver) = &self.driver else {
             return Ok(());
         };
-        if driver.locks_held() > 0 {
+        if driver.pools.locks_held() > 0 {
             return Err("a lock is still held".into());
         }
         let mut backings = BTreeSet::new();
@@ -99,12 +99,19 @@ impl Simulation {
             }
         }
         let listed = driver
+            .volumes
             .list_volumes(&ListVolumes::default())
             .map_err(|error| chain(&error))?;
         for volume in listed.volumes {
             let id = volume.id.to_string();
-            let found = driver.get_volume(&id).map_err(|error| chain(&error))?;
-            let health = driver.volume_health(&id).map_err(|error| chain(&error))?;
+            let found = driver
+                .volumes
+                .get_volume(&id)
+                .map_err(|error| chain(&error))?;
+            let health = driver
+                .volumes
+                .volume_health(&id)
+                .map_err(|error| chain(&error))?;
             if found != volume || !health.findings.is_empty() {
                 return Err(format!("{volume:?} {found:?} {health:?}"));
             }
@@ -233,7 +240,7 @@ impl Simulation {
         };
         let driver = self.driver().map_err(|error| chain(&error))?;
         let mut steps = Vec::new();
-        if driver.get_volume(id).is_ok() {
+        if driver.volumes.get_volume(id).is_ok() {
             steps.push(Step::Stage(name));
             if self.config(name).fs.is_none() {
                 // It cannot be published read-only and writable at once.

@@ -82,7 +82,7 @@ impl Simulation {
     }
 
     fn group_id(&self, name: &str) -> String {
-        let home = self.driver().map(|driver| driver.home());
+        let home = self.driver().map(|driver| driver.pools.home());
         home.map_or_else(
             |_| name.into(),
             |home| GroupId::of_name(home, name).to_string(),
@@ -304,6 +304,7 @@ impl Simulation {
         };
         match step {
             Step::Snapshot(name, volume, level) => driver
+                .snapshots
                 .create_snapshot(&CreateSnapshot {
                     name: name.to_string(),
                     source_volume_id: self.id(volume),
@@ -311,7 +312,10 @@ impl Simulation {
                     requisite: Vec::new(),
                 })
                 .map(|snapshot| describe(&snapshot)),
-            Step::DeleteSnapshot(name) => driver.delete_snapshot(&self.snapshot_id(name)).map(done),
+            Step::DeleteSnapshot(name) => driver
+                .snapshots
+                .delete_snapshot(&self.snapshot_id(name))
+                .map(done),
             Step::Restore(name, snapshot, config, size) => {
                 let from = ContentSource::Snapshot(self.snapshot_id(snapshot));
                 create_from(driver, name, *config, *size, from)
@@ -321,6 +325,7 @@ impl Simulation {
                 create_from(driver, name, *config, *size, from)
             }
             Step::Group(name, volumes) => driver
+                .snapshots
                 .create_group(&CreateGroup {
                     name: name.to_string(),
                     source_volume_ids: volumes.iter().map(|volume| self.id(volume)).collect(),
@@ -331,6 +336,7 @@ impl Simulation {
                     format!("{}: {}", group.id, members.join("; "))
                 }),
             Step::DeleteGroup(name) => driver
+                .snapshots
                 .delete_group(&NamedGroup {
                     group_id: self.group_id(name),
                     snapshot_ids: self.known_members(name),
@@ -376,7 +382,7 @@ impl Simulation {
 
     /// Invariants of snapshots at any time when no call runs.
     pub(super) fn check_cuts(&self, driver: &Driver) -> std::result::Result<(), String> {
-        let page = driver.list_snapshots(&ListSnapshots::default());
+        let page = driver.snapshots.list_snapshots(&ListSnapshots::default());
         let listed = page.map_err(|error| chain(&error))?.snapshots;
         let records = self.snapshot_records().into_iter();
         let (ready, unready): (Vec<_>, Vec<_>) =
@@ -391,7 +397,10 @@ impl Simulation {
         }
         for snapshot in &listed {
             let id = snapshot.id.to_string();
-            let found = driver.get_snapshot(&id).map_err(|error| chain(&error))?;
+            let found = driver
+                .snapshots
+                .get_snapshot(&id)
+                .map_err(|error| chain(&error))?;
             let record = ready.iter().find(|record| record.uuid == snapshot.id.uuid);
             let record = record.filter(is_whole);
             let record = record.ok_or_else(|| {
@@ -546,6 +555,6 @@ fn create_from(
         content_source: Some(from),
         ..create(name, config)
     };
-    let volume = driver.create_volume(&request)?;
+    let volume = driver.volumes.create_volume(&request)?;
     Ok(format!("{volume:?}"))
 }

@@ -145,7 +145,7 @@ impl Simulation {
         let driver = self.driver().map_err(|error| chain(&error))?;
         let mut request = create(NAME, VolumeConfig::EXT4);
         request.parameters.pool = Some(OTHER.into());
-        let result = driver.create_volume(&request);
+        let result = driver.volumes.create_volume(&request);
         let id = result.map_err(|error| chain(&error))?.id.to_string();
         let stage = StageVolume {
             volume_id: id.clone(),
@@ -160,11 +160,12 @@ impl Simulation {
             read_only: false,
         };
         let lifecycle = driver
+            .volumes
             .stage_volume(&stage)
-            .and_then(|()| driver.publish_volume(&publish))
-            .and_then(|()| driver.unpublish_volume(&id, &publish.target_path))
-            .and_then(|()| driver.unstage_volume(&id, &stage.staging_path))
-            .and_then(|()| driver.delete_volume(&id));
+            .and_then(|()| driver.volumes.publish_volume(&publish))
+            .and_then(|()| driver.volumes.unpublish_volume(&id, &publish.target_path))
+            .and_then(|()| driver.volumes.unstage_volume(&id, &stage.staging_path))
+            .and_then(|()| driver.volumes.delete_volume(&id));
         lifecycle.map_err(|error| format!("in the other pool: {}", chain(&error)))?;
         let removed = self.host.remove_leaf(&staging(NAME));
         removed.map_err(|errno| errno.to_string())
@@ -182,7 +183,7 @@ impl Simulation {
             capabilities: Vec::new(),
             topology: None,
         };
-        let capacity = driver.capacity(&request);
+        let capacity = driver.pools.capacity(&request);
         capacity
             .map(|found| found.available)
             .map_err(|error| chain(&error))

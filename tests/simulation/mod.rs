@@ -227,7 +227,8 @@ impl Simulation {
                 return Ok(String::new());
             }
             Step::Create(name, config) => {
-                let volume = self.driver()?.create_volume(&create(name, *config))?;
+                let request = create(name, *config);
+                let volume = self.driver()?.volumes.create_volume(&request)?;
                 self.ids.insert(name, volume.id.to_string());
                 self.configs.insert(name, config.of_pool());
                 return Ok(format!("{volume:?}"));

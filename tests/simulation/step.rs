@@ -224,16 +224,19 @@ impl Simulation {
         let done = |()| String::from("done");
         match step {
             Step::Create(name, config) => driver
+                .volumes
                 .create_volume(&create(name, *config))
                 .map(|volume| format!("{volume:?}")),
-            Step::Delete(name) => driver.delete_volume(&self.id(name)).map(done),
+            Step::Delete(name) => driver.volumes.delete_volume(&self.id(name)).map(done),
             Step::Modify(name, wipe) => driver
+                .volumes
                 .modify_volume(&ModifyVolume {
                     volume_id: self.id(name),
                     mutable: MutableParameters { wipe: Some(*wipe) },
                 })
                 .map(done),
             Step::Expand(name, size) => driver
+                .volumes
                 .expand_volume(&ExpandVolume {
                     volume_id: self.id(name),
                     capacity: range(*size),
@@ -259,6 +262,7 @@ impl Simulation {
         let done = |()| String::from("done");
         match step {
             Step::ExpandNode(name) => driver
+                .volumes
                 .expand_node(&ExpandNode {
                     volume_id: self.id(name),
                     volume_path: text(&staging(name)),
@@ -268,6 +272,7 @@ impl Simulation {
                 .map(|size| size.to_string()),
             Step::Stage(name) => self.call_node(driver, &Step::StageAs(name, self.config(name))),
             Step::StageAs(name, config) => driver
+                .volumes
                 .stage_volume(&StageVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
@@ -275,6 +280,7 @@ impl Simulation {
                 })
                 .map(done),
             Step::Unstage(name) => driver
+                .volumes
                 .unstage_volume(&self.id(name), &text(&staging(name)))
                 .map(done),
             Step::Publish(name, n, read_only) => {
@@ -282,6 +288,7 @@ impl Simulation {
                 self.call_node(driver, &step)
             }
             Step::PublishAs(name, n, read_only, config) => driver
+                .volumes
                 .publish_volume(&PublishVolume {
                     volume_id: self.id(name),
                     staging_path: text(&staging(name)),
@@ -291,9 +298,11 @@ impl Simulation {
                 })
                 .map(done),
             Step::Unpublish(name, n) => driver
+                .volumes
                 .unpublish_volume(&self.id(name), &text(&target(name, *n)))
                 .map(done),
             Step::PublishInline(name, config) => driver
+                .volumes
                 .publish_ephemeral(&PublishEphemeral {
                     volume_id: name.to_string(),
                     target_path: text(&target(name, 0)),
@@ -306,6 +315,7 @@ impl Simulation {
                 })
                 .map(done),
             Step::UnpublishInline(name) => driver
+                .volumes
                 .unpublish_volume(name, &text(&target(name, 0)))
                 .map(done),
             other => panic!("{other:?} is not a call of the node"),

@@ -54,7 +54,7 @@ fn nothing(_: &Driver) -> Result<()> {
 }
 
 fn at(name: &'static str) -> impl Fn(&Driver) -> Result<()> {
-    move |driver| driver.choose_pool(Some(name)).map(drop)
+    move |driver| driver.pools.choose_pool(Some(name)).map(drop)
 }
 
 #[tokio::test]
@@ -113,6 +113,7 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
     }
     driver.detach_in(WorkClass::Read, at("a")).await.unwrap();
     let all = driver
+        .pools
         .in_flight
         .reads
         .lock()
@@ -131,6 +132,7 @@ async fn a_look_that_panics_is_counted_off() {
     });
     assert!(matches!(panics.await, Err(Error::Bug { .. })));
     let all = driver
+        .pools
         .in_flight
         .reads
         .lock()

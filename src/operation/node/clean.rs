@@ -15,14 +15,14 @@ use crate::operation::{Driver, Pool};
 impl Driver {
     /// The pools that are served now.
     pub fn served(&self) -> Vec<PoolId> {
-        self.serving().iter().map(|pool| pool.id()).collect()
+        self.pools.serving().iter().map(|pool| pool.id()).collect()
     }
 
     /// Cleans up what calls have left on a pool, except for what is to be overwritten
     /// ([`Driver::wipe`]) and members of groups ([`Driver::resolve_groups`]). Waits for no lock,
     /// and for no disk but that of this pool.
     pub fn clean(&self, pool: PoolId) {
-        if let Ok(Some(pool)) = self.pool(pool) {
+        if let Ok(Some(pool)) = self.pools.pool(pool) {
             self.clean_up_inline(&pool);
             self.clean_up_leftovers(&pool, false);
         }
@@ -31,14 +31,14 @@ impl Driver {
     /// Cleans up what calls have left on a pool and is to be overwritten, one after the other,
     /// which takes as long as the wipes.
     pub fn wipe(&self, pool: PoolId) {
-        if let Ok(Some(pool)) = self.pool(pool) {
+        if let Ok(Some(pool)) = self.pools.pool(pool) {
             self.clean_up_leftovers(&pool, true);
         }
     }
 
     fn clean_up_inline(&self, pool: &Pool) {
         let name = &pool.definition.name;
-        let (ended, failed) = self.delete_leftover_inline(pool);
+        let (ended, failed) = self.volumes.delete_leftover_inline(pool);
         if ended > 0 {
             tracing::info!(pool = %name, volumes = ended, "deleted unused inline volumes");
         }
@@ -57,7 +57,7 @@ impl Driver {
             }
         };
         for leftover in leftovers {
-            if self.in_flight.is_stopping() {
+            if self.pools.in_flight.is_stopping() {
                 return;
             }
             if pool.backend.is_wiped(&leftover) != wiped {
@@ -67,7 +67,7 @@ impl Driver {
                 continue;
             };
             if let Leftover::Copy(Image::Volume(uuid) | Image::Snapshot(uuid)) = leftover
-                && !self.copies.is_forgotten(uuid, self.host.now())
+                && !self.snapshots.copies.is_forgotten(uuid, self.host.now())
             {
                 continue;
             }
@@ -96,13 +96,13 @@ impl Driver {
             Leftover::Trash { uuid, .. } => vec![Key::Volume(*uuid), Key::Snapshot(*uuid)],
         };
         keys.into_iter()
-            .map(|key| self.locks.acquire(key))
+            .map(|key| self.pools.locks.acquire(key))
             .collect()
     }
 
     /// Discards the blocks that deletions with `wipe: discard` have freed on a pool.
     pub fn discard_freed(&self, pool: PoolId) {
-        if let Ok(Some(pool)) = self.pool(pool)
+        if let Ok(Some(pool)) = self.pools.pool(pool)
             && let Err(error) = pool.backend.folder.discard_freed()
         {
             tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to discard free blocks of the pool, will retry");
@@ -112,7 +112,7 @@ impl Driver {
     /// Resolves the groups that have members on a pool and are in doubt, one after the other. Skips
     /// groups that are being created, and groups whose coordinating member is on another node.
     pub fn resolve_groups(&self, pool: PoolId) {
-        if let Ok(Some(pool)) = self.pool(pool) {
+        if let Ok(Some(pool)) = self.pools.pool(pool) {
             self.settle_groups_of(&pool);
         }
     }
@@ -121,10 +121,10 @@ impl Driver {
         let records = pool.backend.snapshots.unready().into_iter();
         let groups: BTreeSet<_> = records.filter_map(|one| Some(one.group?.id)).collect();
         for group in groups {
-            let Ok(_lock) = self.locks.acquire(Key::Group(group)) else {
+            let Ok(_lock) = self.pools.locks.acquire(Key::Group(group)) else {
                 continue;
             };
-            match self.resolve_group(group) {
+            match self.snapshots.resolve_group(group) {
                 Ok(()) => {}
                 Err(error @ Error::Unreachable { .. }) => {
                     tracing::debug!(%group, error = %chain(&error), "skipping a group snapshot whose coordinating member is not on this node");

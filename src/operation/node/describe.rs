@@ -34,11 +34,9 @@ pub struct Description {
 /// A pool that was removed with `slackwater pool forget`.
 #[derive(Clone, Debug)]
 pub struct Forgotten {
-    /// Its ID.
     pub id: PoolId,
     /// Its name in the configuration.
     pub name: String,
-    /// Its place.
     pub place: String,
 }
 
@@ -54,24 +52,24 @@ pub enum Named {
 impl Driver {
     /// The state of this node for a router. It blocks, and changes nothing.
     pub fn describe(&self) -> Description {
-        let record = self.node_record().clone();
+        let record = self.pools.node_record().clone();
         let forgotten = record.forgotten.into_iter().map(|(id, known)| Forgotten {
             id,
             name: known.name,
             place: known.place,
         });
-        let in_part = self.groups_in_part().into_iter();
+        let in_part = self.snapshots.groups_in_part().into_iter();
         let (busy_groups, unsettled_groups) =
-            in_part.partition(|group| self.locks.is_held(&Key::Group(*group)));
+            in_part.partition(|group| self.pools.locks.is_held(&Key::Group(*group)));
         Description {
-            home: self.settled_home().map_err(|error| chain(&error)),
+            home: self.pools.settled_home().map_err(|error| chain(&error)),
             pools: self.pool_status(),
             forgotten: forgotten.collect(),
-            missing: self.missing(),
+            missing: self.pools.missing(),
             unsettled_groups,
             busy_groups,
-            guard: self.guard_alive(),
-            not_grown: self.not_grown(),
+            guard: self.snapshots.guard_alive(),
+            not_grown: self.usage.not_grown(),
         }
     }
 
@@ -84,8 +82,8 @@ impl Driver {
             Named::Volume(_) => (Key::Name(name.to_string()), NameKind::Volume),
             Named::Snapshot => (Key::SnapshotName(name.to_string()), NameKind::Snapshot),
         };
-        let _name = self.locks.acquire(key)?;
-        let states = self.states();
+        let _name = self.pools.locks.acquire(key)?;
+        let states = self.pools.states();
         let only = states.len() == 1;
         let mut unseen = None;
         for state in states {

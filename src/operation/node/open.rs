@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk;
@@ -30,7 +30,7 @@ impl Driver {
     ) -> ServingState {
         ServingState::Refused {
             definition: definition.clone(),
-            id: self.known(definition).map(|(id, _)| id),
+            id: self.pools.known(definition).map(|(id, _)| id),
             why: chain(error),
             was: None,
         }
@@ -39,7 +39,7 @@ impl Driver {
     /// How long to wait for the lock of a pool. After the start the driver does not wait, because
     /// it tries again in the background.
     fn lock_patience(&self) -> Duration {
-        match self.states().len() < self.settings.pools.len() {
+        match self.pools.states().len() < self.pools.settings.pools.len() {
             true => LOCK_TIMEOUT,
             false => Duration::ZERO,
         }
@@ -61,13 +61,14 @@ impl Driver {
                 was: None,
             })
         };
-        let known = self.known(definition);
-        image::unmount_dead(self.host.as_ref(), definition, &outer)?;
-        let found = make::probe(self.host.as_ref(), &outer)?;
+        let host = self.host.as_ref();
+        let known = self.pools.known(definition);
+        image::unmount_dead(host, definition, &outer)?;
+        let found = make::probe(host, &outer)?;
         image::check_kind(definition, &found)?;
         let is_nothing = matches!(found, make::Probe::Blank | make::Probe::Missing);
         if is_nothing && definition.init && known.is_none() {
-            ground::check_mount(self.host.as_ref(), definition, &outer)?;
+            ground::check_mount(host, definition, &outer)?;
         }
         let patience = self.lock_patience();
         let (image, found) = self.open_image(definition, found, known.is_none(), patience)?;
@@ -75,13 +76,13 @@ impl Driver {
             .as_ref()
             .map_or(outer.clone(), |image| image.folder.clone());
         match found {
-            make::Probe::Pool(pool) if pool.home != self.home() => {
+            make::Probe::Pool(pool) if pool.home != self.pools.home() => {
                 return refused(
                     Some(pool.id),
                     format!(
                         "it belongs to home {}, but the home of this machine is {}; if its disk was moved here permanently, run `slackwater pool adopt {}`",
                         pool.home,
-                        self.home(),
+                        self.pools.home(),
                         definition.name
                     ),
                 );
@@ -90,7 +91,7 @@ impl Driver {
                 if let Some((id, why)) = self.rival(definition, pool.id) {
                     if let Some(image) = image {
                         // The kernel mounts only one of two xfs images with the same UUID.
-                        image::close(self.host.as_ref(), image)?;
+                        image::close(host, image)?;
                     }
                     return refused(id, why);
                 }
@@ -101,15 +102,15 @@ impl Driver {
             }
             _ if definition.init || definition.place.is_memory() => {
                 if definition.place.is_memory() {
-                    make::make_folders(self.host.as_ref(), &path)?;
+                    make::make_folders(host, &path)?;
                 }
-                make::check_extent(self.host.as_ref(), definition, &path)?;
+                make::check_extent(host, definition, &path)?;
                 let (name, kind) = (&definition.name, pool_kind(definition));
-                make::make_pool_of_kind(self.host.as_ref(), name, &path, kind, self.home())?;
+                make::make_pool_of_kind(host, name, &path, kind, self.pools.home())?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }
-        make::check_extent(self.host.as_ref(), definition, &path)?;
+        make::check_extent(host, definition, &path)?;
         self.serve_folder(definition, (&outer, &path), patience, (image, was))
     }
 
@@ -156,10 +157,16 @@ impl Driver {
                 "the same pool ({id}) also exists at {place}; one of them is a copy: remove the one that must not be used from the configuration"
             )
         };
-        if let Some(pool) = self.serving().into_iter().find(|pool| pool.id() == id) {
+        if let Some(pool) = self
+            .pools
+            .serving()
+            .into_iter()
+            .find(|pool| pool.id() == id)
+        {
             return Some((None, why(&pool.definition.place)));
         }
         let named = self
+            .pools
             .node_record()
             .pools
             .get(&id)
@@ -167,7 +174,7 @@ impl Driver {
         if named.as_deref() == Some(&definition.place.to_string()) {
             return None;
         }
-        let others = self.settings.pools.iter();
+        let others = self.pools.settings.pools.iter();
         let machine = self.machine_folders();
         let mut others = others.filter(|other| other.name != definition.name);
         others.find_map(|other| {
@@ -205,7 +212,7 @@ impl Driver {
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
         let doing = || format!("examine pool {}", definition.name);
         let place = self.host.stat(&backend.folder.path).context(doing)?;
-        let mounts = self.mounts()?;
+        let mounts = self.usage.mounts()?;
         let leftovers = backend.recover(&|device| !usage::of_device(&mounts, device).is_empty())?;
         let mut pool = Pool {
             definition: definition.clone(),
@@ -215,7 +222,7 @@ impl Driver {
             leftovers,
             device: place.map_or(0, |place| place.id.device),
         };
-        let (ended, failed) = self.delete_leftover_inline(&pool);
+        let (ended, failed) = self.volumes.delete_leftover_inline(&pool);
         pool.leftovers.ephemeral = ended;
         if let Some(error) = failed {
             tracing::error!(pool = %definition.name, error = %chain(&error), "failed to delete an unused inline volume");
@@ -226,7 +233,10 @@ impl Driver {
 
     /// Folders of the file systems on which this machine lives.
     pub(in crate::operation) fn machine_folders(&self) -> Vec<PathBuf> {
-        ground::machine_folders(&self.settings.node_record, &self.settings.allowed_paths)
+        ground::machine_folders(
+            &self.pools.settings.node_record,
+            &self.pools.settings.allowed_paths,
+        )
     }
 
     /// Why a pool whose disk was mounted again cannot be served yet: devices of its volumes still
@@ -242,7 +252,7 @@ impl Driver {
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
         let is_named = |shown: &Path| object_of(shown).is_some_and(|name| names.contains(name));
-        let there = self.detach_dead_devices(&is_named, former)?;
+        let there = self.usage.detach_dead_devices(&is_named, former)?;
         let there: Vec<_> = there
             .iter()
             .map(|device| device.path.display().to_string())
@@ -299,9 +309,7 @@ impl Driver {
         if self.running() > 0 {
             return;
         }
-        let states =
-            std::mem::take(&mut *self.pools.write().unwrap_or_else(PoisonError::into_inner));
-        for state in states {
+        for state in self.pools.take_all() {
             let ServingState::Serving(pool) = state else {
                 continue;
             };

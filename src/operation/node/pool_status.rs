@@ -81,11 +81,11 @@ impl Driver {
                 leftovers: Leftovers::default(),
             },
         };
-        self.states().into_iter().map(status).collect()
+        self.pools.states().into_iter().map(status).collect()
     }
 
     fn status_of_served(&self, pool: Arc<Pool>) -> PoolStatus {
-        let mut changed = self.changed_devices();
+        let mut changed = self.usage.changed_devices();
         changed.retain(|changed| changed.pool == pool.id());
         let definition = &pool.definition;
         let (name, place) = (definition.name.clone(), definition.place.to_string());
@@ -131,7 +131,7 @@ impl Driver {
     pub(in crate::operation) fn pods_on(&self, place: &Path, was: Option<&Former>) -> Vec<String> {
         const MOST: usize = 16;
         let mut pods = BTreeSet::new();
-        for mount in self.mounts().unwrap_or_default() {
+        for mount in self.usage.mounts().unwrap_or_default() {
             let image = usage::loop_of(&mount).and_then(|number| {
                 // The kernel knows this path without access to the disk.
                 let path = format!("/sys/block/loop{number}/loop/backing_file");

@@ -8,29 +8,18 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use super::disk::{self, PoolQuestions};
 use super::open;
 use crate::cut::Seams;
-use crate::cut::retry::Backoffs;
 use crate::error::{Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
 use crate::operation::pools::ground;
-use crate::operation::{CutCounts, Driver, InFlight, Locks, ServingState, Settings};
+use crate::operation::snapshot::cut::sweep;
+use crate::operation::{Driver, Pools, ServingState, Settings, Snapshots, Usage, Volumes};
 use crate::record::{self, NodeRecord};
-
-/// Thaws file systems that a crash left frozen. A failure is tried again while the driver serves.
-fn sweep(seams: &Seams) {
-    match seams.freezer.sweep() {
-        Ok(volumes) if volumes.is_empty() => {}
-        Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
-        Err(error) => {
-            tracing::error!(error = %chain(&error), "failed to thaw file systems after a crash");
-        }
-    }
-}
 
 impl Driver {
     /// Opens the pools, takes their locks and detaches unused loop devices that a crash left. The
@@ -62,30 +51,23 @@ impl Driver {
                 record.home = Some(found.unwrap_or_else(|| HomeId(host.random_uuid())));
             }
         }
-        let nobodys_home = HomeId(host.random_uuid());
+        let pools = Arc::new(Pools::new(settings, host, record));
+        let usage = Arc::new(Usage::new(pools.clone(), seams.freezer.clone()));
+        let snapshots = Arc::new(Snapshots::new(pools.clone(), usage.clone(), seams));
         let driver = Driver {
-            settings,
-            host,
-            seams,
-            home: RwLock::new(record.home),
-            nobodys_home,
-            pools: RwLock::new(Vec::new()),
-            record: Mutex::new(record),
-            locks: Locks::default(),
-            in_flight: InFlight::default(),
-            formats: std::sync::atomic::AtomicU64::new(0),
-            copies: crate::operation::snapshot::copy::Copies::default(),
-            copied: std::sync::atomic::AtomicU64::new(0),
-            published: crate::operation::usage::published::Published::default(),
-            backoffs: Backoffs::default(),
-            cuts: CutCounts::default(),
-            small: Mutex::default(),
+            host: pools.host.clone(),
+            volumes: Volumes::new(pools.clone(), usage.clone(), snapshots.clone()),
+            pools,
+            usage,
+            snapshots,
             questions,
         };
         let mut wrong = None;
-        for definition in &driver.settings.pools {
+        for definition in &driver.pools.settings.pools {
             let state = match driver.open_unless(&hanging, definition) {
-                Err(error @ Error::Locked { .. }) if driver.settings.alone => return Err(error),
+                Err(error @ Error::Locked { .. }) if driver.pools.settings.alone => {
+                    return Err(error);
+                }
                 Err(error) => {
                     let state = driver.refuse(definition, &error);
                     wrong = wrong.or(Some(error).filter(is_mistake));
@@ -93,36 +75,18 @@ impl Driver {
                 }
                 Ok(state) => state,
             };
-            log_refused(&state);
-            let mut states = driver.pools.write().unwrap_or_else(PoisonError::into_inner);
-            states.push(state);
+            driver.pools.add(state);
         }
         let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
-        if let Some(error) = wrong.filter(|_| driver.states().iter().all(no_id)) {
+        if let Some(error) = wrong.filter(|_| driver.pools.states().iter().all(no_id)) {
             return Err(error);
         }
-        if let Err(error) = driver.forget_earlier_stages() {
+        if let Err(error) = driver.usage.forget_earlier_stages() {
             tracing::warn!(error = %chain(&error), "failed to remove entries of an earlier boot from the state directory");
         }
-        driver.watch_published();
-        driver.remember()?;
+        driver.usage.watch_published();
+        driver.pools.remember()?;
         Ok(driver)
-    }
-
-    /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,
-    /// which waits for disks.
-    pub fn sweep_freezes(&self) {
-        sweep(&self.seams);
-    }
-}
-
-/// Logs a pool that is not served, once for each reason.
-pub(in crate::operation) fn log_refused(state: &ServingState) {
-    if let ServingState::Refused {
-        definition, why, ..
-    } = state
-    {
-        tracing::error!(pool = %definition.name, reason = why, "refusing to serve a pool");
     }
 }
 

@@ -5,11 +5,10 @@
 //! lock are released when the last operation on it has finished. The pool is served again when
 //! its disk accepts writes again, or was replaced and mounted.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk::DISK_TIMEOUT;
-use super::start::log_refused;
 use crate::error::chain;
 use crate::model::PoolDefinition;
 use crate::operation::pools::pool::{Former, folders};
@@ -19,8 +18,8 @@ impl Driver {
     /// Reads the node record, which `slackwater pool forget` and `slackwater pool adopt` may have
     /// changed, and examines published devices and all pools, one after the other.
     pub fn refresh_pools(&self) {
-        self.read_node_record();
-        for definition in &self.settings.pools {
+        self.pools.read_node_record();
+        for definition in &self.pools.settings.pools {
             self.probe_pool(&definition.name);
         }
         self.refresh_node();
@@ -28,9 +27,9 @@ impl Driver {
 
     /// Like [`Driver::refresh_pools`], without the pools, whose disks may hang.
     pub fn refresh_node(&self) {
-        self.read_node_record();
-        self.watch_published();
-        self.note_served();
+        self.pools.read_node_record();
+        self.usage.watch_published();
+        self.pools.note_served();
     }
 
     /// Checks whether the disk of a served pool still accepts writes, or whether a refused pool can
@@ -42,7 +41,7 @@ impl Driver {
     /// Like [`Driver::probe_pool`], with another timeout for the disk, for tests in which a disk
     /// hangs.
     pub fn probe_pool_within(&self, name: &str, patience: Duration) {
-        let mut states = self.states().into_iter();
+        let mut states = self.pools.states().into_iter();
         let Some(before) = states.find(|state| state.definition().name == name) else {
             return;
         };
@@ -64,7 +63,9 @@ impl Driver {
                 definition, was, ..
             } => self.try_again(definition, was.as_ref(), patience),
         };
-        self.decide(&before, now);
+        if self.pools.replace(&before, &now) && matches!(now, ServingState::Serving(_)) {
+            self.pools.note_served();
+        }
     }
 
     /// Whether the disk of a pool accepts writes; if not, why the pool is no longer served.
@@ -115,42 +116,5 @@ impl Driver {
             ServingState::Refused { id, why, .. } => refused(id, why),
             serving => serving,
         }
-    }
-
-    /// Stores the new state of a pool, unless another call has changed it since `before` was read.
-    fn decide(&self, before: &ServingState, now: ServingState) {
-        let mut states = self.pools.write().unwrap_or_else(PoisonError::into_inner);
-        if let ServingState::Serving(pool) = &now {
-            let is_it = |state: &ServingState| matches!(state, ServingState::Serving(other) if other.id() == pool.id());
-            if states.iter().any(is_it) {
-                // A copy that was opened at the same time: the next refresh reports it.
-                return;
-            }
-        }
-        let name = &now.definition().name;
-        let slot = states
-            .iter_mut()
-            .find(|slot| slot.definition().name == *name);
-        let Some(slot) = slot else { return };
-        let is_news = match (before, &*slot) {
-            (ServingState::Serving(before), ServingState::Serving(there))
-                if Arc::ptr_eq(before, there) =>
-            {
-                true
-            }
-            (ServingState::Refused { .. }, ServingState::Refused { why: there, .. }) => {
-                !matches!(&now, ServingState::Refused { why, .. } if why == there)
-            }
-            _ => return,
-        };
-        let there = std::mem::replace(slot, now.clone());
-        drop(states);
-        if is_news {
-            log_refused(&now);
-        }
-        if matches!(now, ServingState::Serving(_)) {
-            self.note_served();
-        }
-        drop(there);
     }
 }

@@ -23,7 +23,6 @@ use crate::record::{NodeRecord, PoolRecord};
 /// The result of [`init`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// The pool.
     pub pool: PoolRecord,
     /// False if it was a pool of this machine already.
     pub changed: bool,

@@ -8,7 +8,7 @@ use crate::backend::PoolSpace;
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability, SnapshotRoom};
-use crate::operation::{AskCapacity, Capacity, Driver, Pool};
+use crate::operation::{AskCapacity, Capacity, Pool, Pools};
 use crate::record::SnapshotRecord;
 
 /// The share that is reserved for the pool's own metadata: extent maps of images, records, logs. An
@@ -165,7 +165,7 @@ pub(in crate::operation) fn minimum_size(capabilities: &[Capability]) -> u64 {
     each.max().unwrap_or(GRAIN)
 }
 
-impl Driver {
+impl Pools {
     /// Answers GetCapacity. A pool that cannot be reached has a capacity of 0, without a delay, and
     /// so has a request that would be refused.
     pub fn capacity(&self, request: &AskCapacity) -> Result<Capacity> {

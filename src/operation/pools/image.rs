@@ -328,7 +328,6 @@ pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
     )
 }
 
-/// The folder of a file pool.
 pub fn file_folder(pool: &PoolDefinition) -> Result<&PathBuf> {
     match &pool.place {
         PoolPlace::File { path } => Ok(path),

@@ -14,7 +14,6 @@ use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
 /// A pool that is configured, or that this machine has had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolEntry {
-    /// Its name.
     pub name: String,
     /// "file:/path".
     pub place: String,
@@ -26,7 +25,6 @@ pub struct PoolEntry {
     pub folder: Option<PathBuf>,
     /// It is named on the command line or in the configuration file.
     pub configured: bool,
-    /// Its state.
     pub state: PoolPresence,
 }
 
@@ -155,9 +153,7 @@ fn entry(
 pub struct VolumeEntry {
     /// The pool's name.
     pub pool: String,
-    /// The pool's ID.
     pub pool_id: PoolId,
-    /// Its record.
     pub record: VolumeRecord,
     /// Bytes of the blocks that its image has.
     pub allocated: u64,
@@ -168,9 +164,7 @@ pub struct VolumeEntry {
 pub struct SnapshotEntry {
     /// The pool's name.
     pub pool: String,
-    /// The pool's ID.
     pub pool_id: PoolId,
-    /// Its record.
     pub record: SnapshotRecord,
     /// Bytes of the blocks that its image has, including shared ones.
     pub allocated: u64,

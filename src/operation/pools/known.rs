@@ -1,15 +1,19 @@
 //! Keeps the record of the pools that this machine has had up to date.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::error::{ErrorContext, Result, chain};
 use crate::model::{PoolDefinition, PoolId};
-use crate::operation::Driver;
+use crate::operation::Pools;
 use crate::operation::pools::node_record::store_node;
 use crate::record::node::KnownPool;
 use crate::record::{self, NodeRecord};
 
-impl Driver {
+impl Pools {
+    pub(in crate::operation) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Reads what an administrator has changed in the node record. A home that is set stays,
     /// because the cluster uses it.
     pub(in crate::operation) fn read_node_record(&self) {
@@ -43,7 +47,7 @@ impl Driver {
             .map(|(id, known)| (*id, known.clone()))
     }
 
-    /// Like [`Driver::remember`], but an error is only logged: the next refresh tries again.
+    /// Like [`Pools::remember`], but an error is only logged: the next refresh tries again.
     pub(in crate::operation) fn note_served(&self) {
         if let Err(error) = self.remember() {
             tracing::error!(error = %chain(&error), "failed to write the node record");

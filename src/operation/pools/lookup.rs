@@ -1,34 +1,13 @@
 //! Which pool serves an ID, a name or a storage class, and why a pool cannot be used now.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
-
-use uuid::Uuid;
+use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
-use crate::model::id::NameKind;
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
-use crate::operation::{Driver, Pool, ServingState, Snapshot, SnapshotState, Volume};
-use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
+use crate::operation::{Pool, Pools, ServingState, Snapshot, SnapshotState, Volume};
+use crate::record::{SnapshotRecord, VolumeRecord};
 
-impl Driver {
-    pub(in crate::operation) fn states(&self) -> Vec<ServingState> {
-        self.pools
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .clone()
-    }
-
-    pub(in crate::operation) fn serving(&self) -> Vec<Arc<Pool>> {
-        let states = self.states();
-        states
-            .into_iter()
-            .filter_map(|state| match state {
-                ServingState::Serving(pool) => Some(pool),
-                ServingState::Refused { .. } => None,
-            })
-            .collect()
-    }
-
+impl Pools {
     /// The pool of an ID. A pool that is not served is an error, never [`PoolLookup::Unknown`]: its
     /// disk may come back.
     pub(in crate::operation) fn owner(&self, volume_id: &str) -> Result<PoolLookup> {
@@ -206,15 +185,6 @@ impl Driver {
             content_source: record.content_source.clone(),
             ephemeral: record.ephemeral,
         }
-    }
-
-    /// The ID of an inline volume on a pool.
-    pub(in crate::operation) fn ephemeral_uuid(pool: &Pool, name: &str) -> Uuid {
-        VolumeId::of_name(pool.id(), NameKind::Ephemeral, name).uuid
-    }
-
-    pub(in crate::operation) fn node_record(&self) -> MutexGuard<'_, NodeRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -27,7 +27,6 @@ pub const IMAGE_RECORD: &str = "image.json";
 /// What is at a pool's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// A pool.
     Pool(PoolRecord),
     /// An image with a pool, which can be examined after it is mounted.
     Image(ImageRecord),

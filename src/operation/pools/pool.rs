@@ -10,7 +10,8 @@ use super::ground::PoolGround;
 use super::image::OpenImage;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
-use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom};
+use crate::model::id::NameKind;
+use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom, VolumeId};
 use crate::operation::detach::count_read;
 
 /// A pool that is served.
@@ -30,7 +31,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Its ID.
     pub fn id(&self) -> PoolId {
         self.backend.record.id
     }
@@ -40,6 +40,11 @@ impl Pool {
     /// finished on this pool.
     pub(in crate::operation) fn count_read(&self) -> Result<()> {
         count_read(self.id(), &self.definition.name)
+    }
+
+    /// The UUID of the inline volume of this name on this pool.
+    pub(in crate::operation) fn ephemeral_uuid(&self, name: &str) -> Uuid {
+        VolumeId::of_name(self.id(), NameKind::Ephemeral, name).uuid
     }
 
     /// Volumes and snapshots whose records cannot be read.
@@ -102,7 +107,6 @@ fn memory_path(name: &str) -> PathBuf {
     Path::new("/memory").join(name)
 }
 
-/// The folder of a definition.
 pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
     match &definition.place {
         PoolPlace::File { path } => path.clone(),

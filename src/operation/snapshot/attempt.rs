@@ -17,7 +17,7 @@ use crate::cut::{Attempt, CutMember, Outcome};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
-use crate::operation::Driver;
+use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises};
 use crate::record::{SnapshotRecord, SnapshotState};
@@ -93,7 +93,7 @@ impl Share {
     }
 }
 
-impl Driver {
+impl Snapshots {
     /// Locks the volumes and prepares a member of each, with the record from `plan`. On an error
     /// nothing is left, or the error is [`Error::RollbackFailed`]. A crash leaves members that the
     /// next start deletes.
@@ -114,7 +114,7 @@ impl Driver {
         // For a single snapshot, the caller acquired this lock before it checked whether the
         // snapshot exists.
         let grouped = planned.iter().filter(|one| one.group.is_some());
-        let grouped = grouped.map(|one| self.locks.acquire(Key::Snapshot(one.uuid)));
+        let grouped = grouped.map(|one| self.pools.locks.acquire(Key::Snapshot(one.uuid)));
         let mut share = Share {
             made: Vec::new(),
             members: Vec::new(),

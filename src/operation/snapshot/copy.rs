@@ -21,7 +21,7 @@ use crate::model::size::MIB;
 use crate::model::{Level, PoolId, SnapshotId};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::admit_snapshot;
-use crate::operation::{CreateSnapshot, Driver, Pool, Snapshot};
+use crate::operation::{CreateSnapshot, Pool, Snapshot, Snapshots};
 use crate::record::{CopyProgress, SnapshotState};
 
 /// Bytes of one effect. Between two effects, a copy checks whether it was aborted or the driver
@@ -200,7 +200,7 @@ impl Drop for Copying<'_> {
     }
 }
 
-impl Driver {
+impl Snapshots {
     /// Registers a copy for a claim. A source volume must not be in use, and must be unchanged
     /// since the plan.
     pub(in crate::operation) fn begin_copy(
@@ -213,10 +213,10 @@ impl Driver {
         let Some(source) = of else {
             return Ok(copying);
         };
-        let _lock = self.locks.acquire(Key::Volume(source.id.uuid))?;
+        let _lock = self.pools.locks.acquire(Key::Volume(source.id.uuid))?;
         self.check_unchanged(source)?;
         if self.use_of(source).map_err(Error::into_indeterminate)? != Use::Quiet
-            || self.staged_as_block(&source.record)?.is_some()
+            || self.usage.staged_as_block(&source.record)?.is_some()
         {
             return Err(no_sharing(&source.pool, &source.text));
         }
@@ -252,7 +252,7 @@ impl Driver {
         let (mut at, mut saved) = (progress.copied, progress.copied);
         while at < bytes {
             copying.check()?;
-            let stopping = self.in_flight.is_stopping();
+            let stopping = self.pools.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
                 target.sync().context(doing)?;
                 save(CopyProgress {
@@ -328,7 +328,7 @@ impl Driver {
             pool.backend.update_snapshot(&record)
         });
         match committed {
-            Ok(()) => Ok(self.snapshot(pool, &record)),
+            Ok(()) => Ok(self.pools.snapshot(pool, &record)),
             Err(Error::Stopping) => Err(Error::Stopping),
             Err(first) => {
                 let made = [Prepared {

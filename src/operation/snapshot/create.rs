@@ -12,10 +12,10 @@ use crate::model::id::NameKind;
 use crate::model::{GroupId, SnapshotId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::{CreateSnapshot, DeleteOne, Driver, Pool, Snapshot};
+use crate::operation::{CreateSnapshot, DeleteOne, Pool, Snapshot, Snapshots};
 use crate::record::{SnapshotRecord, SnapshotState};
 
-impl Driver {
+impl Snapshots {
     /// The locks that CreateSnapshot needs.
     pub fn locks_of_snapshot(&self, request: &CreateSnapshot) -> Vec<Key> {
         let mut keys = vec![Key::SnapshotName(request.name.clone())];
@@ -31,15 +31,15 @@ impl Driver {
     /// repeat continues.
     pub fn create_snapshot(&self, request: &CreateSnapshot) -> Result<Snapshot> {
         let name = &request.name;
-        let _name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
+        let _name = self.pools.locks.acquire(Key::SnapshotName(name.clone()))?;
         if let Some((pool, record)) = self.find_snapshot_name(name)? {
             same_request(request, &pool, &record)?;
-            return Ok(self.snapshot(&pool, &record));
+            return Ok(self.pools.snapshot(&pool, &record));
         }
         let source = self.source_of(name, &request.source_volume_id)?;
         self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
-        let _snapshot = self.locks.acquire(Key::Snapshot(id.uuid))?;
+        let _snapshot = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
         if !source.pool.backend.facts.shares_blocks {
             return self.copy_snapshot(request, &source, id);
         }
@@ -58,7 +58,7 @@ impl Driver {
         })?;
         let each = made
             .first()
-            .map(|one| self.snapshot(&one.pool, &one.record));
+            .map(|one| self.pools.snapshot(&one.pool, &one.record));
         each.ok_or_else(|| Error::Bug {
             invariant: "a single snapshot has a single source".into(),
         })
@@ -71,18 +71,18 @@ impl Driver {
             Err(absent @ Error::NotFound { .. }) => absent,
             found => return found,
         };
-        let PoolLookup::Pool(pool, _) = self.owner(volume_id)? else {
+        let PoolLookup::Pool(pool, _) = self.pools.owner(volume_id)? else {
             return Err(absent);
         };
         let uuid = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name).uuid;
-        let lock = self.locks.acquire(Key::Snapshot(uuid));
+        let lock = self.pools.locks.acquire(Key::Snapshot(uuid));
         let ended = lock.and_then(|_lock| pool.backend.snapshots.delete_unanswered(uuid));
         Err(absent.with_undo(ended))
     }
 
     /// Checks the topology requirement: a snapshot is always where its volume is.
     pub(in crate::operation) fn check_requisite(&self, requisite: &[String]) -> Result<()> {
-        let home = self.home().to_string();
+        let home = self.pools.home().to_string();
         match requisite.is_empty() || requisite.contains(&home) {
             true => Ok(()),
             false => Err(Error::TopologyMismatch { home }),
@@ -94,7 +94,7 @@ impl Driver {
         &self,
         name: &str,
     ) -> Result<Option<(Arc<Pool>, SnapshotRecord)>> {
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             let id = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name);
             if let Some(record) = pool
                 .backend
@@ -115,7 +115,7 @@ impl Driver {
         self.delete_alone(snapshot_id, &DeleteOne::default())
     }
 
-    /// The same as [`Driver::delete_one`], without a router that resolves groups across nodes.
+    /// The same as [`Snapshots::delete_one`], without a router that resolves groups across nodes.
     pub fn delete_alone(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
         match self.delete_one(snapshot_id, how)? {
             None => Ok(()),
@@ -131,10 +131,10 @@ impl Driver {
     /// other nodes, and `how` does not confirm that they are resolved, nothing is deleted and the
     /// ID of the group is returned.
     pub fn delete_one(&self, snapshot_id: &str, how: &DeleteOne) -> Result<Option<GroupId>> {
-        let PoolLookup::Pool(pool, id) = self.owner(snapshot_id)? else {
+        let PoolLookup::Pool(pool, id) = self.pools.owner(snapshot_id)? else {
             return Ok(None);
         };
-        let _lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
+        let _lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
         let delete = || pool.backend.snapshots.delete(id.uuid).map(|()| None);
         let Some(record) = pool.backend.snapshots.get(id.uuid)? else {
             return delete();
@@ -152,7 +152,7 @@ impl Driver {
             ));
         }
         let group = GroupId(of.id);
-        let _group = self.locks.acquire(Key::Group(of.id))?;
+        let _group = self.pools.locks.acquire(Key::Group(of.id))?;
         if !self.is_settled(&record, of)? {
             let in_doubt = !self.members_of(of.id, SnapshotState::Cut).is_empty();
             if in_doubt || how.settled != Some(group) {
@@ -162,10 +162,9 @@ impl Driver {
         delete()
     }
 
-    /// GetSnapshot.
     pub fn get_snapshot(&self, snapshot_id: &str) -> Result<Snapshot> {
-        let (pool, _, record) = self.find_snapshot(snapshot_id)?;
-        Ok(self.snapshot(&pool, &record))
+        let (pool, _, record) = self.pools.find_snapshot(snapshot_id)?;
+        Ok(self.pools.snapshot(&pool, &record))
     }
 }
 

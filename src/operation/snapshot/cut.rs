@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
-use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Use};
-use crate::error::Result;
+use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use};
+use crate::error::{Result, chain};
 use crate::model::SnapshotParameters;
 use crate::operation::pools::capacity::check_headroom;
-use crate::operation::{Driver, Pool, Used};
+use crate::operation::{Pool, Snapshots, Used};
 
-impl Driver {
+impl Snapshots {
     /// What the cut needs to know of each volume. `copies` are the prepared images into which the
     /// volumes are copied.
     pub(in crate::operation) fn members(
@@ -44,7 +44,7 @@ impl Driver {
     pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
         let mut pools: Vec<Arc<Pool>> = Vec::new();
         for member in members {
-            let (pool, ..) = self.find(&member.target.volume_id)?;
+            let (pool, ..) = self.pools.find(&member.target.volume_id)?;
             if !pools.iter().any(|one| Arc::ptr_eq(one, &pool)) {
                 pools.push(pool);
             }
@@ -70,6 +70,12 @@ impl Driver {
         Ok(outcome)
     }
 
+    /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,
+    /// which waits for disks.
+    pub fn sweep_freezes(&self) {
+        sweep(&self.seams);
+    }
+
     /// Repeats the attempts of a cut as its class allows ([`retry::retry`]).
     pub(in crate::operation) fn retry<T>(
         &self,
@@ -77,6 +83,17 @@ impl Driver {
         once: impl FnMut(&Attempt<'_>) -> Result<T>,
     ) -> Result<T> {
         retry::retry(self, &self.backoffs, subject, once)
+    }
+}
+
+/// Thaws file systems that a crash left frozen. A failure is tried again while the driver serves.
+pub(in crate::operation) fn sweep(seams: &Seams) {
+    match seams.freezer.sweep() {
+        Ok(volumes) if volumes.is_empty() => {}
+        Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "failed to thaw file systems after a crash");
+        }
     }
 }
 
@@ -89,7 +106,7 @@ pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
     })
 }
 
-impl Clock for Driver {
+impl Clock for Snapshots {
     fn now(&self) -> u64 {
         self.host.now()
     }
@@ -99,6 +116,6 @@ impl Clock for Driver {
     }
 
     fn is_stopping(&self) -> bool {
-        self.in_flight.is_stopping()
+        self.pools.in_flight.is_stopping()
     }
 }

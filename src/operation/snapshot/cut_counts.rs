@@ -8,7 +8,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use crate::cut::Outcome;
 use crate::error::{Error, ErrorContext, Result};
 use crate::model::Level;
-use crate::operation::Driver;
+use crate::operation::Snapshots;
 
 /// Upper bounds of the buckets of the histograms, in seconds. A freeze lasts milliseconds, and at
 /// most 30 s; quiescing an application takes longer.
@@ -115,7 +115,7 @@ impl CutCounts {
     }
 }
 
-impl Driver {
+impl Snapshots {
     /// The counters and histograms of cuts.
     pub fn cut_counts(&self) -> &CutCounts {
         &self.cuts

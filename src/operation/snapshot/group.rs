@@ -11,13 +11,13 @@ use crate::cut::retry::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::GroupId;
 use crate::operation::lock::Key;
-use crate::operation::{CreateGroup, Driver, Group, NamedGroup, member_of};
+use crate::operation::{CreateGroup, Group, NamedGroup, Snapshots, member_of};
 use crate::record::{GroupMembership, SnapshotState};
 
-impl Driver {
+impl Snapshots {
     /// The locks that CreateVolumeGroupSnapshot needs.
     pub fn locks_of_group(&self, request: &CreateGroup) -> Vec<Key> {
-        let group = GroupId::of_name(self.home(), &request.name);
+        let group = GroupId::of_name(self.pools.home(), &request.name);
         let sources = sources(&request.source_volume_ids).unwrap_or_default();
         let each = sources.into_iter().flat_map(|source| {
             let member = member_of(group, source);
@@ -30,8 +30,8 @@ impl Driver {
     /// that are not listed. The next start deletes them, or commits all of them if the first one
     /// was committed.
     pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
-        let id = GroupId::of_name(self.settled_home()?, &request.name);
-        let _group = self.locks.acquire(Key::Group(id.0))?;
+        let id = GroupId::of_name(self.pools.settled_home()?, &request.name);
+        let _group = self.pools.locks.acquire(Key::Group(id.0))?;
         self.resolve_group(id.0)?;
         let ids = &request.source_volume_ids;
         // This check precedes the listing. In the other order, a record that becomes readable in
@@ -67,7 +67,7 @@ impl Driver {
         )?;
         let snapshots: Vec<_> = made
             .iter()
-            .map(|one| self.snapshot(&one.pool, &one.record))
+            .map(|one| self.pools.snapshot(&one.pool, &one.record))
             .collect();
         let cut_at = snapshots.first().map_or(0, |snapshot| snapshot.cut_at);
         Ok(Group {
@@ -93,7 +93,7 @@ impl Driver {
         let mut snapshots = Vec::new();
         let mut attempts = BTreeSet::new();
         for member in &membership.members {
-            let (pool, _, record) = match self.find_snapshot(member) {
+            let (pool, _, record) = match self.pools.find_snapshot(member) {
                 Err(Error::NotFound { .. }) if some_may_be_gone => continue,
                 Err(Error::NotFound { .. }) => {
                     return Err(broken(format!("its member {member} no longer exists")));
@@ -104,7 +104,7 @@ impl Driver {
             if attempts.len() > 1 {
                 return Err(broken(of_another_moment(member)));
             }
-            snapshots.push(self.snapshot(&pool, &record));
+            snapshots.push(self.pools.snapshot(&pool, &record));
         }
         let cut_at = found.first().map_or(0, |(_, record)| record.cut_at);
         Ok(Group {
@@ -119,7 +119,7 @@ impl Driver {
         let Ok(id) = request.group_id.parse::<GroupId>() else {
             return Ok(());
         };
-        let _group = self.locks.acquire(Key::Group(id.0))?;
+        let _group = self.pools.locks.acquire(Key::Group(id.0))?;
         self.resolve_group(id.0)?;
         let seen = self.all_seen();
         let found = self.members_of(id.0, SnapshotState::Ready);

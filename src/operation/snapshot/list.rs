@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 use crate::model::SnapshotId;
 use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::request::MOST_LISTED;
-use crate::operation::{Driver, ListSnapshots, Snapshot, SnapshotPage};
+use crate::operation::{ListSnapshots, Snapshot, SnapshotPage, Snapshots};
 use crate::record::SnapshotState;
 
-impl Driver {
+impl Snapshots {
     /// ListSnapshots, in the order of IDs: all snapshots, those of one volume (which may no longer
     /// exist), or a single one. An ID in a pool that is not served is an error, never an empty
     /// list. Members of a group that is not completely committed are listed only if the request
@@ -56,28 +56,28 @@ impl Driver {
         let (of, one) = (&request.source_volume_id, &request.snapshot_id);
         let later = |snapshot: &Snapshot| after.is_none_or(|after| snapshot.id > after);
         if !one.is_empty() {
-            let PoolLookup::Pool(pool, id) = self.owner(one)? else {
+            let PoolLookup::Pool(pool, id) = self.pools.owner(one)? else {
                 return Ok(Vec::new());
             };
             let found = pool.backend.snapshots.get(id.uuid)?;
             let found = found.filter(|record| record.state == SnapshotState::Ready);
-            let snapshot = found.map(|record| self.snapshot(&pool, &record));
+            let snapshot = found.map(|record| self.pools.snapshot(&pool, &record));
             let wanted = |snapshot: &Snapshot| {
                 later(snapshot) && (of.is_empty() || snapshot.source_volume_id.to_string() == *of)
             };
             return Ok(snapshot.into_iter().filter(wanted).collect());
         }
         if !of.is_empty() {
-            let PoolLookup::Pool(pool, id) = self.owner(of)? else {
+            let PoolLookup::Pool(pool, id) = self.pools.owner(of)? else {
                 return Ok(Vec::new());
             };
             let all = pool.backend.snapshots.ready(None, usize::MAX);
             let mine = all.iter().filter(|record| record.source == id.uuid);
-            let mine = mine.map(|record| self.snapshot(&pool, record));
+            let mine = mine.map(|record| self.pools.snapshot(&pool, record));
             return Ok(mine.filter(later).collect());
         }
         let mut all = Vec::new();
-        for pool in self.to_list(request.pool)? {
+        for pool in self.pools.to_list(request.pool)? {
             // Pools before that of the token are skipped; its own pool is listed from the token on.
             let from = match after {
                 Some(after) if pool.id() < after.pool => continue,
@@ -85,7 +85,11 @@ impl Driver {
                 Some(_) | None => None,
             };
             let records = pool.backend.snapshots.ready(from, most);
-            all.extend(records.iter().map(|record| self.snapshot(&pool, record)));
+            all.extend(
+                records
+                    .iter()
+                    .map(|record| self.pools.snapshot(&pool, record)),
+            );
         }
         Ok(all)
     }

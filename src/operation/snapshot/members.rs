@@ -10,7 +10,7 @@ use crate::model::id::NameKind;
 use crate::model::{GroupId, Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::lock::LockGuard;
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::{Driver, GroupMembership, Key, Pool, SnapshotState};
+use crate::operation::{GroupMembership, Key, Pool, SnapshotState, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// A member that exists, and its pool.
@@ -83,7 +83,7 @@ pub(in crate::operation) fn no_membership(id: Uuid) -> GroupMembership {
     }
 }
 
-impl Driver {
+impl Snapshots {
     /// Members of a group in served pools.
     pub(in crate::operation) fn members_of(
         &self,
@@ -94,7 +94,7 @@ impl Driver {
             record.state == state && record.group.as_ref().is_some_and(|of| of.id == group)
         };
         let mut found = Vec::new();
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             let records = match state {
                 SnapshotState::Ready => pool.backend.snapshots.ready(None, usize::MAX),
                 SnapshotState::Preparing | SnapshotState::Cut => pool.backend.snapshots.unready(),
@@ -109,7 +109,7 @@ impl Driver {
     /// not served: then it is unknown whether the snapshot exists.
     pub(in crate::operation) fn read_each(&self, members: &[String]) -> Result<()> {
         members.iter().try_for_each(|member| {
-            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
+            if let PoolLookup::Pool(pool, id) = self.pools.owner(member)? {
                 pool.backend.snapshots.get(id.uuid)?;
             }
             Ok(())
@@ -128,7 +128,7 @@ impl Driver {
         if parameters.is_of_object {
             return Ok(());
         }
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             for (uuid, _) in pool.backend.snapshots.damaged() {
                 if !is_of_others(&pool, uuid, group) {
                     pool.backend.snapshots.get(uuid)?;
@@ -141,7 +141,7 @@ impl Driver {
     /// An error if there may be snapshots that were not read: in a pool that is not served, or with
     /// a record that cannot be read.
     pub(in crate::operation) fn all_seen(&self) -> Result<()> {
-        for pool in self.all_serving()? {
+        for pool in self.pools.all_serving()? {
             for (uuid, _) in pool.backend.snapshots.damaged() {
                 pool.backend.snapshots.get(uuid)?;
             }
@@ -158,13 +158,13 @@ impl Driver {
         let mut ends = BTreeMap::new();
         for member in members {
             // A member in a pool that is not served now is not gone.
-            if let PoolLookup::Pool(pool, id) = self.owner(member)? {
+            if let PoolLookup::Pool(pool, id) = self.pools.owner(member)? {
                 ends.insert(id, pool);
             }
         }
         let _locks: Vec<LockGuard> = ends
             .keys()
-            .map(|id| self.locks.acquire(Key::Snapshot(id.uuid)))
+            .map(|id| self.pools.locks.acquire(Key::Snapshot(id.uuid)))
             .collect::<Result<_>>()?;
         // All records are read before the first member is deleted: if one cannot be read, none is
         // deleted.
@@ -182,7 +182,7 @@ impl Driver {
     /// Groups with members here that are not committed: their cut is running, or a failed one left
     /// them.
     pub(in crate::operation) fn groups_in_part(&self) -> BTreeSet<Uuid> {
-        let pools = self.serving().into_iter();
+        let pools = self.pools.serving().into_iter();
         let unready = pools.flat_map(|pool| pool.backend.snapshots.unready());
         unready.filter_map(|one| Some(one.group?.id)).collect()
     }

@@ -12,7 +12,7 @@ use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::Extent;
 use crate::host::difference::Differences;
-use crate::operation::{AskMetadata, Driver, MetadataOf, MetadataPage};
+use crate::operation::{AskMetadata, MetadataOf, MetadataPage, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
@@ -31,7 +31,7 @@ struct Side {
     image: ImageHandle,
 }
 
-impl Driver {
+impl Snapshots {
     /// One page of either call. A page may have no ranges and still have a next page. This changes
     /// nothing.
     pub fn snapshot_metadata(&self, request: &AskMetadata) -> Result<MetadataPage> {
@@ -80,13 +80,13 @@ impl Driver {
     }
 
     fn side(&self, id: &str) -> Result<Side> {
-        let (pool, id, record) = self.find_snapshot(id)?;
+        let (pool, id, record) = self.pools.find_snapshot(id)?;
         let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
         Ok(Side { record, image })
     }
 
     fn still_there(&self, request: &AskMetadata, of: MetadataOf) -> Result<()> {
-        let now = |id: &str| Ok::<_, Error>(self.find_snapshot(id)?.2.incarnation);
+        let now = |id: &str| Ok::<_, Error>(self.pools.find_snapshot(id)?.2.incarnation);
         let base = request.base_snapshot_id.as_deref().map(now).transpose()?;
         let target = now(&request.snapshot_id)?;
         if (MetadataOf { base, target }) == of {

@@ -8,7 +8,7 @@ use super::source::Source;
 use crate::error::Error;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters};
 use crate::operation::detach::CleanUp;
-use crate::operation::{Driver, GroupMembership, Pool, SnapshotState, member_of};
+use crate::operation::{GroupMembership, Pool, SnapshotState, Snapshots, member_of};
 use crate::record::SnapshotRecord;
 
 /// The record of a snapshot that is being created, and its pool.
@@ -17,7 +17,7 @@ pub(in crate::operation) struct Prepared {
     pub(in crate::operation) record: SnapshotRecord,
 }
 
-impl Driver {
+impl Snapshots {
     /// The record of a new snapshot that is not a member of a group.
     pub(in crate::operation) fn plan_single(
         &self,

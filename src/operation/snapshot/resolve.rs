@@ -17,7 +17,7 @@ use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::{Driver, Snapshot};
+use crate::operation::{Snapshot, Snapshots};
 use crate::record::{GroupMembership, SnapshotRecord, SnapshotState};
 
 /// How often, and at which interval, a call that only reads a group tries to get its lock, which
@@ -32,7 +32,6 @@ pub struct GroupMember {
     pub snapshot: Snapshot,
     /// The attempt that created it.
     pub attempt: Uuid,
-    /// Its state.
     pub state: SnapshotState,
 }
 
@@ -59,7 +58,7 @@ pub struct GroupDecision {
     pub undo: Vec<Uuid>,
 }
 
-impl Driver {
+impl Snapshots {
     /// The part of a group that is on this node. The records of `members` are read by their IDs,
     /// and it is an error if one cannot be read. So a member that is not in the result does not
     /// exist here.
@@ -87,7 +86,7 @@ impl Driver {
         };
         let membership = known(SnapshotState::Ready).or_else(|| known(SnapshotState::Cut));
         let told = |(pool, record): &Member| GroupMember {
-            snapshot: self.snapshot(pool, record),
+            snapshot: self.pools.snapshot(pool, record),
             attempt: record.attempt,
             state: record.state,
         };
@@ -102,26 +101,26 @@ impl Driver {
     /// Acquires the lock of a group. Another call that only reads the group holds it for a moment.
     fn lock_for_a_look(&self, group: GroupId) -> Result<LockGuard> {
         for _ in 1..LOCK_TRIES {
-            if let Ok(lock) = self.locks.acquire(Key::Group(group.0)) {
+            if let Ok(lock) = self.pools.locks.acquire(Key::Group(group.0)) {
                 return Ok(lock);
             }
             self.host.pause(LOCK_RETRY_INTERVAL);
         }
-        self.locks.acquire(Key::Group(group.0))
+        self.pools.locks.acquire(Key::Group(group.0))
     }
 
     /// Resolves a group by the decision of a coordinator that has read the first member. If the
     /// first member is on this node, its record is read again and has priority. A repeat changes
     /// nothing.
     pub fn resolve_group_by(&self, group: GroupId, decision: &GroupDecision) -> Result<()> {
-        let _lock = self.locks.acquire(Key::Group(group.0))?;
+        let _lock = self.pools.locks.acquire(Key::Group(group.0))?;
         self.resolve(group.0, Some(decision))
     }
 
     /// Deletes the members of a group on this node, committed or not, and the members with these
     /// IDs.
     pub fn delete_group_here(&self, group: GroupId, members: &[String]) -> Result<()> {
-        let _lock = self.locks.acquire(Key::Group(group.0))?;
+        let _lock = self.pools.locks.acquire(Key::Group(group.0))?;
         let states = [
             SnapshotState::Ready,
             SnapshotState::Cut,
@@ -177,7 +176,7 @@ impl Driver {
         };
         let mut all_seen = true;
         for member in &group.members {
-            match self.owner(member) {
+            match self.pools.owner(member) {
                 Ok(PoolLookup::Pool(pool, id)) => {
                     pool.backend.snapshots.get(id.uuid).map_err(unsettled)?;
                 }
@@ -205,7 +204,7 @@ impl Driver {
         decision: Option<&GroupDecision>,
     ) -> Result<Option<bool>> {
         let lead = record.group.as_ref().and_then(|of| of.members.first());
-        let owner = lead.map_or(Ok(PoolLookup::Unknown), |lead| self.owner(lead));
+        let owner = lead.map_or(Ok(PoolLookup::Unknown), |lead| self.pools.owner(lead));
         match (owner, decision) {
             (Ok(PoolLookup::Pool(pool, lead)), _) => {
                 let lead = pool.backend.snapshots.get(lead.uuid)?;
@@ -230,7 +229,7 @@ impl Driver {
     /// Whether a member belongs to a group that this node created without a router. Only then is
     /// the ID of the group derived from this node's home and the name.
     fn made_alone(&self, record: &SnapshotRecord) -> bool {
-        let alone = GroupId::of_name(self.home(), &record.name).0;
+        let alone = GroupId::of_name(self.pools.home(), &record.name).0;
         record.group.as_ref().is_some_and(|of| of.id == alone)
     }
 }

@@ -18,7 +18,7 @@ use crate::model::{
 use crate::operation::detach::CleanUp;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_copy, minimum_size};
-use crate::operation::{CreateVolume, Driver, Pool, Volume};
+use crate::operation::{CreateVolume, Pool, Snapshots, Volume};
 use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
 
 /// The content of a new volume.
@@ -70,14 +70,14 @@ impl Content {
     }
 }
 
-impl Driver {
+impl Snapshots {
     /// The source of a new volume, which must exist.
     pub(in crate::operation) fn content(&self, source: &ContentSource) -> Result<Content> {
         match source {
             ContentSource::Snapshot(snapshot_id) => {
-                let (_, id, _) = self.find_snapshot(snapshot_id)?;
-                let lock = self.locks.acquire(Key::Snapshot(id.uuid))?;
-                let (pool, _, record) = self.find_snapshot(snapshot_id)?;
+                let (_, id, _) = self.pools.find_snapshot(snapshot_id)?;
+                let lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
+                let (pool, _, record) = self.pools.find_snapshot(snapshot_id)?;
                 Ok(Content::Snapshot {
                     pool,
                     record: Box::new(record),
@@ -165,7 +165,7 @@ impl Driver {
             }),
             Content::Volume(source) => self.clone_volume(pool, &record, source),
         };
-        made.map(|record| self.volume(pool, &record))
+        made.map(|record| self.pools.volume(pool, &record))
     }
 
     /// Clones a volume, in use or not, by a cut.
@@ -230,7 +230,7 @@ impl Driver {
         let mut allocation = record.allocation;
         if let Some(ContentSource::Volume(source)) = &record.content_source
             && pool.backend.facts.shares_blocks
-            && self.find(source)?.2.allocation == Allocation::Thick
+            && self.pools.find(source)?.2.allocation == Allocation::Thick
         {
             // In the end the clone shares no block with a thick volume, so it needs all its blocks
             // now.
@@ -270,7 +270,7 @@ impl Driver {
         content: &Content,
     ) -> Result<Arc<Pool>> {
         match &parameters.pool {
-            Some(name) => self.choose_pool(Some(name)),
+            Some(name) => self.pools.choose_pool(Some(name)),
             None => Ok(content.pool().clone()),
         }
     }
@@ -321,7 +321,7 @@ impl Driver {
         });
         let done = copied.and_then(|()| self.finish(pool, &record));
         match done {
-            Ok(record) => Ok(self.volume(pool, &record)),
+            Ok(record) => Ok(self.pools.volume(pool, &record)),
             // What was copied stays for a repeat.
             Err(Error::Stopping) => Err(Error::Stopping),
             Err(first) => Err(undo_volume(pool, &record, first)),

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::{Driver, member_of};
+use crate::operation::{Snapshots, member_of};
 use crate::record::SnapshotState;
 
 /// The parameters of a share.
@@ -44,7 +44,6 @@ pub struct BeginShare {
 /// A step after the share has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShareStep {
-    /// A step of the cut.
     Cut(CutStep),
     /// Make the members durable, but do not commit them.
     Keep(Kept),
@@ -78,7 +77,7 @@ pub trait Coordinator {
     fn failing(&mut self, _error: &Error) {}
 }
 
-impl Driver {
+impl Snapshots {
     /// Serves a share to its end. `abort` thaws it from another thread, once it is known that the
     /// coordinator is gone.
     ///
@@ -159,7 +158,7 @@ impl Driver {
     /// Locks a group that must not have members on this node yet. The coordinator must first
     /// resolve members that are in doubt, or find those that another attempt has committed.
     fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<LockGuard>> {
-        let lock = self.locks.acquire(Key::Group(group.0))?;
+        let lock = self.pools.locks.acquire(Key::Group(group.0))?;
         // This check precedes the listing. In the other order, a record that becomes readable in
         // between would be missed: neither listed nor reported as unreadable.
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
@@ -181,7 +180,7 @@ impl Driver {
     /// Locks a single snapshot. Returns `None` if there is nothing to cut.
     fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<LockGuard>>> {
         let name = &begin.name;
-        let by_name = self.locks.acquire(Key::SnapshotName(name.clone()))?;
+        let by_name = self.pools.locks.acquire(Key::SnapshotName(name.clone()))?;
         let [volume_id] = begin.volume_ids.as_slice() else {
             return Err(Error::invalid(
                 "source_volume_ids",
@@ -199,7 +198,7 @@ impl Driver {
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         Ok(Some(vec![
             by_name,
-            self.locks.acquire(Key::Snapshot(id.uuid))?,
+            self.pools.locks.acquire(Key::Snapshot(id.uuid))?,
         ]))
     }
 

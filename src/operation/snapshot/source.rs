@@ -10,8 +10,7 @@ use crate::cut::Use;
 use crate::error::{Error, Result};
 use crate::model::{FsType, VolumeId};
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, Pool, usage};
+use crate::operation::{Pool, Snapshots, usage};
 use crate::record::VolumeRecord;
 
 /// The source volume of a snapshot or clone.
@@ -23,10 +22,10 @@ pub(in crate::operation) struct Source {
     pub(in crate::operation) record: VolumeRecord,
 }
 
-impl Driver {
+impl Snapshots {
     /// The volume of an ID, which must exist.
     pub(in crate::operation) fn source(&self, volume_id: &str) -> Result<Source> {
-        let (pool, id, record) = self.find(volume_id)?;
+        let (pool, id, record) = self.pools.find(volume_id)?;
         let text = volume_id.to_string();
         Ok(Source {
             text,
@@ -55,8 +54,8 @@ impl Driver {
         let mut locks = Vec::new();
         let mut sources = Vec::new();
         for volume_id in volume_ids {
-            let (_, id, _) = self.find(volume_id)?;
-            locks.push(self.locks.acquire(Key::Volume(id.uuid))?);
+            let (_, id, _) = self.pools.find(volume_id)?;
+            locks.push(self.pools.locks.acquire(Key::Volume(id.uuid))?);
             sources.push(self.source(volume_id)?);
         }
         Ok((locks, sources))
@@ -72,8 +71,8 @@ impl Driver {
                 holder,
             })
         };
-        self.let_go(record.uuid)?;
-        let view = View::of(self, pool, record)?;
+        self.usage.let_go(record.uuid)?;
+        let view = self.usage.view(pool, record)?;
         let Some(found) = view.devices.first() else {
             return Ok(Use::Quiet);
         };
@@ -103,14 +102,14 @@ impl Driver {
         if uses.iter().any(|mount| usage::is_node(mount)) {
             return Ok(Use::Raw);
         }
-        if !uses.is_empty() || self.is_claimed(&found.device)? {
+        if !uses.is_empty() || self.usage.is_claimed(&found.device)? {
             return busy(format!(
                 "{name} has a file system that is not fully mounted here (it is frozen, or mounted in another mount namespace){}",
-                self.holders(&found.device)
+                self.usage.holders(&found.device)
             ));
         }
         pool.backend.devices().detach(record.uuid, &found.device)?;
-        match self.lingering(pool, record.uuid)? {
+        match self.usage.lingering(pool, record.uuid)? {
             None => Ok(Use::Quiet),
             Some(device) => busy(format!("a process has {} open", device.path.display())),
         }
@@ -119,7 +118,7 @@ impl Driver {
     /// Refuses a volume whose file system contains a pool: while it is frozen for a cut, the clones
     /// of that pool would wait for the thaw, and the pool could serve nothing.
     fn refuse_beneath_a_pool(&self, source: &Source, device: u64) -> Result<()> {
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             if pool.device == device {
                 return Err(Error::refused(
                     format!("volume {}", source.text),

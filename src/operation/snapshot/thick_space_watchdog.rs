@@ -159,7 +159,7 @@ mod tests {
         let driver = driver(&host);
         let mut thick = new_volume("a");
         thick.parameters.allocation = crate::model::Allocation::Thick;
-        let source = driver.create_volume(&thick).unwrap().id;
+        let source = driver.volumes.create_volume(&thick).unwrap().id;
         let before = host.effect_log().len();
         let asked = CreateSnapshot {
             name: "s".into(),
@@ -167,13 +167,13 @@ mod tests {
             parameters: SnapshotParameters::default(),
             requisite: Vec::new(),
         };
-        let single = driver.create_snapshot(&asked).unwrap();
+        let single = driver.snapshots.create_snapshot(&asked).unwrap();
         let asked = CreateGroup {
             name: "g".into(),
             source_volume_ids: vec![source.to_string()],
             parameters: SnapshotParameters::default(),
         };
-        let group = driver.create_group(&asked).unwrap();
+        let group = driver.snapshots.create_group(&asked).unwrap();
         let log = host.effect_log();
         let unshared = log[before..].iter();
         let unshared: Vec<_> = unshared

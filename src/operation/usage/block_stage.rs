@@ -15,7 +15,7 @@ use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::AccessType;
 use crate::operation::pools::make;
-use crate::operation::{Driver, Pool};
+use crate::operation::{Pool, Usage};
 use crate::record::{self, LastStage, Record, VolumeRecord};
 
 /// An entry. It is valid for one boot, like staging paths.
@@ -32,9 +32,9 @@ impl Record for BlockStage {
     const WHAT: &'static str = "record of a staged block volume";
 }
 
-impl Driver {
+impl Usage {
     fn stages(&self) -> PathBuf {
-        self.settings.state_dir.join("staged")
+        self.pools.settings.state_dir.join("staged")
     }
 
     fn stage_file(&self, uuid: Uuid) -> PathBuf {
@@ -191,8 +191,8 @@ mod tests {
     use crate::error::Error;
     use crate::host::memory::MemoryHost;
     use crate::model::VolumeId;
-    use crate::operation::StageVolume;
     use crate::operation::tests::{self, block, volume};
+    use crate::operation::{Driver, StageVolume};
     use crate::record::formats;
 
     const STAGING: &str = "/var/lib/kubelet/staging";
@@ -203,9 +203,9 @@ mod tests {
         let driver = tests::driver(&host.restart_process());
         let id = volume(&driver, "v").to_string();
         stage(&driver, &id).unwrap();
-        driver.unstage_volume(&id, STAGING).unwrap();
-        let (pool, _, mut record) = driver.find(&id).unwrap();
-        let boot = driver.boot().unwrap();
+        driver.volumes.unstage_volume(&id, STAGING).unwrap();
+        let (pool, _, mut record) = driver.pools.find(&id).unwrap();
+        let boot = driver.usage.boot().unwrap();
         record.last_stage = Some(LastStage {
             staging_path: STAGING.into(),
             capability: block(),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     fn stage(driver: &Driver, id: &str) -> Result<()> {
-        driver.stage_volume(&StageVolume {
+        driver.volumes.stage_volume(&StageVolume {
             volume_id: id.into(),
             staging_path: STAGING.into(),
             capability: block(),
@@ -224,49 +224,50 @@ mod tests {
     }
 
     fn on_pool(driver: &Driver, id: &str) -> Option<LastStage> {
-        driver.find(id).unwrap().2.last_stage
+        driver.pools.find(id).unwrap().2.last_stage
     }
 
     #[test]
     fn a_stage_of_an_earlier_release_counts_in_its_boot() {
         let (_, driver, id) = staged_on_pool(true);
         assert!(matches!(
-            driver.delete_volume(&id),
+            driver.volumes.delete_volume(&id),
             Err(Error::InUse { .. })
         ));
         driver
+            .volumes
             .unstage_volume(&id, "/var/lib/kubelet/elsewhere")
             .unwrap();
         assert!(
             on_pool(&driver, &id).is_some(),
             "it is staged at another path"
         );
-        driver.unstage_volume(&id, STAGING).unwrap();
+        driver.volumes.unstage_volume(&id, STAGING).unwrap();
         assert_eq!(on_pool(&driver, &id), None);
-        driver.delete_volume(&id).unwrap();
+        driver.volumes.delete_volume(&id).unwrap();
         let (_, driver, id) = staged_on_pool(false);
-        driver.delete_volume(&id).unwrap();
+        driver.volumes.delete_volume(&id).unwrap();
     }
 
     #[test]
     fn a_stage_of_an_earlier_release_ends_on_a_full_pool_as_well() {
         let (host, driver, id) = staged_on_pool(true);
         host.keep_full(true);
-        driver.unstage_volume(&id, STAGING).unwrap();
+        driver.volumes.unstage_volume(&id, STAGING).unwrap();
         assert!(
             on_pool(&driver, &id).is_some(),
             "the pool has no room to say so"
         );
         stage(&driver, &id).unwrap();
         assert!(matches!(
-            driver.delete_volume(&id),
+            driver.volumes.delete_volume(&id),
             Err(Error::InUse { .. })
         ));
-        driver.unstage_volume(&id, STAGING).unwrap();
+        driver.volumes.unstage_volume(&id, STAGING).unwrap();
         // The next process reads the same state.
         drop(driver);
         let driver = tests::driver(&host.restart_process());
-        driver.delete_volume(&id).unwrap();
+        driver.volumes.delete_volume(&id).unwrap();
     }
 
     #[test]
@@ -274,11 +275,11 @@ mod tests {
         let (host, driver, id) = staged_on_pool(false);
         stage(&driver, &id).unwrap();
         let uuid = id.parse::<VolumeId>().unwrap().uuid;
-        assert!(driver.entry(uuid).unwrap().is_some());
+        assert!(driver.usage.entry(uuid).unwrap().is_some());
         let host = host.reboot(false);
         let driver = tests::driver(&host.restart_process());
-        assert_eq!(driver.entry(uuid).unwrap(), None);
-        driver.delete_volume(&id).unwrap();
+        assert_eq!(driver.usage.entry(uuid).unwrap(), None);
+        driver.volumes.delete_volume(&id).unwrap();
     }
 
     #[test]
@@ -288,9 +289,9 @@ mod tests {
             .unwrap();
         drop(driver);
         let driver = tests::driver(&host.restart_process());
-        driver.unstage_volume(&id, STAGING).unwrap();
+        driver.volumes.unstage_volume(&id, STAGING).unwrap();
         let uuid = id.parse::<VolumeId>().unwrap().uuid;
-        let entry = driver.entry(uuid).unwrap().unwrap();
+        let entry = driver.usage.entry(uuid).unwrap().unwrap();
         assert_eq!(
             entry.stage, None,
             "it is not staged, whatever the pool says"

@@ -10,7 +10,7 @@ use crate::backend::FoundDevice;
 use crate::backend::file::{IMAGE, object_of};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
-use crate::operation::{Driver, Pool, usage};
+use crate::operation::{Pool, Usage, usage};
 use crate::record::VolumeRecord;
 
 const LINGER_WAIT: Duration = Duration::from_millis(10);
@@ -19,7 +19,7 @@ const LINGER_WAIT: Duration = Duration::from_millis(10);
 /// scan takes milliseconds, and up to half a second on a busy machine.
 const LINGER_TRIES: u32 = 50;
 
-impl Driver {
+impl Usage {
     /// Unmounts the volume at a path, as often as it is mounted there. If its pool is served, only
     /// mounts of its own devices are unmounted, otherwise mounts of any device of a kind that volumes
     /// have. Returns the devices that the volume had before.
@@ -161,7 +161,7 @@ impl Driver {
     /// Refuses to work from the mount table alone on a volume that may be frozen: a frozen file
     /// system that is unmounted is hidden, and stays frozen.
     pub(in crate::operation) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
-        let journalled = self.seams.freezer.journalled();
+        let journalled = self.freezer.journalled();
         let journalled = journalled
             .context(|| "read the freeze journal".into())
             .map_err(Error::into_indeterminate)?;

@@ -7,9 +7,9 @@ use nix::errno::Errno;
 
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, NodeKind};
-use crate::operation::Driver;
+use crate::operation::Usage;
 
-impl Driver {
+impl Usage {
     /// Validates a path of a request before it is used.
     pub(in crate::operation) fn caller_path(&self, field: &str, text: &str) -> Result<PathBuf> {
         if text.is_empty() {

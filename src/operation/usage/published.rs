@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{DeviceHold, Effect, FileId, LOOP_MAJOR, LoopStatus, Mount};
 use crate::model::PoolId;
 use crate::operation::lock::Key;
-use crate::operation::{Driver, Pool, usage};
+use crate::operation::{Pool, Usage, usage};
 use crate::record::VolumeRecord;
 
 /// All published devices.
@@ -67,7 +67,7 @@ impl Published {
     }
 }
 
-impl Driver {
+impl Usage {
     /// Volumes whose published devices were changed by their users.
     pub fn changed_devices(&self) -> Vec<ChangedDevice> {
         let devices = self.published.lock();
@@ -301,7 +301,7 @@ impl Driver {
         if shown.is_empty() {
             return;
         }
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             self.hold_those_of(&pool, &shown);
         }
     }
@@ -311,7 +311,7 @@ impl Driver {
         for record in raw.filter(VolumeRecord::is_raw) {
             // A call that holds the lock opens the device or detaches it; at startup there is no
             // such call.
-            let Ok(_lock) = self.locks.acquire(Key::Volume(record.uuid)) else {
+            let Ok(_lock) = self.pools.locks.acquire(Key::Volume(record.uuid)) else {
                 continue;
             };
             if let Err(error) = self.hold_one(pool, &record, shown) {

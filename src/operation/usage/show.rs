@@ -6,10 +6,10 @@ use super::view::View;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result, chain};
 use crate::host::{Effect, NodeKind};
 use crate::model::AccessMode;
-use crate::operation::{Driver, PublishVolume, usage};
+use crate::operation::{PublishVolume, Usage, usage};
 use crate::record::LastStage;
 
-impl Driver {
+impl Usage {
     /// Creates the target and mounts on it. If the mount fails, the target is removed again.
     pub(in crate::operation) fn show(
         &self,

@@ -3,7 +3,7 @@
 use crate::backend::FoundDevice;
 use crate::error::Result;
 use crate::host::{Device, Mount};
-use crate::operation::{Driver, Pool, usage};
+use crate::operation::{Pool, Usage, usage};
 use crate::record::VolumeRecord;
 
 /// The state of a volume in the kernel at one moment.
@@ -12,17 +12,15 @@ pub(in crate::operation) struct View {
     pub(in crate::operation) mounts: Vec<Mount>,
 }
 
-impl View {
-    pub(in crate::operation) fn of(
-        driver: &Driver,
-        pool: &Pool,
-        record: &VolumeRecord,
-    ) -> Result<View> {
+impl Usage {
+    pub(in crate::operation) fn view(&self, pool: &Pool, record: &VolumeRecord) -> Result<View> {
         let devices = pool.backend.devices().find(record.uuid)?;
-        let mounts = driver.mounts()?;
+        let mounts = self.mounts()?;
         Ok(View { devices, mounts })
     }
+}
 
+impl View {
     /// Mounts that show the volume.
     pub(in crate::operation) fn uses(&self) -> Vec<&Mount> {
         self.mounts

@@ -13,10 +13,10 @@ use crate::backend::{AttachMode, Attached, FoundDevice};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Effect, LoopStatus, NodeKind};
 use crate::operation::usage::view::View;
-use crate::operation::{Driver, Pool, PublishVolume, StageVolume};
+use crate::operation::{Pool, PublishVolume, StageVolume, Volumes};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
-impl Driver {
+impl Volumes {
     /// NodeStageVolume of a block volume: from now on its content belongs to the user.
     pub(in crate::operation) fn stage_block(
         &self,
@@ -26,6 +26,7 @@ impl Driver {
     ) -> Result<()> {
         self.refuse_other_access(&record, "block")?;
         if let Some(stage) = self
+            .usage
             .block_stage(&record)
             .map_err(Error::into_indeterminate)?
         {
@@ -51,7 +52,9 @@ impl Driver {
             capability: request.capability.clone(),
             boot: None,
         };
-        self.begin_block_stage(pool, record, stage).map_err(unsure)
+        self.usage
+            .begin_block_stage(pool, record, stage)
+            .map_err(unsure)
     }
 
     /// NodePublishVolume of a block volume. A read-only publish uses a loop device that cannot
@@ -66,36 +69,31 @@ impl Driver {
         target: &Path,
         read_only: bool,
     ) -> Result<()> {
-        let refuse = |reason: String| {
-            Err(Error::refused(
-                format!("volume {}", request.volume_id),
-                reason,
-            ))
-        };
-        let stage = self
+        let usage = &self.usage;
+        let stage = usage
             .block_stage(record)
             .map_err(Error::into_indeterminate)?;
         refuse_unless_staged(stage.as_ref(), request)?;
-        if self.is_published(request, view, target, read_only)? {
+        if usage.is_published(request, view, target, read_only)? {
             return Ok(());
         }
-        self.let_go(record.uuid)?;
-        self.refuse_changed(&request.volume_id, record.uuid)?;
-        let own = [self.table_path(target)?];
-        self.refuse_second_writer(stage.as_ref(), request, view, &own)?;
-        if let Some(found) = view
-            .devices
-            .iter()
-            .find(|found| found.read_only != read_only)
-        {
+        usage.let_go(record.uuid)?;
+        usage.refuse_changed(&request.volume_id, record.uuid)?;
+        let own = [usage.table_path(target)?];
+        usage.refuse_second_writer(stage.as_ref(), request, view, &own)?;
+        let mut devices = view.devices.iter();
+        if let Some(found) = devices.find(|found| found.read_only != read_only) {
             if !view.uses().is_empty() {
-                let (has, wants) = if read_only {
-                    ("for writing", "read-only")
-                } else {
-                    ("read-only", "for writing")
+                let (has, wants) = match read_only {
+                    true => ("for writing", "read-only"),
+                    false => ("read-only", "for writing"),
                 };
-                return refuse(format!(
+                let reason = format!(
                     "it is already published {has} and cannot be published {wants} as well: a second device on the same image would corrupt it"
+                );
+                return Err(Error::refused(
+                    format!("volume {}", request.volume_id),
+                    reason,
                 ));
             }
             pool.backend.devices().detach(record.uuid, &found.device)?;
@@ -106,7 +104,7 @@ impl Driver {
         };
         let attached = match pool.backend.devices().attach(record, mode) {
             Err(first @ Error::Host { .. }) => {
-                let first = self.undo_target(target, first);
+                let first = usage.undo_target(target, first);
                 return Err(self.undo_devices(pool, record.uuid, &view.devices, first));
             }
             attached => attached?,
@@ -119,10 +117,12 @@ impl Driver {
             let target = target.display();
             format!("publish volume {} at {target}", request.volume_id)
         };
-        let shown = self
-            .status_of(&attached)
-            .and_then(|now| self.show(target, NodeKind::File, bind, doing).map(|()| now));
-        let kept = shown.map(|now| self.keep_published(pool, record.uuid, attached.hold, now));
+        let shown = self.status_of(&attached).and_then(|now| {
+            usage
+                .show(target, NodeKind::File, bind, doing)
+                .map(|()| now)
+        });
+        let kept = shown.map(|now| usage.keep_published(pool, record.uuid, attached.hold, now));
         kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
     }
 
@@ -144,7 +144,7 @@ impl Driver {
 
     /// Detaches a device that was attached for an attempt that failed.
     fn undo_devices(&self, pool: &Pool, uuid: Uuid, before: &[FoundDevice], first: Error) -> Error {
-        match self.free_devices(pool, uuid, before) {
+        match self.usage.free_devices(pool, uuid, before) {
             Ok(()) => first,
             Err(undo) => Error::RollbackFailed {
                 first: Box::new(first),

@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::{AccessMode, Capability};
-use crate::operation::{Driver, StageVolume};
+use crate::operation::{StageVolume, Volumes};
 use crate::record::{FormattedAs, LastStage, VolumeRecord};
 
-impl Driver {
+impl Volumes {
     /// Refuses a volume that has been used with the other access type.
     pub(in crate::operation) fn refuse_other_access(
         &self,

@@ -7,22 +7,21 @@ use crate::host::session::speakable;
 use crate::host::{Check, Checked, Device, Done, Effect};
 use crate::model::{FsType, VolumeId};
 use crate::operation::lock::Key;
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, Pool};
+use crate::operation::{Pool, Volumes};
 use crate::record::{Formatted, VolumeRecord};
 
-impl Driver {
+impl Volumes {
     /// Checks the file system of a volume that is not in use, and with `repair` repairs all errors.
     /// The volume is locked until the check ends: other calls for it return ABORTED.
     pub fn check_volume(&self, volume_id: &str, repair: bool) -> Result<Checked> {
-        let (pool, id, _) = self.find(volume_id)?;
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        if self.copies.has(id.uuid) {
+        let (pool, id, _) = self.pools.find(volume_id)?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        if self.snapshots.copies.has(id.uuid) {
             return Err(Error::Pending {
                 what: format!("a copy of volume {volume_id}"),
             });
         }
-        let (_, _, mut record) = self.find(volume_id)?;
+        let (_, _, mut record) = self.pools.find(volume_id)?;
         let refuse = |reason: String| Err(Error::refused(format!("volume {volume_id}"), reason));
         let formatted = record.formatted.as_ref().filter(|it| it.complete);
         let Some(fs) = formatted.and_then(|it| it.kind.fs()) else {
@@ -31,10 +30,10 @@ impl Driver {
                     .into(),
             );
         };
-        if let Some(path) = self.staged_as_block(&record)? {
+        if let Some(path) = self.usage.staged_as_block(&record)? {
             return refuse(format!("it is staged at {path}; unstage it first"));
         }
-        let view = View::of(self, &pool, &record)?;
+        let view = self.usage.view(&pool, &record)?;
         if let Some(mount) = view.uses().first() {
             let at = mount.mount_point.display();
             return refuse(format!(
@@ -47,7 +46,7 @@ impl Driver {
         };
         let attached = pool.backend.devices().attach(&record, mode)?;
         let device = &attached.device;
-        if let Some(claim) = self.find_claim(device)? {
+        if let Some(claim) = self.usage.find_claim(device)? {
             return refuse(claim);
         }
         let how = if repair { Check::Repair } else { Check::Look };

@@ -15,24 +15,24 @@ use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::{Content, describe_source};
-use crate::operation::{CreateVolume, Driver, Volume};
+use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
-impl Driver {
+impl Volumes {
     /// CreateVolume. A crash leaves an incomplete volume, which the next start or a retry cleans
     /// up.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
-        let _name = self.locks.acquire(Key::Name(request.name.clone()))?;
+        let _name = self.pools.locks.acquire(Key::Name(request.name.clone()))?;
         if let Some((pool, record)) = self.find_name(&request.name)? {
             return match self.mismatch(&pool, &record, request) {
-                None => Ok(self.volume(&pool, &record)),
+                None => Ok(self.pools.volume(&pool, &record)),
                 Some(mismatch) => {
                     let name = format!("{:?}", request.name);
                     Err(Error::exists(Kind::Volume, name, mismatch))
                 }
             };
         }
-        let home = self.home().to_string();
+        let home = self.pools.home().to_string();
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
             return Err(Error::TopologyMismatch { home });
         }
@@ -41,13 +41,13 @@ impl Driver {
             None => None,
         };
         let pool = match &content {
-            Some(content) => self.pool_from(&request.parameters, content)?,
-            None => self.choose_pool(request.parameters.pool.as_deref())?,
+            Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
+            None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
         };
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
-        let _volume = self.locks.acquire(Key::Volume(id.uuid))?;
+        let _volume = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let size = match &content {
-            Some(content) => self.size_from(request, content)?,
+            Some(content) => self.snapshots.size_from(request, content)?,
             None => request
                 .capacity
                 .resolve(minimum_size(&request.capabilities))?,
@@ -65,9 +65,9 @@ impl Driver {
         }
         check_new("parameters", "volume_capabilities", &record)?;
         if let Some(content) = content {
-            let record = self.inherit(record, request, &content)?;
+            let record = self.snapshots.inherit(record, request, &content)?;
             fits_disk(&pool, &record, &content)?;
-            return self.make_from(&pool, record, &content);
+            return self.snapshots.make_from(&pool, record, &content);
         }
         // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
         let ended = pool.backend.volumes.delete_unanswered(id.uuid);
@@ -75,19 +75,19 @@ impl Driver {
         let record = pool.backend.create(record, &|space| {
             admit(&pool, space, request.parameters.allocation, 0, size)
         })?;
-        Ok(self.volume(&pool, &record))
+        Ok(self.pools.volume(&pool, &record))
     }
 
     /// Opens the source of a new volume. A missing source is a final error, so the volume that an
     /// earlier call with the same name left incomplete is deleted first.
     fn content_of(&self, name: &str, source: &ContentSource) -> Result<Content> {
-        let absent = match self.content(source) {
+        let absent = match self.snapshots.content(source) {
             Err(absent @ Error::NotFound { .. }) => absent,
             found => return found,
         };
-        let ended = self.serving().into_iter().try_for_each(|pool| {
+        let ended = self.pools.serving().into_iter().try_for_each(|pool| {
             let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
-            let _lock = self.locks.acquire(Key::Volume(uuid))?;
+            let _lock = self.pools.locks.acquire(Key::Volume(uuid))?;
             pool.backend.volumes.delete_unanswered(uuid)
         });
         Err(absent.with_undo(ended))
@@ -158,7 +158,7 @@ impl Driver {
     /// Finds a volume by name in all pools that are served on this node. A pool that is not served
     /// is skipped: the other pools remain usable, and a StorageClass always leads to the same pool.
     fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
-        for pool in self.serving() {
+        for pool in self.pools.serving() {
             let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
             if let Some(record) = pool
                 .backend
@@ -192,7 +192,7 @@ impl Driver {
                 wanted: range,
             });
         }
-        let home = self.home().to_string();
+        let home = self.pools.home().to_string();
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
             return Some(Mismatch {
                 field: "accessible_topology",

@@ -4,19 +4,19 @@ use crate::error::{Error, Result};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::pools::pool::Pool;
-use crate::operation::{Driver, usage};
+use crate::operation::{Volumes, usage};
 use crate::record::VolumeRecord;
 
-impl Driver {
+impl Volumes {
     /// DeleteVolume. A volume that does not exist counts as deleted; for a volume in use the error
-    /// names its user. A failure or a crash leaves trash, which a retry, [`Driver::clean`] or the
-    /// next start purges.
+    /// names its user. A failure or a crash leaves trash, which a retry, the next start or
+    /// [`Driver::clean`](crate::operation::Driver::clean) purges.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
-        let PoolLookup::Pool(pool, id) = self.owner(volume_id)? else {
+        let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
         };
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        if self.copies.has(id.uuid) {
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        if self.snapshots.copies.has(id.uuid) {
             return Err(Error::Pending {
                 what: format!("a copy of volume {volume_id}"),
             });
@@ -34,15 +34,15 @@ impl Driver {
             id: volume_id.to_string(),
             holder,
         };
-        if let Some(path) = self.staged_as_block(record)? {
+        if let Some(path) = self.usage.staged_as_block(record)? {
             return Err(in_use(format!("staged at {path}; unstage it first")));
         }
-        self.let_go(record.uuid)?;
+        self.usage.let_go(record.uuid)?;
         let found = pool.backend.devices().find(record.uuid)?;
         if found.is_empty() {
             return Ok(());
         }
-        let mounts = self.mounts()?;
+        let mounts = self.usage.mounts()?;
         for found in &found {
             let device = &found.device;
             if let Some(mount) = usage::of_device(&mounts, device).first() {
@@ -52,12 +52,12 @@ impl Driver {
                     mount.mount_point.display()
                 )));
             }
-            if let Some(claim) = self.find_claim(device)? {
+            if let Some(claim) = self.usage.find_claim(device)? {
                 return Err(in_use(claim));
             }
             pool.backend.devices().detach(record.uuid, device)?;
         }
-        match self.lingering(pool, record.uuid)? {
+        match self.usage.lingering(pool, record.uuid)? {
             Some(device) => Err(in_use(format!(
                 "a process has {} open",
                 device.path.display()

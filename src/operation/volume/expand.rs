@@ -10,17 +10,17 @@ use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::admit;
 use crate::operation::usage::view::View;
-use crate::operation::{Driver, ExpandNode, ExpandVolume, Expanded, usage};
+use crate::operation::{ExpandNode, ExpandVolume, Expanded, Volumes, usage};
 use crate::record::VolumeRecord;
 
-impl Driver {
+impl Volumes {
     /// ControllerExpandVolume. Growth beyond the free space is OUT_OF_RANGE, so that the claim can
     /// be lowered again. A crash leaves the image longer than its record says; a retry completes
     /// the growth.
     pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
-        let (pool, id, _) = self.find(&request.volume_id)?;
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.pools.find(&request.volume_id)?;
         fits(&record, request.capability.as_ref())?;
         let wanted = request.capacity.required.max(record.size);
         if !request.capacity.admits(wanted) {
@@ -47,21 +47,24 @@ impl Driver {
     /// It always grows to the size that the controller has granted, even if the request asks for
     /// less.
     pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
-        let (pool, id, _) = self.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.find(&request.volume_id)?;
         if request.volume_path.is_empty() {
             return Err(Error::invalid(
                 "volume_path",
                 "is missing; give the staging or target path",
             ));
         }
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.find(&request.volume_id)?;
-        let path = self.caller_path("volume_path", &request.volume_path)?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let path = self
+            .usage
+            .caller_path("volume_path", &request.volume_path)?;
         fits(&record, request.capability.as_ref())?;
         self.granted(&record, request.capacity)?;
-        let view = View::of(self, &pool, &record)?;
-        let here = self.table_path(&path)?;
+        let view = self.usage.view(&pool, &record)?;
+        let here = self.usage.table_path(&path)?;
         let staged_block = self
+            .usage
             .staged_as_block(&record)?
             .is_some_and(|staged| staged == request.volume_path);
         let mount = match usage::at(&view.mounts, &here).last().copied() {
@@ -82,7 +85,7 @@ impl Driver {
             .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
         if !usage::is_node(mount) {
             self.grow_fs(&pool, &record, writable, &path)?;
-            self.no_longer_small(record.uuid);
+            self.usage.no_longer_small(record.uuid);
         }
         Ok(record.size)
     }
@@ -157,7 +160,12 @@ impl Driver {
     /// The number of loop devices on images of the pools that are served; for metrics.
     pub fn loop_devices(&self) -> Result<usize> {
         let loops = self.host.loops().context(|| "list loop devices".into())?;
-        let pools: Vec<u64> = self.serving().iter().map(|pool| pool.device).collect();
+        let pools: Vec<u64> = self
+            .pools
+            .serving()
+            .iter()
+            .map(|pool| pool.device)
+            .collect();
         Ok(loops
             .iter()
             .filter(|found| pools.contains(&found.backing.device))

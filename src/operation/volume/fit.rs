@@ -6,7 +6,6 @@
 //! tries again.
 
 use std::path::Path;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,10 +13,9 @@ use nix::errno::Errno;
 use crate::backend::AttachMode;
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::{Check, Device, Effect, MountSpec};
-use crate::model::{AccessType, Capability, FsType, VolumeId};
+use crate::model::{AccessType, Capability, FsType};
 use crate::operation::snapshot::restore::copy_options;
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, NotGrown, Pool};
+use crate::operation::{Pool, Volumes};
 use crate::record::VolumeRecord;
 
 /// How long an unmounted file system may stay claimed before its growth is left to the next stage:
@@ -25,7 +23,7 @@ use crate::record::VolumeRecord;
 const RELEASE_TRIES: u32 = 100;
 const RELEASE_WAIT: Duration = Duration::from_millis(50);
 
-impl Driver {
+impl Volumes {
     /// Mounts a file system. On an error it is not mounted.
     pub(in crate::operation) fn mount(
         &self,
@@ -36,7 +34,7 @@ impl Driver {
             .perform(&Effect::Mount(*spec))
             .map(drop)
             .context(|| format!("mount volume {} at {}", record.uuid, spec.target.display()))
-            .map_err(|first| self.undo_mount(spec.target, first))
+            .map_err(|first| self.usage.undo_mount(spec.target, first))
     }
 
     /// Mounts a file system that is not mounted anywhere, and repairs it before that if necessary.
@@ -63,7 +61,10 @@ impl Driver {
         staging: &Path,
         capability: &Capability,
     ) -> Result<()> {
-        let top = self.mount_at(staging).map_err(Error::into_indeterminate)?;
+        let top = self
+            .usage
+            .mount_at(staging)
+            .map_err(Error::into_indeterminate)?;
         let AccessType::Mount { mount_flags, .. } = &capability.access_type else {
             return Ok(());
         };
@@ -100,30 +101,31 @@ impl Driver {
         record: &mut VolumeRecord,
         spec: &MountSpec<'_>,
     ) -> Result<()> {
-        self.no_longer_small(record.uuid);
+        self.usage.no_longer_small(record.uuid);
         let refused = match self.grow_mounted(spec.device, spec.target, spec.fs) {
             Ok(()) => return Ok(()),
             Err(error) if spec.fs == FsType::Ext4 && is_refusal(&error) => error,
-            Err(error) => return self.stays_small(pool, record, &error),
+            Err(error) => return self.usage.stays_small(pool, record, &error),
         };
         match self.may_unmount(pool, record, spec) {
             Ok(true) => {}
-            Ok(false) => return self.stays_small(pool, record, &refused),
-            Err(error) => return self.stays_small(pool, record, &error),
+            Ok(false) => return self.usage.stays_small(pool, record, &refused),
+            Err(error) => return self.usage.stays_small(pool, record, &error),
         }
-        if let Err(error) = self.unmount(spec.target) {
+        if let Err(error) = self.usage.unmount(spec.target) {
             match self
+                .usage
                 .mount_at(spec.target)
                 .map_err(Error::into_indeterminate)?
             {
-                Some(_) => return self.stays_small(pool, record, &error),
+                Some(_) => return self.usage.stays_small(pool, record, &error),
                 None => {
                     tracing::warn!(error = %chain(&error), "unmounted a file system, but the kernel reported an error");
                 }
             }
         }
         if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
-            self.stays_small(pool, record, &error)?;
+            self.usage.stays_small(pool, record, &error)?;
         }
         // The volume may have been staged before this call, so the caller must still unstage it.
         self.mount_sound(pool, record, spec)
@@ -144,7 +146,7 @@ impl Driver {
         record: &VolumeRecord,
         spec: &MountSpec<'_>,
     ) -> Result<bool> {
-        let is_sole = View::of(self, pool, record)?.uses().len() == 1;
+        let is_sole = self.usage.view(pool, record)?.uses().len() == 1;
         let doing = || format!("read the size of volume {}", record.uuid);
         Ok(is_sole && self.host.grows_unmounted(spec.device).context(doing)?)
     }
@@ -204,7 +206,7 @@ impl Driver {
     /// stays claimed, e2fsck refuses to check it.
     fn wait_for_release(&self, device: &Device) -> Result<()> {
         for _ in 0..RELEASE_TRIES {
-            if !self.is_claimed(device)? {
+            if !self.usage.is_claimed(device)? {
                 break;
             }
             self.host.pause(RELEASE_WAIT);
@@ -224,23 +226,6 @@ impl Driver {
         tracing::warn!(volume = %record.uuid, "repairing a file system whose growth was interrupted before mounting it");
         self.repair(pool, record, device, fs, Check::Repair)?;
         self.unmark(pool, record);
-        Ok(())
-    }
-
-    /// Reports that the file system stays smaller than the volume. It is not an error, because the
-    /// volume can be used.
-    fn stays_small(&self, pool: &Pool, record: &VolumeRecord, error: &Error) -> Result<()> {
-        tracing::warn!(
-            volume = %record.uuid, error = %chain(error),
-            "failed to grow the file system to the volume's size; it is mounted at its current size and the next staging tries again"
-        );
-        let (pool, uuid) = (pool.id(), record.uuid);
-        let small = NotGrown {
-            id: VolumeId { pool, uuid },
-            reason: chain(error).to_string(),
-        };
-        let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(uuid, small);
         Ok(())
     }
 }

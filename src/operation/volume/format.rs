@@ -9,7 +9,7 @@ use crate::backend::Attached;
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Signature};
 use crate::model::{AccessType, Allocation, Capability, FsType, mkfs};
-use crate::operation::Driver;
+use crate::operation::Volumes;
 use crate::operation::pools::pool::Pool;
 use crate::record::{Formatted, FormattedAs, LastStage, VolumeRecord};
 
@@ -22,7 +22,7 @@ enum Plan {
     Keep,
 }
 
-impl Driver {
+impl Volumes {
     /// Runs mkfs if and only if the volume was never in use, and records the stage.
     pub(in crate::operation) fn format_once(
         &self,

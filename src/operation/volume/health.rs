@@ -3,17 +3,17 @@
 use crate::backend::PoolSpace;
 use crate::error::{Result, chain};
 use crate::model::VolumeId;
-use crate::operation::{Driver, Finding, ListVolumes, Pool, ServingState, Severity, VolumeHealth};
+use crate::operation::{Finding, ListVolumes, Pool, ServingState, Severity, VolumeHealth, Volumes};
 use crate::record::VolumeRecord;
 
 /// A pool is reported as nearly full if less than 1/20 of its space is available, so that the alert
 /// fires before writes fail.
 const NEARLY_FULL: u64 = 20;
 
-impl Driver {
+impl Volumes {
     /// Health of one volume; a volume without findings is healthy.
     pub fn volume_health(&self, volume_id: &str) -> Result<VolumeHealth> {
-        let (pool, id, record) = self.find(volume_id)?;
+        let (pool, id, record) = self.pools.find(volume_id)?;
         Ok(self.examine(&pool, id, &record))
     }
 
@@ -36,7 +36,7 @@ impl Driver {
     /// Health of the pools of this node.
     pub fn storage_health(&self) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
-        for state in self.states() {
+        for state in self.pools.states() {
             match state {
                 ServingState::Refused {
                     definition, why, ..
@@ -48,7 +48,7 @@ impl Driver {
                 ServingState::Serving(pool) => findings.extend(pool_findings(&pool)),
             }
         }
-        findings.extend(self.lost_devices().into_iter().map(|path| Finding {
+        findings.extend(self.usage.lost_devices().into_iter().map(|path| Finding {
             severity: Severity::Inaccessible,
             reason: "DeviceLost",
             message: format!(
@@ -61,7 +61,7 @@ impl Driver {
 
     fn examine(&self, pool: &Pool, id: VolumeId, record: &VolumeRecord) -> VolumeHealth {
         let mut findings = Vec::new();
-        let changed = self.changed_devices().into_iter();
+        let changed = self.usage.changed_devices().into_iter();
         findings.extend(
             changed
                 .filter(|changed| changed.uuid == record.uuid)

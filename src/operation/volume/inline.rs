@@ -20,15 +20,16 @@ use crate::model::{FsType, VolumeId, VolumeParameters, size};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
 use crate::operation::pools::pool::Pool;
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, PublishEphemeral, usage};
+use crate::operation::{PublishEphemeral, Volumes, usage};
 use crate::record::{LastStage, VolumeRecord, VolumeState};
 
-impl Driver {
+impl Volumes {
     /// NodePublishVolume of an inline volume. A crash leaves a volume that a retry reuses and an
     /// unpublish deletes.
     pub fn publish_ephemeral(&self, request: &PublishEphemeral) -> Result<()> {
-        let target = self.caller_path("target_path", &request.target_path)?;
+        let target = self
+            .usage
+            .caller_path("target_path", &request.target_path)?;
         let Some(fs) = request.capability.access_type.fs() else {
             return Err(Error::invalid(
                 "volume_capability",
@@ -40,23 +41,27 @@ impl Driver {
             Some(pool) => pool,
             None => {
                 self.refuse_new_inline(fs, request)?;
-                self.choose_pool(None)?
+                self.pools.choose_pool(None)?
             }
         };
         let id = VolumeId {
             pool: pool.id(),
-            uuid: Driver::ephemeral_uuid(&pool, &request.volume_id),
+            uuid: pool.ephemeral_uuid(&request.volume_id),
         };
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let record = match pool.backend.volumes.get(id.uuid)? {
             Some(record) if record.state == VolumeState::Ready => record,
             Some(_) | None => {
                 self.refuse_new_inline(fs, request)?;
-                if let Some(top) = self.mount_at(&target).map_err(Error::into_indeterminate)? {
+                if let Some(top) = self
+                    .usage
+                    .mount_at(&target)
+                    .map_err(Error::into_indeterminate)?
+                {
                     return Err(usage::foreign_mount(&target, &top));
                 }
                 self.create_ephemeral(&pool, id, fs, request)
-                    .map_err(|first| self.undo_target(&target, first))?
+                    .map_err(|first| self.usage.undo_target(&target, first))?
             }
         };
         // The kubelet unpublishes only volumes whose publish succeeded, so a failure must leave
@@ -85,7 +90,8 @@ impl Driver {
             capability: request.capability.clone(),
             boot: Some(boot),
         };
-        self.make_target("target_path", target, NodeKind::Dir)?;
+        self.usage
+            .make_target("target_path", target, NodeKind::Dir)?;
         self.mount_volume(pool, &mut record, fs, target, stage, read_only)
     }
 
@@ -102,11 +108,11 @@ impl Driver {
         if matches!(first, Error::Exists { .. } | Error::InUse { .. }) {
             return first;
         }
-        match self.mount_at(target) {
+        match self.usage.mount_at(target) {
             Ok(None) => {}
             Ok(Some(_)) | Err(_) => return first.into_indeterminate(),
         }
-        let first = self.undo_target(target, first);
+        let first = self.usage.undo_target(target, first);
         first.with_undo(self.delete_ephemeral(pool, uuid, &request.volume_id, &[]))
     }
 
@@ -126,8 +132,8 @@ impl Driver {
             let mismatch = Mismatch::new("size", record.size, wanted);
             return Err(Error::exists(Kind::Volume, &request.volume_id, mismatch));
         }
-        let view = View::of(self, pool, record)?;
-        let here = self.table_path(target)?;
+        let view = self.usage.view(pool, record)?;
+        let here = self.usage.table_path(target)?;
         if let Some(top) = usage::at(&view.mounts, &here).last() {
             return match view.device_of(top) {
                 Some(_) if top.is_read_only() == read_only => Ok(true),
@@ -175,7 +181,7 @@ impl Driver {
     /// Refuses to create an inline volume if the administrator allows none, if it is larger than
     /// they allow, or if it has attributes that a pod cannot choose.
     fn refuse_new_inline(&self, fs: FsType, request: &PublishEphemeral) -> Result<()> {
-        let Some(most) = self.settings.inline_max_size else {
+        let Some(most) = self.pools.settings.inline_max_size else {
             return Err(Error::refused(
                 format!("inline volume {}", request.volume_id),
                 "inline volumes are disabled on this node; use a generic ephemeral volume, or ask an administrator to set --inline-max-size (in the chart: csiDriver.inlineEphemeral)",
@@ -197,7 +203,7 @@ impl Driver {
     /// Refuses an inline volume beyond the maximum number of volumes. The scheduler applies that
     /// limit to claims, and does not count inline volumes.
     fn refuse_too_many(&self, volume_id: &str) -> Result<()> {
-        let Some(most) = self.settings.max_volumes else {
+        let Some(most) = self.pools.settings.max_volumes else {
             return Ok(());
         };
         let attached = self.host.loop_devices(&|name| object_of(name).is_some());
@@ -218,8 +224,8 @@ impl Driver {
         &self,
         volume_id: &str,
     ) -> Result<Option<Arc<Pool>>> {
-        for pool in self.serving() {
-            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+        for pool in self.pools.serving() {
+            let uuid = pool.ephemeral_uuid(volume_id);
             if pool.backend.volumes.get(uuid)?.is_some() {
                 return Ok(Some(pool));
             }
@@ -247,7 +253,7 @@ impl Driver {
 
     fn hide_if_left(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
         // The call that holds the lock deletes the volume or publishes it.
-        let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
+        let Ok(_lock) = self.pools.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
         };
         let is_left = match pool.backend.volumes.get(uuid)? {
@@ -265,8 +271,8 @@ impl Driver {
     fn is_left(&self, pool: &Pool, record: &VolumeRecord) -> Result<bool> {
         if let Some(stage) = &record.last_stage {
             // Checked first, because it is fast and most inline volumes are mounted.
-            let here = self.table_path(Path::new(&stage.staging_path))?;
-            let mounts = self.mounts()?;
+            let here = self.usage.table_path(Path::new(&stage.staging_path))?;
+            let mounts = self.usage.mounts()?;
             let shows_volume = |mount: &&Mount| usage::shows_volume(self.host.as_ref(), mount);
             if usage::at(&mounts, &here).iter().any(shows_volume) {
                 return Ok(false);
@@ -283,8 +289,8 @@ impl Driver {
         volume_id: &str,
         before: &[FoundDevice],
     ) -> Result<()> {
-        self.free_devices(pool, uuid, before)?;
-        if let Some(device) = self.lingering(pool, uuid)? {
+        self.usage.free_devices(pool, uuid, before)?;
+        if let Some(device) = self.usage.lingering(pool, uuid)? {
             return Err(Error::InUse {
                 id: volume_id.to_string(),
                 holder: format!(
@@ -302,9 +308,9 @@ impl Driver {
         if volume_id.parse::<VolumeId>().is_ok() {
             return Ok(());
         }
-        for pool in self.serving() {
-            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
-            let _lock = self.locks.acquire(Key::Volume(uuid))?;
+        for pool in self.pools.serving() {
+            let uuid = pool.ephemeral_uuid(volume_id);
+            let _lock = self.pools.locks.acquire(Key::Volume(uuid))?;
             if pool.backend.volumes.get(uuid)?.is_none() {
                 pool.backend.volumes.delete(uuid)?;
             }

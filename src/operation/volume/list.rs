@@ -7,20 +7,19 @@ use super::capability::for_its_readers;
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
 use crate::operation::request::MOST_LISTED;
-use crate::operation::{Attach, Driver, ListVolumes, Pool, Validate, Volume, VolumePage};
+use crate::operation::{Attach, ListVolumes, Pool, Validate, Volume, VolumePage, Volumes};
 use crate::record::VolumeRecord;
 
-/// The record of a volume, and its pool.
 pub(in crate::operation) type Listed = (Arc<Pool>, VolumeRecord);
 
-impl Driver {
+impl Volumes {
     /// ListVolumes, ordered by ID. The token is the last ID of the previous page, so paging stays
     /// correct when volumes are created or deleted between two pages.
     pub fn list_volumes(&self, request: &ListVolumes) -> Result<VolumePage> {
         let (listed, next_token) = self.page(request)?;
         let volumes = listed
             .iter()
-            .map(|(pool, record)| self.volume(pool, record))
+            .map(|(pool, record)| self.pools.volume(pool, record))
             .collect();
         Ok(VolumePage {
             volumes,
@@ -44,7 +43,7 @@ impl Driver {
         } else {
             request.max_entries.min(MOST_LISTED)
         };
-        let mut pools = self.to_list(request.pool)?;
+        let mut pools = self.pools.to_list(request.pool)?;
         pools.sort_by_key(|pool| pool.id());
         let mut page = Vec::new();
         for pool in pools
@@ -74,8 +73,8 @@ impl Driver {
 
     /// ControllerGetVolume.
     pub fn get_volume(&self, volume_id: &str) -> Result<Volume> {
-        let (pool, _, record) = self.find(volume_id)?;
-        Ok(self.volume(&pool, &record))
+        let (pool, _, record) = self.pools.find(volume_id)?;
+        Ok(self.pools.volume(&pool, &record))
     }
 
     /// ControllerPublishVolume keeps no state: the node enforces which pods may write.
@@ -86,9 +85,9 @@ impl Driver {
                 "true is not supported by ControllerPublishVolume (PUBLISH_READONLY); use readonly of NodePublishVolume",
             ));
         }
-        let (_, _, record) = self.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.find(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
-        if request.node_id == self.settings.node_name {
+        if request.node_id == self.pools.settings.node_name {
             return Ok(());
         }
         Err(Error::NotFound {
@@ -99,7 +98,7 @@ impl Driver {
 
     /// ValidateVolumeCapabilities: `Ok(Err(message))` means "not confirmed".
     pub fn validate_volume(&self, request: &Validate) -> Result<std::result::Result<(), String>> {
-        let (pool, _, record) = self.find(&request.volume_id)?;
+        let (pool, _, record) = self.pools.find(&request.volume_id)?;
         Ok(self.confirm(&pool, &record, request))
     }
 

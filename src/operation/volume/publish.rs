@@ -16,10 +16,10 @@ use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::pools::pool::Pool;
 use crate::operation::usage::devices::without_disk;
 use crate::operation::usage::view::View;
-use crate::operation::{Driver, PublishVolume};
+use crate::operation::{PublishVolume, Volumes};
 use crate::record::VolumeRecord;
 
-impl Driver {
+impl Volumes {
     /// NodePublishVolume. A crash leaves at most an empty target or a finished publish; a retry or
     /// an unpublish handles both.
     pub fn publish_volume(&self, request: &PublishVolume) -> Result<()> {
@@ -29,12 +29,19 @@ impl Driver {
                 "staging_target_path is missing; stage the volume first",
             ));
         }
-        let target = self.caller_path("target_path", &request.target_path)?;
-        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
-        let (pool, id, _) = self.find(&request.volume_id)?;
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.find(&request.volume_id)?;
-        let view = View::of(self, &pool, &record).map_err(Error::into_indeterminate)?;
+        let target = self
+            .usage
+            .caller_path("target_path", &request.target_path)?;
+        let staging = self
+            .usage
+            .caller_path("staging_target_path", &request.staging_path)?;
+        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let view = self
+            .usage
+            .view(&pool, &record)
+            .map_err(Error::into_indeterminate)?;
         for_its_readers(&record, &request.capability)?;
         let read_only =
             request.read_only || request.capability.is_read_only() || record.is_for_readers();
@@ -57,7 +64,7 @@ impl Driver {
         target: &Path,
         read_only: bool,
     ) -> Result<()> {
-        let here = self.table_path(staging)?;
+        let here = self.usage.table_path(staging)?;
         let staged = view
             .uses()
             .into_iter()
@@ -74,17 +81,18 @@ impl Driver {
         };
         // A volume that is staged read-only cannot be published for writing.
         let read_only = read_only || staged.is_read_only();
-        if self.is_published(request, view, target, read_only)? {
+        if self.usage.is_published(request, view, target, read_only)? {
             return Ok(());
         }
-        let own = [here, self.table_path(target)?];
-        self.refuse_second_writer(record.last_stage.as_ref(), request, view, &own)?;
+        let own = [here, self.usage.table_path(target)?];
+        self.usage
+            .refuse_second_writer(record.last_stage.as_ref(), request, view, &own)?;
         let bind = Effect::Bind {
             source: staging,
             target,
             read_only,
         };
-        self.show(target, NodeKind::Dir, bind, || {
+        self.usage.show(target, NodeKind::Dir, bind, || {
             format!(
                 "publish volume {} at {}",
                 request.volume_id,
@@ -96,7 +104,7 @@ impl Driver {
     /// NodeUnpublishVolume. If the pool is not served, it works from the mount table. It is success
     /// if nothing is mounted there. The target is removed, and an inline volume is deleted.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
-        let target = self.caller_path("target_path", target_path)?;
+        let target = self.usage.caller_path("target_path", target_path)?;
         without_disk(|by_table| self.unpublish(volume_id, target_path, &target, by_table))
     }
 
@@ -121,11 +129,11 @@ impl Driver {
             Key::Volume(uuid) => Some(*uuid),
             _ => None,
         };
-        let _lock = self.locks.acquire(key)?;
+        let _lock = self.pools.locks.acquire(key)?;
         if owned.is_none() {
-            self.refuse_frozen(volume_id)?;
+            self.usage.refuse_frozen(volume_id)?;
         }
-        let before = self.unmount_all(
+        let before = self.usage.unmount_all(
             owned.as_ref().map(|(pool, uuid)| (pool.as_ref(), *uuid)),
             target,
         )?;
@@ -133,14 +141,14 @@ impl Driver {
             .perform(&Effect::RemoveTarget { path: target })
             .context(|| format!("remove {}", target.display()))?;
         let Some((pool, uuid)) = owned else {
-            uuid.map_or(Ok(()), |uuid| self.free_dead_devices(uuid))?;
+            uuid.map_or(Ok(()), |uuid| self.usage.free_dead_devices(uuid))?;
             return match by_table {
                 // The blocks of an inline volume are deleted when its pool is opened or cleaned up.
                 true => Ok(()),
                 false => self.delete_hidden_inline(volume_id),
             };
         };
-        self.let_go(uuid)?;
+        self.usage.let_go(uuid)?;
         let Ok(Some(record)) = pool.backend.volumes.get(uuid) else {
             return Ok(());
         };
@@ -148,7 +156,7 @@ impl Driver {
             return self.delete_ephemeral(&pool, uuid, volume_id, &before);
         }
         if record.is_raw() {
-            self.free_devices(&pool, uuid, &before)
+            self.usage.free_devices(&pool, uuid, &before)
         } else {
             Ok(())
         }
@@ -157,11 +165,11 @@ impl Driver {
     /// The volume of an ID in a node call, including inline volumes. It is no error if its pool is
     /// not served, because the mount table suffices.
     fn owner_on_node(&self, volume_id: &str) -> Result<Option<(Arc<Pool>, Uuid)>> {
-        if let Ok(PoolLookup::Pool(pool, id)) = self.owner(volume_id) {
+        if let Ok(PoolLookup::Pool(pool, id)) = self.pools.owner(volume_id) {
             return Ok(Some((pool, id.uuid)));
         }
         Ok(self.pool_of_inline(volume_id)?.map(|pool| {
-            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+            let uuid = pool.ephemeral_uuid(volume_id);
             (pool, uuid)
         }))
     }

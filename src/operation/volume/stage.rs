@@ -15,19 +15,21 @@ use crate::operation::lock::Key;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::copy_options;
 use crate::operation::usage::view::View;
-use crate::operation::{Driver, StageVolume, usage};
+use crate::operation::{StageVolume, Volumes, usage};
 use crate::record::{Formatted, LastStage, VolumeRecord};
 
-impl Driver {
+impl Volumes {
     /// NodeStageVolume. A crash leaves at most an attached device, which the kernel detaches when
     /// the process ends (autoclear), or a finished stage, which a retry finds.
     pub fn stage_volume(&self, request: &StageVolume) -> Result<()> {
-        let staging = self.caller_path("staging_target_path", &request.staging_path)?;
-        let (pool, id, _) = self.find(&request.volume_id)?;
-        let _lock = self.locks.acquire(Key::Volume(id.uuid))?;
-        self.copies.cancel(id.uuid);
+        let staging = self
+            .usage
+            .caller_path("staging_target_path", &request.staging_path)?;
+        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        self.snapshots.copies.cancel(id.uuid);
         // Read again, because the volume may have been deleted before the lock was acquired.
-        let (_, _, record) = self.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.find(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
         let Some(fs) = wanted_fs(&record, &request.capability) else {
             return self.stage_block(&pool, record, request);
@@ -45,7 +47,8 @@ impl Driver {
             capability: request.capability.clone(),
             boot: None,
         };
-        self.make_target("staging_target_path", &staging, NodeKind::Dir)?;
+        self.usage
+            .make_target("staging_target_path", &staging, NodeKind::Dir)?;
         self.mount_volume(&pool, &mut record, fs, &staging, stage, false)
     }
 
@@ -70,7 +73,7 @@ impl Driver {
         )?;
         let mounted = self.is_mounted(&attached)?;
         if !mounted {
-            self.refuse_claimed(record.uuid, &attached.device)?;
+            self.usage.refuse_claimed(record.uuid, &attached.device)?;
         }
         let AccessType::Mount { mount_flags, .. } = stage.capability.access_type.clone() else {
             return Err(Error::Bug {
@@ -100,7 +103,7 @@ impl Driver {
     }
 
     fn is_mounted(&self, attached: &Attached) -> Result<bool> {
-        let mounts = self.mounts()?;
+        let mounts = self.usage.mounts()?;
         Ok(!usage::of_device(&mounts, &attached.device).is_empty())
     }
 
@@ -113,8 +116,8 @@ impl Driver {
         request: &StageVolume,
         staging: &Path,
     ) -> Result<bool> {
-        let view = View::of(self, pool, record)?;
-        match usage::at(&view.mounts, &self.table_path(staging)?).last() {
+        let view = self.usage.view(pool, record)?;
+        match usage::at(&view.mounts, &self.usage.table_path(staging)?).last() {
             Some(top) if view.device_of(top).is_some() => {
                 same_capability(record.last_stage.as_ref(), request).map(|()| true)
             }
@@ -139,6 +142,7 @@ impl Driver {
             .filter(|stage| stage.staging_path != request.staging_path)?;
         // The old path may no longer exist, or no longer be allowed.
         let old = self
+            .usage
             .table_path(Path::new(&stage.staging_path))
             .unwrap_or_else(|_| stage.staging_path.clone().into());
         usage::at(&view.mounts, &old)

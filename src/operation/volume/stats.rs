@@ -3,13 +3,12 @@
 use std::path::Path;
 
 use crate::error::{Error, ErrorContext, Kind, Result};
-use crate::operation::usage::view::View;
-use crate::operation::{AskStats, Driver, Stats, Usage, usage};
+use crate::operation::{AskStats, Stats, VolumeUsage, Volumes, usage};
 
-impl Driver {
+impl Volumes {
     /// NodeGetVolumeStats. It only reads, and never waits for a running operation.
     pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
-        let (pool, _, record) = match self.find(&request.volume_id) {
+        let (pool, _, record) = match self.pools.find(&request.volume_id) {
             Err(Error::NotFound { .. }) => self.find_inline(&request.volume_id)?,
             found => found?,
         };
@@ -27,13 +26,14 @@ impl Driver {
         if self.host.check_path(path).is_err() {
             return Err(missing());
         }
-        let whole = Usage {
+        let whole = VolumeUsage {
             total: record.size,
             available: None,
             used: None,
         };
         if record.is_raw()
             && self
+                .usage
                 .staged_as_block(&record)?
                 .is_some_and(|staged| staged == request.volume_path)
         {
@@ -42,8 +42,8 @@ impl Driver {
                 inodes: None,
             });
         }
-        let view = View::of(self, &pool, &record)?;
-        let here = self.table_path(path)?;
+        let view = self.usage.view(&pool, &record)?;
+        let here = self.usage.table_path(path)?;
         let mount = usage::at(&view.mounts, &here)
             .last()
             .copied()
@@ -61,12 +61,12 @@ impl Driver {
             .host
             .space_caller(path)
             .context(|| format!("read the usage of {}", path.display()))?;
-        let bytes = Usage {
+        let bytes = VolumeUsage {
             total: space.total,
             available: Some(space.available),
             used: Some(space.total - space.free.min(space.total)),
         };
-        let inodes = (space.inodes > 0).then(|| Usage {
+        let inodes = (space.inodes > 0).then(|| VolumeUsage {
             total: space.inodes,
             available: Some(space.inodes_free),
             used: Some(space.inodes - space.inodes_free.min(space.inodes)),
@@ -83,8 +83,8 @@ impl Driver {
         crate::model::VolumeId,
         crate::record::VolumeRecord,
     )> {
-        for pool in self.serving() {
-            let uuid = Driver::ephemeral_uuid(&pool, volume_id);
+        for pool in self.pools.serving() {
+            let uuid = pool.ephemeral_uuid(volume_id);
             if let Some(record) = pool.backend.volumes.get(uuid)? {
                 let id = crate::model::VolumeId {
                     pool: pool.id(),

@@ -7,11 +7,10 @@ use crate::backend::{AttachMode, Image};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::Signature;
 use crate::model::FsType;
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, Pool};
+use crate::operation::{Pool, Volumes};
 use crate::record::{Formatted, VolumeRecord};
 
-impl Driver {
+impl Volumes {
     /// Adopts the file system on a raw volume, if it is exactly one complete file system of the
     /// requested type and the volume is not in use. The content comes from the user: each mount has
     /// the options of [`crate::operation::snapshot::restore::copy_options`], which keep it from
@@ -25,6 +24,7 @@ impl Driver {
         let refuse =
             |reason: String| Err(Error::refused(format!("volume {}", record.uuid), reason));
         if let Some(path) = self
+            .usage
             .staged_as_block(record)
             .map_err(Error::into_indeterminate)?
         {
@@ -32,7 +32,10 @@ impl Driver {
                 "it is staged as a raw block device at {path}; unstage it there first"
             ));
         }
-        let view = View::of(self, pool, record).map_err(Error::into_indeterminate)?;
+        let view = self
+            .usage
+            .view(pool, record)
+            .map_err(Error::into_indeterminate)?;
         if let Some(mount) = view.uses().first() {
             let at = mount.mount_point.display();
             return refuse(format!(
@@ -45,7 +48,7 @@ impl Driver {
         };
         let attached = pool.backend.devices().attach(record, mode)?;
         let device = &attached.device;
-        self.refuse_claimed(record.uuid, device)?;
+        self.usage.refuse_claimed(record.uuid, device)?;
         let doing = || format!("probe volume {}", record.uuid);
         let signature = self.host.signature(device).context(doing)?;
         let bytes = self.host.device_bytes(device).context(doing)?;
@@ -76,8 +79,8 @@ impl Driver {
 
     /// Gives a btrfs a new fsid, once its device is detached.
     fn renew_found(&self, pool: &Pool, record: &VolumeRecord) -> Result<Uuid> {
-        self.free_devices(pool, record.uuid, &[])?;
-        if let Some(device) = self.lingering(pool, record.uuid)? {
+        self.usage.free_devices(pool, record.uuid, &[])?;
+        if let Some(device) = self.usage.lingering(pool, record.uuid)? {
             return Err(Error::Busy {
                 subject: format!("volume {}", record.uuid),
                 holder: format!("a process has {} open", device.path.display()),

@@ -10,20 +10,19 @@ use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::{Allocation, PoolId, VolumeId, size};
 use crate::operation::lock::Key;
-use crate::operation::usage::view::View;
-use crate::operation::{Driver, Pool};
+use crate::operation::{Pool, Volumes};
 use crate::record::{FormattedAs, VolumeRecord, VolumeState};
 
 /// Shorter runs of free blocks are not trimmed: each hole in an image adds an extent, and a
 /// snapshot takes longer the more extents its image has.
 const LEAST: u64 = 64 * size::KIB;
 
-impl Driver {
+impl Volumes {
     /// Trims the volumes of a pool, one after the other, if that is due by its definition. It waits
     /// for no lock, and only for the disk of this pool. If a stop interrupts it, the next start
     /// trims all volumes again.
     pub fn trim_volumes(&self, pool: PoolId) {
-        let Ok(Some(pool)) = self.pool(pool) else {
+        let Ok(Some(pool)) = self.pools.pool(pool) else {
             return;
         };
         let begun = self.host.now();
@@ -38,7 +37,7 @@ impl Driver {
         }
         let mut trimmed = 0;
         for record in pool.backend.volumes.ready(None, usize::MAX) {
-            if self.in_flight.is_stopping() {
+            if self.pools.in_flight.is_stopping() {
                 return;
             }
             match self.trim_volume(&pool, record.uuid) {
@@ -58,7 +57,7 @@ impl Driver {
     /// Trims a volume if it is thin, mounted for writing, and not locked by another call. Returns
     /// whether it was trimmed.
     fn trim_volume(&self, pool: &Pool, uuid: Uuid) -> Result<bool> {
-        let Ok(_lock) = self.locks.acquire(Key::Volume(uuid)) else {
+        let Ok(_lock) = self.pools.locks.acquire(Key::Volume(uuid)) else {
             return Ok(false);
         };
         let Some(record) = pool.backend.volumes.get(uuid)?.filter(is_trimmed) else {
@@ -73,10 +72,10 @@ impl Driver {
             pool: pool_id,
             uuid,
         };
-        if self.refuse_frozen(&id.to_string()).is_err() {
+        if self.usage.refuse_frozen(&id.to_string()).is_err() {
             return Ok(false);
         }
-        let view = View::of(self, pool, &record)?;
+        let view = self.usage.view(pool, &record)?;
         let mut uses = view.uses().into_iter();
         let Some((mount, device)) = uses.find_map(|mount| {
             let is_writable = !mount.is_read_only() && mount.root == Path::new("/");

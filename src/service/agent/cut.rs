@@ -68,7 +68,7 @@ impl Service {
                 // for a final answer.
                 Rpc::CreateVolumeGroupSnapshot,
                 group_id(&request.group_id),
-                move |driver, group| driver.group_here(*group, &request.snapshot_ids),
+                move |driver, group| driver.snapshots.group_here(*group, &request.snapshot_ids),
             )
             .await?;
         Ok(group_response(here))
@@ -82,7 +82,7 @@ impl Service {
         self.run(
             Rpc::CreateVolumeGroupSnapshot,
             args,
-            |driver, (group, decision)| driver.resolve_group_by(*group, decision),
+            |driver, (group, decision)| driver.snapshots.resolve_group_by(*group, decision),
         )
         .await?;
         Ok(SettleGroupResponse {})
@@ -95,7 +95,11 @@ impl Service {
         self.run(
             Rpc::DeleteVolumeGroupSnapshot,
             group_id(&request.group_id),
-            move |driver, group| driver.delete_group_here(*group, &request.snapshot_ids),
+            move |driver, group| {
+                driver
+                    .snapshots
+                    .delete_group_here(*group, &request.snapshot_ids)
+            },
         )
         .await?;
         Ok(DeleteGroupResponse {})
@@ -115,7 +119,7 @@ impl Service {
         });
         let unsettled = self
             .run(Rpc::DeleteSnapshot, how, move |driver, how| {
-                driver.delete_one(&request.snapshot_id, how)
+                driver.snapshots.delete_one(&request.snapshot_id, how)
             })
             .await?;
         Ok(DeleteOneResponse {
@@ -145,7 +149,7 @@ async fn serve(
     };
     let begin = begin(first).map_err(|error| failed(rpc, &error))?;
     if !wait.is_zero() {
-        let locks = driver.locks_of_share(&begin);
+        let locks = driver.snapshots.locks_of_share(&begin);
         tokio::select! {
             () = driver.wait_until_free(&locks, wait) => {}
             // The router has disconnected, and the participation has not begun.
@@ -160,7 +164,7 @@ async fn serve(
         answers,
         early: is_early.then_some(rpc),
     };
-    let share = move |driver: &Driver| driver.serve_share(&begin, &abort, &mut line);
+    let share = move |driver: &Driver| driver.snapshots.serve_share(&begin, &abort, &mut line);
     let work = driver.detach_in(rpc.class(), share);
     tokio::pin!(work);
     let done = tokio::select! {

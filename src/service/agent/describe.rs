@@ -59,7 +59,7 @@ impl Service {
             );
             return Err(status(Rpc::Probe, &hangs));
         };
-        let settings = self.driver.settings();
+        let settings = self.driver.pools.settings();
         let (home, home_problem) = match &description.home {
             Ok(home) => (home.to_string(), String::new()),
             Err(problem) => (String::new(), problem.clone()),

@@ -133,11 +133,13 @@ impl Node {
         };
         let driver = Driver::start(settings(), seams).unwrap();
         let volume = driver
+            .volumes
             .create_volume(&create("data", VolumeConfig::EXT4))
             .unwrap();
         let volume = volume.id.to_string();
         let staging_path = staging("data");
         driver
+            .volumes
             .stage_volume(&StageVolume {
                 volume_id: volume.clone(),
                 staging_path: staging_path.to_str().unwrap().into(),
@@ -153,7 +155,7 @@ impl Node {
     }
 
     fn snapshot(&self, name: &str, parameters: &SnapshotParameters) -> Result<Snapshot> {
-        self.driver.create_snapshot(&CreateSnapshot {
+        self.driver.snapshots.create_snapshot(&CreateSnapshot {
             name: name.into(),
             source_volume_id: self.volume.clone(),
             parameters: parameters.clone(),

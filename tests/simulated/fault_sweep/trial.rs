@@ -238,7 +238,7 @@ impl Scenario {
             answer.as_ref().is_err_and(is_final)
         };
         let mut answer = first;
-        let home = |sim: &Simulation| sim.driver().ok().map(|driver| driver.home());
+        let home = |sim: &Simulation| sim.driver().ok().map(|driver| driver.pools.home());
         let home_before = home(sim);
         for _ in 0..2 {
             if let Err(error) = &answer {

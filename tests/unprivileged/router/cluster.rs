@@ -166,7 +166,7 @@ impl AgentNode {
     }
 
     pub fn home(&self) -> String {
-        self.driver.home().to_string()
+        self.driver.pools.home().to_string()
     }
 
     pub fn pool_id(&self) -> PoolId {

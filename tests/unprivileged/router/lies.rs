@@ -486,7 +486,7 @@ async fn a_node_with_a_member_of_a_group_does_not_redefine_the_group() {
             ..Default::default()
         };
         let id = group.group_snapshot_id.parse().unwrap();
-        let told = fixture.b.driver.group_here(id, &[]).unwrap();
+        let told = fixture.b.driver.snapshots.group_here(id, &[]).unwrap();
         let theirs = told.members.iter().map(|one| GroupMember {
             snapshot_id: one.snapshot.id.to_string(),
             source_volume_id: one.snapshot.source_volume_id.to_string(),

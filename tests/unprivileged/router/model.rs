@@ -355,7 +355,7 @@ proptest! {
             }
             for node in &cluster_model.nodes {
                 assert_eq!(node.machine.violations(), Vec::<String>::new());
-                assert_eq!(node.driver.locks_held(), 0);
+                assert_eq!(node.driver.pools.locks_held(), 0);
             }
         });
     }

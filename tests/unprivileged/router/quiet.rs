@@ -54,7 +54,7 @@ fn staged(peer: &AgentNode) -> String {
         },
         access_mode: AccessMode::SingleNodeWriter,
     };
-    let volume = peer.driver.create_volume(&CreateVolume {
+    let volume = peer.driver.volumes.create_volume(&CreateVolume {
         name: "v".into(),
         capacity: CapacityRange {
             required: GIB,
@@ -66,7 +66,7 @@ fn staged(peer: &AgentNode) -> String {
         content_source: None,
     });
     let id = volume.unwrap().id.to_string();
-    let staged = peer.driver.stage_volume(&StageVolume {
+    let staged = peer.driver.volumes.stage_volume(&StageVolume {
         volume_id: id.clone(),
         staging_path: "/var/lib/kubelet/plugins/v/globalmount".into(),
         capability,

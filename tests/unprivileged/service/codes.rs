@@ -186,7 +186,11 @@ async fn a_defect_is_never_final_if_something_may_be_left() {
     refused(&node, create("w"), Code::Aborted, "internal error").await;
     refused(&node, stage(&id), Code::Aborted, "internal error").await;
     refused(&node, delete(&id), Code::Internal, "internal error").await;
-    assert_eq!(node.driver.locks_held(), 0, "a defect releases its locks");
+    assert_eq!(
+        node.driver.pools.locks_held(),
+        0,
+        "a defect releases its locks"
+    );
     assert_eq!(node.driver.running(), 0);
     node.stop().await;
 }

@@ -86,7 +86,10 @@ async fn a_start_with_a_dead_loop_device_serves_the_other_pools() {
     published(&node, "a").await;
     published(&node, "b").await;
     node.host.kill_disk(Path::new("/memory/a")).unwrap();
-    let (settings, host) = (node.driver.settings().clone(), node.host.restart_process());
+    let (settings, host) = (
+        node.driver.pools.settings().clone(),
+        node.host.restart_process(),
+    );
     let next = Driver::start(settings, Seams::simulated(host)).unwrap();
     let refused = |name: &str| {
         let status = next.pool_status();

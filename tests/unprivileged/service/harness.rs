@@ -147,7 +147,7 @@ impl Node {
         let _ = self.stop.send(());
         self.served.await.unwrap().unwrap();
         assert!(!path.exists(), "the socket is removed");
-        assert_eq!(self.driver.locks_held(), 0);
+        assert_eq!(self.driver.pools.locks_held(), 0);
         assert_eq!(self.host.violations(), Vec::<String>::new());
     }
 

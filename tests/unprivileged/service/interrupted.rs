@@ -116,7 +116,7 @@ async fn a_deadline_ends_the_call_and_not_the_work() {
         .node_stage_volume(stage(&id))
         .await
         .unwrap();
-    assert_eq!(node.driver.formats(), 1);
+    assert_eq!(node.driver.volumes.formats(), 1);
     node.stop().await;
 }
 

@@ -111,7 +111,7 @@ async fn a_volume_lives_from_create_to_delete() {
     for _ in 0..2 {
         controller.delete_volume(delete(&id)).await.unwrap();
     }
-    assert_eq!(node.driver.locks_held(), 0);
+    assert_eq!(node.driver.pools.locks_held(), 0);
     node.stop().await;
 }
 
@@ -276,8 +276,8 @@ async fn capacity_is_reported_and_is_zero_elsewhere_and_for_pools_that_are_not_s
     assert_eq!(ask(request).await.available_capacity, 0);
     let home = Topology {
         segments: map([(
-            node.driver.topology_key().as_str(),
-            node.driver.home().to_string().as_str(),
+            node.driver.pools.topology_key().as_str(),
+            node.driver.pools.home().to_string().as_str(),
         )]),
     };
     let request = GetCapacityRequest {

@@ -245,15 +245,16 @@ async fn pages_are_never_of_two_snapshots_that_had_one_id() {
         max_results: 1,
         of: None,
     };
-    let page = node.driver.snapshot_metadata(&ask).unwrap();
+    let page = node.driver.snapshots.snapshot_metadata(&ask).unwrap();
     let next = AskMetadata {
         of: Some(page.of),
         ..ask
     };
-    assert_eq!(node.driver.snapshot_metadata(&next).unwrap().of, page.of);
+    let again = node.driver.snapshots.snapshot_metadata(&next);
+    assert_eq!(again.unwrap().of, page.of);
     node.delete_snapshot(&id).await;
     assert_eq!(node.cut("s1", &volume).await.snapshot_id, id);
-    let error = node.driver.snapshot_metadata(&next).unwrap_err();
+    let error = node.driver.snapshots.snapshot_metadata(&next).unwrap_err();
     assert!(error.to_string().contains("recreated"), "{error}");
     node.stop().await;
 }

@@ -1,4 +1,7 @@
 //! The order of the files inside `operation/` and `router/`: no cycles, and in `operation/` layers.
+//!
+//! A part of the driver has no reference to a part above it, so the compiler refuses most calls that
+//! go up. What it does not see are imports of types and functions, and the order within a layer.
 
 use crate::shape::calls::{Arrows, arrows, cycles};
 use crate::shape::rules::Source;

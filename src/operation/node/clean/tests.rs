@@ -70,7 +70,7 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
                 // The object was complete when its undo failed: the error is not final, and a
                 // repeat returns the object.
                 Err(Error::RollbackFailed { .. }) if files(&host) != before => {
-                    let unready = driver.serving().remove(0).backend.snapshots.unready();
+                    let unready = driver.pools.serving().remove(0).backend.snapshots.unready();
                     assert!(unready.is_empty(), "{first}+{gap}: {unready:?}");
                     let effects = host.effects();
                     call(&driver, &sources).unwrap();
@@ -78,7 +78,7 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
                 }
                 Err(error) => assert_eq!(files(&host), before, "{first}+{gap}: {error:?}"),
             }
-            assert_eq!(driver.locks_held(), 0);
+            assert_eq!(driver.pools.locks_held(), 0);
         }
     }
 }
@@ -86,13 +86,16 @@ fn each_pair_of_failures(call: impl Fn(&Driver, &[VolumeId]) -> Result<()>) {
 #[test]
 fn what_a_failed_snapshot_has_left_is_ended_without_a_call() {
     each_pair_of_failures(|driver, sources| {
-        driver.create_snapshot(&snapshot("s", sources[0])).map(drop)
+        driver
+            .snapshots
+            .create_snapshot(&snapshot("s", sources[0]))
+            .map(drop)
     });
 }
 
 #[test]
 fn what_a_failed_volume_has_left_is_ended_without_a_call() {
-    each_pair_of_failures(|driver, _| driver.create_volume(&new_volume("c")).map(drop));
+    each_pair_of_failures(|driver, _| driver.volumes.create_volume(&new_volume("c")).map(drop));
 }
 
 #[test]
@@ -105,10 +108,10 @@ fn what_a_failed_group_has_left_is_ended_without_a_call_or_whole() {
         for at in [first, first + 1, first + 2] {
             host.fail_effect(at, FaultMode::Before(Errno::EIO));
         }
-        let _ = driver.create_group(&group("g", &sources));
+        let _ = driver.snapshots.create_group(&group("g", &sources));
         host.clear_faults();
         clean(&driver);
-        let pool = driver.serving().remove(0);
+        let pool = driver.pools.serving().remove(0);
         match pool.backend.snapshots.count() {
             0 => assert_eq!(files(&host), before, "{first}"),
             many => assert_eq!((many, pool.backend.snapshots.unready().len()), (2, 0)),
@@ -143,11 +146,13 @@ fn what_is_being_made_is_left_alone() {
             steps: all_steps().into_iter(),
         };
         let begun = begin(group, ours, ours);
-        let served = driver.serve_share(&begun, &AbortHandle::default(), &mut cleans);
+        let served = driver
+            .snapshots
+            .serve_share(&begun, &AbortHandle::default(), &mut cleans);
         served.unwrap();
     }
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);
-    assert!(driver.find_snapshot_name("g").unwrap().is_some());
+    assert!(driver.snapshots.find_snapshot_name("g").unwrap().is_some());
 }
 
 /// A snapshot whose undo failed before the rename into the trash. Returns its folder.
@@ -155,10 +160,10 @@ fn left_preparing(host: &MemoryHost, driver: &Driver, source: VolumeId) -> PathB
     for first in 1.. {
         host.fail_effect(first, FaultMode::Before(Errno::EIO));
         host.fail_effect(first + 1, FaultMode::Before(Errno::EIO));
-        let done = driver.create_snapshot(&snapshot("s", source));
+        let done = driver.snapshots.create_snapshot(&snapshot("s", source));
         host.clear_faults();
         assert!(done.is_err(), "it never fails before its rename");
-        let pool = driver.serving().remove(0);
+        let pool = driver.pools.serving().remove(0);
         let left = pool.backend.snapshots.unready();
         let folder = |uuid: Uuid| Path::new(POOL).join("snapshots").join(uuid.to_string());
         if let [left] = left.as_slice()
@@ -191,7 +196,7 @@ fn what_cannot_be_read_is_never_touched_whatever_is_remembered_of_it() {
         clean(&driver);
         assert_eq!(files(&host), before);
         // A repeat does not create it again either.
-        let again = driver.create_snapshot(&snapshot("s", source));
+        let again = driver.snapshots.create_snapshot(&snapshot("s", source));
         assert!(matches!(again, Err(Error::Damaged { .. })), "{again:?}");
         host.perform(&Effect::RemoveFile { path: &record }).unwrap();
         let before = files(&host);
@@ -223,9 +228,13 @@ fn a_directory_with_neither_record_nor_image_is_ended() {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let made = driver
+        .snapshots
         .create_snapshot(&snapshot("s", volume(&driver, "a")))
         .unwrap();
-    driver.delete_snapshot(&made.id.to_string()).unwrap();
+    driver
+        .snapshots
+        .delete_snapshot(&made.id.to_string())
+        .unwrap();
     let before = files(&host);
     for part in ["volumes", "snapshots"] {
         let path = Path::new(POOL)
@@ -244,14 +253,14 @@ fn an_aborted_snapshot_that_is_repeated_after_its_source_was_deleted_leaves_noth
     let driver = driver(&host);
     let source = volume(&driver, "a");
     let left = left_preparing(&host, &driver, source);
-    driver.delete_volume(&source.to_string()).unwrap();
+    driver.volumes.delete_volume(&source.to_string()).unwrap();
     host.fail_effect(1, FaultMode::Before(Errno::EIO));
-    let again = driver.create_snapshot(&snapshot("s", source));
+    let again = driver.snapshots.create_snapshot(&snapshot("s", source));
     assert!(
         matches!(again, Err(Error::RollbackFailed { .. })),
         "{again:?}"
     );
-    let again = driver.create_snapshot(&snapshot("s", source));
+    let again = driver.snapshots.create_snapshot(&snapshot("s", source));
     assert!(matches!(again, Err(Error::NotFound { .. })), "{again:?}");
     assert!(host.stat(&left).unwrap().is_none());
 }

@@ -136,12 +136,16 @@ fn of_two_copies_of_a_pool_the_known_one_is_served() {
         assert_eq!(refused.len(), 1, "{refused:?}");
         assert_eq!(refused[0].0, "b");
         assert!(refused[0].1.contains("file:/memory/a"), "{refused:?}");
-        let id = driver.serving()[0].id();
-        assert!(driver.pool(id).unwrap().is_some());
-        let refused_id = driver.states().into_iter().find_map(|state| match state {
-            ServingState::Refused { id, .. } => Some(id),
-            ServingState::Serving(_) => None,
-        });
+        let id = driver.pools.serving()[0].id();
+        assert!(driver.pools.pool(id).unwrap().is_some());
+        let refused_id = driver
+            .pools
+            .states()
+            .into_iter()
+            .find_map(|state| match state {
+                ServingState::Refused { id, .. } => Some(id),
+                ServingState::Serving(_) => None,
+            });
         assert_eq!(refused_id, Some(None), "another place stands for it");
         driver.refresh_pools();
         assert_eq!(refusals(&driver), refused);
@@ -189,7 +193,7 @@ fn of_two_copies_that_are_both_unknown_neither_is_served() {
     assert!(refused[1].1.contains("also exists at file:/memory/x"));
     let id = node_record::load_node(&host, Path::new(NODE)).unwrap();
     let id = id.pools.iter().find(|(_, known)| known.name == "a");
-    let error = driver.pool(*id.unwrap().0).err().unwrap();
+    let error = driver.pools.pool(*id.unwrap().0).err().unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
@@ -232,7 +236,7 @@ fn no_pool_is_made_in_a_folder_in_which_a_disk_may_be_missing() {
     host.perform(&remove).unwrap();
     let driver = start(&host, &[pool("a=file:/memory,init")]).unwrap();
     assert_eq!(refusals(&driver), []);
-    assert_eq!(driver.serving()[0].ground.without_mount, None);
+    assert_eq!(driver.pools.serving()[0].ground.without_mount, None);
 }
 
 #[test]
@@ -253,7 +257,7 @@ fn a_pool_that_is_there_is_served_wherever_it_is() {
             }
             let driver = start(&host, &[pool(definition)]).unwrap();
             assert_eq!(refusals(&driver), [], "{definition}");
-            let ground = &driver.serving()[0].ground;
+            let ground = &driver.pools.serving()[0].ground;
             let why = ground.without_mount.as_ref().unwrap();
             assert!(
                 why.contains("no file system is mounted at /memory/a"),

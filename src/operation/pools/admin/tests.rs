@@ -40,7 +40,7 @@ fn a_pool_is_made_once_and_served() {
     assert!(made.changed && !again.changed);
     assert_eq!(made.pool, again.pool);
     let driver = start(&host.restart_process(), &[a]).unwrap();
-    assert_eq!(driver.home(), made.pool.home);
+    assert_eq!(driver.pools.home(), made.pool.home);
     assert_eq!(driver.pool_status()[0].refusal, None);
 }
 
@@ -256,14 +256,14 @@ fn a_running_driver_learns_what_an_administrator_did() {
         make::make_pool(&host, &pool.name, file_folder(pool).unwrap(), home).unwrap();
     }
     let driver = start(&host, &both).unwrap();
-    let text = refusal(driver.settled_home());
+    let text = refusal(driver.pools.settled_home());
     assert!(text.contains("several homes"), "{text}");
 
     let cli = host.another_process();
     let adopted = adopt(&cli, node(), &both[1], &both).unwrap();
     let host = cli.restart_process();
     driver.refresh_pools();
-    assert_eq!(driver.settled_home().unwrap(), adopted.pool.home);
+    assert_eq!(driver.pools.settled_home().unwrap(), adopted.pool.home);
     let served = |driver: &Driver| {
         let status = driver.pool_status().into_iter();
         status.filter(|pool| pool.refusal.is_none()).count()
@@ -280,10 +280,10 @@ fn a_running_driver_learns_what_an_administrator_did() {
     host.perform(&away).unwrap();
     driver.refresh_pools();
     let volume = format!("{c}.{}", host.random_uuid());
-    assert!(driver.delete_volume(&volume).is_err());
+    assert!(driver.volumes.delete_volume(&volume).is_err());
     forget(&host, node(), "c").unwrap();
     driver.refresh_pools();
-    driver.delete_volume(&volume).unwrap();
+    driver.volumes.delete_volume(&volume).unwrap();
     let record = load_node(&host, node()).unwrap();
     assert!(record.forgotten.contains_key(&c) && record.pools.len() == 2);
 }

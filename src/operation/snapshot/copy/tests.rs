@@ -10,7 +10,7 @@ use crate::model::{
     VolumeParameters,
 };
 use crate::operation::tests::{pool, settings};
-use crate::operation::{CreateVolume, ExpandVolume, StageVolume};
+use crate::operation::{CreateVolume, Driver, ExpandVolume, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
 
 struct Node {
@@ -52,7 +52,10 @@ impl Node {
             driver,
             volume: String::new(),
         };
-        let made = node.driver.create_volume(&node.request("source", None));
+        let made = node
+            .driver
+            .volumes
+            .create_volume(&node.request("source", None));
         node.volume = made.unwrap().id.to_string();
         node
     }
@@ -73,7 +76,7 @@ impl Node {
     }
 
     fn expand(&self) {
-        let expanded = self.driver.expand_volume(&ExpandVolume {
+        let expanded = self.driver.volumes.expand_volume(&ExpandVolume {
             volume_id: self.volume.clone(),
             capacity: size(2 * GIB),
             capability: None,
@@ -82,7 +85,7 @@ impl Node {
     }
 
     fn stage(&self) {
-        let staged = self.driver.stage_volume(&StageVolume {
+        let staged = self.driver.volumes.stage_volume(&StageVolume {
             volume_id: self.volume.clone(),
             staging_path: "/var/lib/kubelet/staging".into(),
             capability: capability(),
@@ -95,20 +98,28 @@ impl Node {
     fn clone_around(&self, happens: impl FnOnce()) -> VolumeRecord {
         let (driver, request) = (&self.driver, self.clone_request());
         let source = request.content_source.as_ref().unwrap();
-        let content = driver.content(source).unwrap();
+        let content = driver.snapshots.content(source).unwrap();
         let pool = content.pool().clone();
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
-        let plan = driver.plan(&pool, id, "clone", GIB, &request.parameters);
-        let record = driver.inherit(plan.unwrap(), &request, &content).unwrap();
+        let plan = driver
+            .volumes
+            .plan(&pool, id, "clone", GIB, &request.parameters);
+        let record = driver
+            .snapshots
+            .inherit(plan.unwrap(), &request, &content)
+            .unwrap();
         happens();
-        let refused = driver.make_from(&pool, record, &content).unwrap_err();
+        let refused = driver
+            .snapshots
+            .make_from(&pool, record, &content)
+            .unwrap_err();
         assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
         assert_eq!(
             pool.backend.volumes.get(id.uuid).unwrap(),
             None,
             "nothing is left"
         );
-        assert_eq!(driver.locks_held(), 0);
+        assert_eq!(driver.pools.locks_held(), 0);
         pool.backend
             .volumes
             .get(VolumeId::of_name(pool.id(), NameKind::Volume, "source").uuid)
@@ -124,10 +135,13 @@ fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
         let source = node.clone_around(|| node.expand());
         assert_eq!(source.size, 2 * GIB);
         let mut request = node.clone_request();
-        let refused = node.driver.create_volume(&request).unwrap_err();
+        let refused = node.driver.volumes.create_volume(&request).unwrap_err();
         assert!(matches!(refused, Error::OutOfRange { .. }), "{refused:?}");
         request.capacity = size(2 * GIB);
-        assert_eq!(node.driver.create_volume(&request).unwrap().size, 2 * GIB);
+        assert_eq!(
+            node.driver.volumes.create_volume(&request).unwrap().size,
+            2 * GIB
+        );
     }
 }
 
@@ -137,8 +151,12 @@ fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
     let node = Node::on("xfs");
     let source = node.clone_around(|| node.stage());
     assert!(source.formatted.is_some_and(|formatted| formatted.complete));
-    let clone = node.driver.create_volume(&node.clone_request()).unwrap();
-    let (_, _, record) = node.driver.find(&clone.id.to_string()).unwrap();
+    let clone = node
+        .driver
+        .volumes
+        .create_volume(&node.clone_request())
+        .unwrap();
+    let (_, _, record) = node.driver.pools.find(&clone.id.to_string()).unwrap();
     assert!(record.formatted.is_some_and(|formatted| formatted.complete));
 }
 
@@ -152,13 +170,19 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
         parameters: SnapshotParameters::default(),
         requisite: Vec::new(),
     };
-    let source = driver.source(&node.volume).unwrap();
+    let source = driver.snapshots.source(&node.volume).unwrap();
     let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, "s");
     node.expand();
-    let refused = driver.copy_snapshot(&request, &source, id).unwrap_err();
+    let refused = driver
+        .snapshots
+        .copy_snapshot(&request, &source, id)
+        .unwrap_err();
     assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
     assert_eq!(source.pool.backend.snapshots.get(id.uuid).unwrap(), None);
-    assert_eq!(driver.create_snapshot(&request).unwrap().size, 2 * GIB);
+    assert_eq!(
+        driver.snapshots.create_snapshot(&request).unwrap().size,
+        2 * GIB
+    );
 }
 
 #[test]
@@ -197,7 +221,7 @@ fn copies_of_a_pool_share_its_rate() {
 /// A copy into a volume that a stop interrupted after its preparation. Returns the ID of the
 /// volume.
 fn cut_off(node: &Node) -> VolumeId {
-    let pool = node.driver.serving().remove(0);
+    let pool = node.driver.pools.serving().remove(0);
     let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
     let source = VolumeId::of_name(pool.id(), NameKind::Volume, "source");
     let (_, progress) = begin_at(&pool, Image::Volume(source.uuid)).unwrap();
@@ -206,6 +230,7 @@ fn cut_off(node: &Node) -> VolumeId {
         content_source: Some(ContentSource::Volume(node.volume.clone())),
         ..node
             .driver
+            .volumes
             .plan(&pool, id, "clone", GIB, &VolumeParameters::default())
             .unwrap()
     };
@@ -218,7 +243,7 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     let node = Node::on("ext4");
     let (driver, host) = (&node.driver, &node.host);
     let id = cut_off(&node);
-    let pool = driver.serving().remove(0);
+    let pool = driver.pools.serving().remove(0);
     let clean = || driver.clean(pool.id());
     let is_there = || pool.backend.volumes.get(id.uuid).unwrap().is_some();
     let wait = |minutes: u64| host.pass_time(Duration::from_secs(60 * minutes));
@@ -230,14 +255,17 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     assert!(is_there());
     // A call asks for the copy, in vain, because its source is in use.
     node.stage();
-    let refused = driver.create_volume(&node.clone_request()).unwrap_err();
+    let refused = driver
+        .volumes
+        .create_volume(&node.clone_request())
+        .unwrap_err();
     assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     wait(59);
     clean();
     assert!(is_there());
     // A call holds its lock.
     wait(2);
-    let lock = driver.locks.acquire(Key::Volume(id.uuid)).unwrap();
+    let lock = driver.pools.locks.acquire(Key::Volume(id.uuid)).unwrap();
     clean();
     assert!(is_there());
     drop(lock);

@@ -12,7 +12,7 @@ use crate::model::{Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, far, served, states};
 use crate::operation::snapshot::session::{Coordinator, ShareAnswer, ShareStep};
 use crate::operation::tests::{driver, volume};
-use crate::operation::{CreateSnapshot, DeleteOne, Snapshot};
+use crate::operation::{CreateSnapshot, DeleteOne, Driver, Snapshot};
 use uuid::Uuid;
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {
@@ -58,37 +58,55 @@ fn a_group_whose_only_record_cannot_be_read_is_neither_absent_nor_made_again_nor
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = [volume(&driver, "a")];
-    let made = driver.create_group(&request("g", &sources)).unwrap();
+    let made = driver
+        .snapshots
+        .create_group(&request("g", &sources))
+        .unwrap();
     let id = made.snapshots[0].id;
     let (host, before) = unreadable(&driver, &host, id);
     let files = host.files_below(Path::new("/memory/default"));
 
     let driver = self::driver(&host);
-    is_damaged(driver.create_group(&request("g", &sources)));
-    is_damaged(driver.get_group(&named(made.id, &[])));
-    is_damaged(driver.get_group(&named(made.id, &made.snapshots)));
-    is_damaged(driver.delete_group(&named(made.id, &[])));
-    is_damaged(driver.delete_group(&named(made.id, &made.snapshots)));
-    is_damaged(driver.delete_snapshot(&id.to_string()));
-    assert_eq!(driver.locks_held(), 0);
+    is_damaged(driver.snapshots.create_group(&request("g", &sources)));
+    is_damaged(driver.snapshots.get_group(&named(made.id, &[])));
+    is_damaged(driver.snapshots.get_group(&named(made.id, &made.snapshots)));
+    is_damaged(driver.snapshots.delete_group(&named(made.id, &[])));
+    is_damaged(
+        driver
+            .snapshots
+            .delete_group(&named(made.id, &made.snapshots)),
+    );
+    is_damaged(driver.snapshots.delete_snapshot(&id.to_string()));
+    assert_eq!(driver.pools.locks_held(), 0);
     assert_eq!(host.files_below(Path::new("/memory/default")), files);
 
     // Nor is the group created with other volumes: once the record can be read, it would be of two
     // attempts.
     let others = [volume(&driver, "b")];
-    is_damaged(driver.create_group(&request("g", &others)));
+    is_damaged(driver.snapshots.create_group(&request("g", &others)));
 
     // The damaged group does not affect another group of this volume.
-    let other = driver.create_group(&request("h", &sources)).unwrap();
+    let other = driver
+        .snapshots
+        .create_group(&request("h", &sources))
+        .unwrap();
     driver
+        .snapshots
         .delete_group(&named(other.id, &other.snapshots))
         .unwrap();
 
     host.put_file(&record_of(id), &before).unwrap();
-    let found = driver.get_group(&named(made.id, &made.snapshots)).unwrap();
+    let found = driver
+        .snapshots
+        .get_group(&named(made.id, &made.snapshots))
+        .unwrap();
     assert_eq!(found.cut_at, made.cut_at);
     assert_eq!(
-        driver.create_group(&request("g", &sources)).unwrap().cut_at,
+        driver
+            .snapshots
+            .create_group(&request("g", &sources))
+            .unwrap()
+            .cut_at,
         made.cut_at
     );
 }
@@ -102,7 +120,7 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     served(&driver, &begin(Some(GROUP), &all, &ours), all_steps())
         .0
         .unwrap();
-    let here = driver.group_here(GROUP, &[]).unwrap();
+    let here = driver.snapshots.group_here(GROUP, &[]).unwrap();
     assert_eq!(here.unseen, None);
     let id = here.members[0].snapshot.id;
     let (host, before) = unreadable(&driver, &host, id);
@@ -115,11 +133,14 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     let (done, told) = served(&driver, &begin(Some(GROUP), &others, &others), all_steps());
     is_damaged(done);
     assert_eq!(told, 0, "nor is the group made of other volumes");
-    let unseen = driver.group_here(GROUP, &[]).unwrap().unseen;
+    let unseen = driver.snapshots.group_here(GROUP, &[]).unwrap().unseen;
     assert!(unseen.is_some_and(|why| why.contains(&id.uuid.to_string())));
-    is_damaged(driver.delete_group_here(GROUP, &[id.to_string()]));
+    is_damaged(driver.snapshots.delete_group_here(GROUP, &[id.to_string()]));
     host.put_file(&record_of(id), &before).unwrap();
-    driver.group_here(GROUP, &[id.to_string()]).unwrap();
+    driver
+        .snapshots
+        .group_here(GROUP, &[id.to_string()])
+        .unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
 }
 
@@ -139,13 +160,16 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
     let [gone, other] = ["a", "b"].map(|name| volume(&driver, name));
     let id = match left {
         Left::Group => {
-            let made = driver.create_group(&request("g", &[gone])).unwrap();
+            let made = driver
+                .snapshots
+                .create_group(&request("g", &[gone]))
+                .unwrap();
             made.snapshots[0].id
         }
         Left::Share => {
             let begin = begin(Some(GROUP), &[gone], &[gone]);
             served(&driver, &begin, all_steps()).0.unwrap();
-            driver.group_here(GROUP, &[]).unwrap().members[0]
+            driver.snapshots.group_here(GROUP, &[]).unwrap().members[0]
                 .snapshot
                 .id
         }
@@ -156,10 +180,10 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
                 parameters: SnapshotParameters::default(),
                 requisite: Vec::new(),
             };
-            driver.create_snapshot(&request).unwrap().id
+            driver.snapshots.create_snapshot(&request).unwrap().id
         }
     };
-    driver.delete_volume(&gone.to_string()).unwrap();
+    driver.volumes.delete_volume(&gone.to_string()).unwrap();
     let (host, _) = unreadable(&driver, &host, id);
     if !is_newer {
         host.put_file(&record_of(id), &[0; 512]).unwrap();
@@ -169,7 +193,7 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
     let mut begin = begin(Some(GROUP), &[other], &[other]);
     asked.parameters.is_of_object = is_of_object;
     begin.parameters.is_of_object = is_of_object;
-    let group = driver.create_group(&asked).map(drop);
+    let group = driver.snapshots.create_group(&asked).map(drop);
     let (share, told) = served(&driver, &begin, all_steps());
     assert_eq!(told == 0, share.is_err(), "nothing is prepared in vain");
     for error in [&group, &share]
@@ -211,18 +235,29 @@ fn of_a_group_with_a_damaged_member_none_is_deleted() {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = ["a", "b", "c"].map(|name| volume(&driver, name));
-    let made = driver.create_group(&request("g", &sources)).unwrap();
+    let made = driver
+        .snapshots
+        .create_group(&request("g", &sources))
+        .unwrap();
     for one in 0..3 {
         let (host, before) = unreadable(&driver, &host, made.snapshots[one].id);
         let driver = self::driver(&host);
-        is_damaged(driver.delete_group(&named(made.id, &made.snapshots)));
-        is_damaged(driver.delete_group(&named(made.id, &[])));
+        is_damaged(
+            driver
+                .snapshots
+                .delete_group(&named(made.id, &made.snapshots)),
+        );
+        is_damaged(driver.snapshots.delete_group(&named(made.id, &[])));
         host.put_file(&record_of(made.snapshots[one].id), &before)
             .unwrap();
         driver
+            .snapshots
             .get_snapshot(&made.snapshots[one].id.to_string())
             .unwrap();
-        let found = driver.get_group(&named(made.id, &made.snapshots)).unwrap();
+        let found = driver
+            .snapshots
+            .get_group(&named(made.id, &made.snapshots))
+            .unwrap();
         assert_eq!(found.snapshots.len(), 3, "{one}");
     }
 }
@@ -232,13 +267,16 @@ fn the_absence_of_a_group_is_not_concluded_from_a_pool_that_is_not_served() {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = [volume(&driver, "a")];
-    let made = driver.create_group(&request("g", &sources)).unwrap();
+    let made = driver
+        .snapshots
+        .create_group(&request("g", &sources))
+        .unwrap();
     driver.leave();
     let host = host.restart_process();
     host.pull_disk(Path::new("/memory/default")).unwrap();
     let driver = self::driver(&host);
     for ids in [&[][..], &made.snapshots] {
-        let deleted = driver.delete_group(&named(made.id, ids));
+        let deleted = driver.snapshots.delete_group(&named(made.id, ids));
         assert!(
             matches!(deleted, Err(Error::Unreachable { .. })),
             "{deleted:?}"
@@ -251,8 +289,11 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = ["a", "b"].map(|name| volume(&driver, name));
-    let made = driver.create_group(&request("g", &sources)).unwrap();
-    let pool = driver.serving().remove(0);
+    let made = driver
+        .snapshots
+        .create_group(&request("g", &sources))
+        .unwrap();
+    let pool = driver.pools.serving().remove(0);
     let mut second = pool
         .backend
         .snapshots
@@ -263,14 +304,18 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
     pool.backend.update_snapshot(&second).unwrap();
     for error in [
         driver
+            .snapshots
             .get_group(&named(made.id, &made.snapshots))
             .unwrap_err(),
-        driver.create_group(&request("g", &sources)).unwrap_err(),
+        driver
+            .snapshots
+            .create_group(&request("g", &sources))
+            .unwrap_err(),
     ] {
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
         assert!(error.to_string().contains("delete the group"), "{error}");
     }
-    driver.delete_group(&named(made.id, &[])).unwrap();
+    driver.snapshots.delete_group(&named(made.id, &[])).unwrap();
     assert_eq!(pool.backend.snapshots.count(), 0);
 }
 
@@ -284,7 +329,7 @@ struct Deletes<'a> {
 
 impl Coordinator for Deletes<'_> {
     fn next(&mut self) -> Option<ShareStep> {
-        let deleted = self.driver.delete_snapshot(&self.member);
+        let deleted = self.driver.snapshots.delete_snapshot(&self.member);
         assert!(matches!(deleted, Err(Error::Pending { .. })), "{deleted:?}");
         self.refused += 1;
         self.steps.next()
@@ -306,12 +351,13 @@ fn a_member_is_not_deleted_while_its_group_is_being_made() {
     };
     let begun = begin(Some(GROUP), &ours, &ours);
     driver
+        .snapshots
         .serve_share(&begun, &AbortHandle::default(), &mut deletes)
         .unwrap();
     assert_eq!(deletes.refused, all_steps().len());
-    assert_eq!(driver.locks_held(), 0);
+    assert_eq!(driver.pools.locks_held(), 0);
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);
-    let deleted = driver.delete_snapshot(&member);
+    let deleted = driver.snapshots.delete_snapshot(&member);
     assert!(matches!(deleted, Err(Error::Invalid { .. })), "{deleted:?}");
 }
 
@@ -325,13 +371,16 @@ fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
         parameters: SnapshotParameters::default(),
         requisite: Vec::new(),
     };
-    let made = driver.create_snapshot(&asked).unwrap();
-    let pool = driver.serving().remove(0);
+    let made = driver.snapshots.create_snapshot(&asked).unwrap();
+    let pool = driver.pools.serving().remove(0);
     let again = pool.backend.snapshots.delete_unanswered(made.id.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
     let again = pool.backend.volumes.delete_unanswered(source.uuid);
     assert!(matches!(again, Err(Error::Pending { .. })), "{again:?}");
-    assert_eq!(driver.create_snapshot(&asked).unwrap().cut_at, made.cut_at);
+    assert_eq!(
+        driver.snapshots.create_snapshot(&asked).unwrap().cut_at,
+        made.cut_at
+    );
 }
 
 /// A request for a group whose members may be deleted individually.
@@ -350,21 +399,21 @@ fn members_that_are_independent_are_deleted_one_by_one() {
     let driver = driver(&MemoryHost::new());
     let sources = ["a", "b", "c"].map(|name| volume(&driver, name));
     let asked = independent("g", &sources);
-    let made = driver.create_group(&asked).unwrap();
+    let made = driver.snapshots.create_group(&asked).unwrap();
     let ids: Vec<String> = made
         .snapshots
         .iter()
         .map(|one| one.id.to_string())
         .collect();
     let find = |ids: &[&String]| {
-        driver.get_group(&NamedGroup {
+        driver.snapshots.get_group(&NamedGroup {
             group_id: made.id.to_string(),
             snapshot_ids: ids.iter().map(ToString::to_string).collect(),
         })
     };
     // The record of the first member has decided about the others: they stay without it.
-    driver.delete_snapshot(&ids[0]).unwrap();
-    driver.delete_snapshot(&ids[0]).unwrap();
+    driver.snapshots.delete_snapshot(&ids[0]).unwrap();
+    driver.snapshots.delete_snapshot(&ids[0]).unwrap();
     driver.refresh_pools();
     for given in [&[][..], &[&ids[1], &ids[2]], &[&ids[2], &ids[0], &ids[1]]] {
         let left = find(given).unwrap();
@@ -380,22 +429,23 @@ fn members_that_are_independent_are_deleted_one_by_one() {
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     }
     // A repeat of the call requires all members.
-    let again = driver.create_group(&asked).unwrap_err();
+    let again = driver.snapshots.create_group(&asked).unwrap_err();
     assert!(matches!(again, Error::Refused { .. }), "{again:?}");
-    driver.delete_snapshot(&ids[2]).unwrap();
+    driver.snapshots.delete_snapshot(&ids[2]).unwrap();
     driver
+        .snapshots
         .delete_group(&named(made.id, &made.snapshots))
         .unwrap();
     let error = find(&[]).unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
-    assert_eq!(driver.serving()[0].backend.snapshots.count(), 0);
-    assert_eq!(driver.locks_held(), 0);
+    assert_eq!(driver.pools.serving()[0].backend.snapshots.count(), 0);
+    assert_eq!(driver.pools.locks_held(), 0);
 }
 
 /// Sets the state that a crash between the commits of two members leaves: the first one is ready,
 /// the second one is cut.
 fn in_doubt(driver: &Driver, made: &Group) {
-    let pool = driver.serving().remove(0);
+    let pool = driver.pools.serving().remove(0);
     let second = made.snapshots[1].id.uuid;
     let mut second = pool.backend.snapshots.get(second).unwrap().unwrap();
     second.state = SnapshotState::Cut;
@@ -411,20 +461,20 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
             false => independent("g", &sources),
             true => request("h", &sources),
         };
-        let made = driver.create_group(&asked).unwrap();
+        let made = driver.snapshots.create_group(&asked).unwrap();
         let [first, second] = [0, 1].map(|n| made.snapshots[n].id.to_string());
         in_doubt(&driver, &made);
         let how = DeleteOne {
             of_any_group,
             settled: None,
         };
-        driver.delete_alone(&first, &how).unwrap();
+        driver.snapshots.delete_alone(&first, &how).unwrap();
         // Neither a refresh nor a start undoes the second member after the first one was deleted.
         driver.refresh_pools();
-        driver.get_snapshot(&second).unwrap();
-        driver.delete_alone(&second, &how).unwrap();
+        driver.snapshots.get_snapshot(&second).unwrap();
+        driver.snapshots.delete_alone(&second, &how).unwrap();
     }
-    assert_eq!(driver.serving()[0].backend.snapshots.count(), 0);
+    assert_eq!(driver.pools.serving()[0].backend.snapshots.count(), 0);
 }
 
 #[test]
@@ -436,7 +486,7 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
     begun.parameters.members = Members::Independent;
     served(&driver, &begun, all_steps()).0.unwrap();
     let member = member_of(GROUP, ours[0]).to_string();
-    let refused = driver.delete_snapshot(&member);
+    let refused = driver.snapshots.delete_snapshot(&member);
     assert!(
         matches!(refused, Err(Error::Unsettled { .. })),
         "{refused:?}"
@@ -446,11 +496,17 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
         settled,
     };
     for settled in [None, Some(GroupId(Uuid::from_u128(78)))] {
-        let asked = driver.delete_one(&member, &of(settled)).unwrap();
+        let asked = driver.snapshots.delete_one(&member, &of(settled)).unwrap();
         assert_eq!(asked, Some(GROUP));
     }
-    driver.get_snapshot(&member).unwrap();
-    assert_eq!(driver.delete_one(&member, &of(Some(GROUP))).unwrap(), None);
+    driver.snapshots.get_snapshot(&member).unwrap();
+    assert_eq!(
+        driver
+            .snapshots
+            .delete_one(&member, &of(Some(GROUP)))
+            .unwrap(),
+        None
+    );
     assert_eq!(states(&driver, GROUP), []);
 }
 
@@ -459,18 +515,24 @@ fn a_member_stays_while_another_one_cannot_be_looked_at() {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = ["a", "b"].map(|name| volume(&driver, name));
-    let made = driver.create_group(&independent("g", &sources)).unwrap();
+    let made = driver
+        .snapshots
+        .create_group(&independent("g", &sources))
+        .unwrap();
     let [first, second] = [0, 1].map(|n| made.snapshots[n].id);
     let (host, before) = unreadable(&driver, &host, second);
     let driver = self::driver(&host);
-    let refused = driver.delete_snapshot(&first.to_string());
+    let refused = driver.snapshots.delete_snapshot(&first.to_string());
     assert!(
         matches!(refused, Err(Error::Unsettled { .. })),
         "{refused:?}"
     );
-    driver.get_snapshot(&first.to_string()).unwrap();
+    driver.snapshots.get_snapshot(&first.to_string()).unwrap();
     host.put_file(&record_of(second), &before).unwrap();
-    driver.delete_snapshot(&first.to_string()).unwrap();
+    driver
+        .snapshots
+        .delete_snapshot(&first.to_string())
+        .unwrap();
 }
 
 #[test]
@@ -482,7 +544,7 @@ fn the_record_of_a_group_that_is_deleted_together_is_that_of_earlier_releases() 
         (request("g", &source), false),
         (independent("h", &source), true),
     ] {
-        let made = driver.create_group(&asked).unwrap();
+        let made = driver.snapshots.create_group(&asked).unwrap();
         let record = host.read_file(&record_of(made.snapshots[0].id)).unwrap();
         let record: serde_json::Value = serde_json::from_slice(&record.unwrap()).unwrap();
         assert_eq!(record["version"], 1);

@@ -4,7 +4,7 @@ use super::*;
 use crate::host::memory::MemoryHost;
 use crate::model::PoolId;
 use crate::operation::tests::{driver, volume};
-use crate::operation::{GroupDecision, NamedGroup};
+use crate::operation::{Driver, GroupDecision, NamedGroup};
 
 /// A volume on another node.
 pub(in crate::operation) fn far() -> VolumeId {
@@ -83,13 +83,15 @@ pub(in crate::operation) fn served(
     steps: Vec<ShareStep>,
 ) -> (Result<()>, usize) {
     let mut script = Script::of(steps);
-    let done = driver.serve_share(begin, &AbortHandle::default(), &mut script);
-    assert_eq!(driver.locks_held(), 0);
+    let done = driver
+        .snapshots
+        .serve_share(begin, &AbortHandle::default(), &mut script);
+    assert_eq!(driver.pools.locks_held(), 0);
     (done, script.told.len())
 }
 
 pub(in crate::operation) fn states(driver: &Driver, group: GroupId) -> Vec<SnapshotState> {
-    let here = driver.group_here(group, &[]).unwrap();
+    let here = driver.snapshots.group_here(group, &[]).unwrap();
     assert!(!here.busy);
     here.members.iter().map(|member| member.state).collect()
 }
@@ -120,9 +122,9 @@ fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_c
         group_id: GROUP.to_string(),
         snapshot_ids: Vec::new(),
     };
-    let error = driver.get_group(&named).unwrap_err();
+    let error = driver.snapshots.get_group(&named).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-    driver.delete_group_here(GROUP, &[]).unwrap();
+    driver.snapshots.delete_group_here(GROUP, &[]).unwrap();
     assert_eq!(states(&driver, GROUP), []);
 }
 
@@ -149,7 +151,7 @@ fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_de
             commit: Some(Uuid::new_v4()),
             undo: vec![Uuid::new_v4()],
         };
-        driver.resolve_group_by(GROUP, &other).unwrap();
+        driver.snapshots.resolve_group_by(GROUP, &other).unwrap();
         assert_eq!(states(&driver, GROUP), [SnapshotState::Cut]);
         let decision = match commits {
             true => GroupDecision {
@@ -162,14 +164,14 @@ fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_de
             },
         };
         for _ in 0..2 {
-            driver.resolve_group_by(GROUP, &decision).unwrap();
+            driver.snapshots.resolve_group_by(GROUP, &decision).unwrap();
         }
         match commits {
             true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
             false => assert_eq!(states(&driver, GROUP), []),
         }
     }
-    driver.delete_group_here(GROUP, &[]).unwrap();
+    driver.snapshots.delete_group_here(GROUP, &[]).unwrap();
 }
 
 #[test]
@@ -207,12 +209,12 @@ fn a_first_member_on_a_pool_that_this_node_has_forgotten_is_not_gone() {
                 undo: vec![begun.attempt],
             },
         };
-        driver.resolve_group_by(GROUP, &decision).unwrap();
+        driver.snapshots.resolve_group_by(GROUP, &decision).unwrap();
         match commits {
             true => assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]),
             false => assert_eq!(states(&driver, GROUP), []),
         }
-        driver.delete_group_here(GROUP, &[]).unwrap();
+        driver.snapshots.delete_group_here(GROUP, &[]).unwrap();
     }
 }
 
@@ -224,16 +226,18 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
         let mut steps = all_steps();
         steps.truncate(count);
         served(&driver, &begin(None, &[], &ours), steps).0.unwrap();
-        let found = driver.find_snapshot_name("g").unwrap();
+        let found = driver.snapshots.find_snapshot_name("g").unwrap();
         assert!(found.is_none(), "after {count} steps");
     }
     served(&driver, &begin(None, &[], &ours), all_steps())
         .0
         .unwrap();
-    assert!(driver.find_snapshot_name("g").unwrap().is_some());
+    assert!(driver.snapshots.find_snapshot_name("g").unwrap().is_some());
     let mut script = Script::of(all_steps());
     let again = begin(None, &[], &ours);
-    let done = driver.serve_share(&again, &AbortHandle::default(), &mut script);
+    let done = driver
+        .snapshots
+        .serve_share(&again, &AbortHandle::default(), &mut script);
     done.unwrap();
     assert_eq!(script.told, [ShareAnswer::Plain]);
 }
@@ -252,7 +256,7 @@ impl Coordinator for AtCommit<'_> {
 
     fn send_reply(&mut self, answer: ShareAnswer) {
         if answer == ShareAnswer::Committed {
-            self.held = Some(self.driver.locks_held());
+            self.held = Some(self.driver.pools.locks_held());
         }
     }
 }
@@ -271,6 +275,7 @@ fn a_commit_is_reported_after_the_locks_were_released() {
         let all: &[VolumeId] = if group.is_some() { &ours } else { &[] };
         let begin = begin(group, all, &ours);
         driver
+            .snapshots
             .serve_share(&begin, &AbortHandle::default(), &mut coordinator)
             .unwrap();
         assert_eq!(coordinator.held, Some(0), "{group:?}");
@@ -313,7 +318,7 @@ impl Coordinator for Early<'_> {
     fn send_reply(&mut self, _answer: ShareAnswer) {}
 
     fn failing(&mut self, _error: &Error) {
-        let here = self.driver.group_here(GROUP, &[]).unwrap();
+        let here = self.driver.snapshots.group_here(GROUP, &[]).unwrap();
         self.seen = Some(here.members.iter().map(|member| member.state).collect());
     }
 }
@@ -328,7 +333,9 @@ fn a_step_that_fails_is_reported_before_anything_is_deleted() {
         seen: None,
     };
     let begun = begin(Some(GROUP), &ours, &ours);
-    let done = driver.serve_share(&begun, &AbortHandle::default(), &mut early);
+    let done = driver
+        .snapshots
+        .serve_share(&begun, &AbortHandle::default(), &mut early);
     assert!(done.is_err());
     assert_eq!(early.seen, Some(vec![SnapshotState::Preparing]));
     assert_eq!(states(&driver, GROUP), []);

@@ -7,12 +7,12 @@ use crate::host::Host;
 use crate::host::memory::MemoryHost;
 use crate::model::VolumeId;
 use crate::operation::tests::{block, driver, volume};
-use crate::operation::{PublishVolume, StageVolume};
+use crate::operation::{Driver, PublishVolume, StageVolume};
 
 const KUBELET: &str = "/var/lib/kubelet";
 
 fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
-    driver.publish_volume(&PublishVolume {
+    driver.volumes.publish_volume(&PublishVolume {
         volume_id: id.to_string(),
         staging_path: format!("{KUBELET}/stage-{}", id.uuid),
         target_path: target.into(),
@@ -25,6 +25,7 @@ fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
 fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
     let id = volume(driver, name);
     driver
+        .volumes
         .stage_volume(&StageVolume {
             volume_id: id.to_string(),
             staging_path: format!("{KUBELET}/stage-{}", id.uuid),
@@ -32,7 +33,7 @@ fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
         })
         .unwrap();
     publish(driver, id, target).unwrap();
-    let number = driver.published.lock().of[&id.uuid].number;
+    let number = driver.usage.published.lock().of[&id.uuid].number;
     (id, number)
 }
 
@@ -41,10 +42,16 @@ fn target(name: &str) -> String {
 }
 
 fn end(driver: &Driver, id: VolumeId, target: &str) {
-    driver.unpublish_volume(&id.to_string(), target).unwrap();
+    driver
+        .volumes
+        .unpublish_volume(&id.to_string(), target)
+        .unwrap();
     let staging = format!("{KUBELET}/stage-{}", id.uuid);
-    driver.unstage_volume(&id.to_string(), &staging).unwrap();
-    driver.delete_volume(&id.to_string()).unwrap();
+    driver
+        .volumes
+        .unstage_volume(&id.to_string(), &staging)
+        .unwrap();
+    driver.volumes.delete_volume(&id.to_string()).unwrap();
 }
 
 #[test]
@@ -60,7 +67,7 @@ fn a_device_is_held_while_it_is_published_and_no_longer() {
     );
     end(&driver, id, &target("a"));
     assert_eq!(host.loops().unwrap().len(), 0);
-    assert!(driver.published.lock().of.is_empty());
+    assert!(driver.usage.published.lock().of.is_empty());
 }
 
 #[test]
@@ -69,23 +76,23 @@ fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
     let driver = driver(&host);
     let (id, number) = published(&driver, "a", &target("a"));
     let (other, _) = published(&driver, "b", &target("b"));
-    driver.watch_published();
-    assert_eq!(driver.changed_devices(), Vec::new());
+    driver.usage.watch_published();
+    assert_eq!(driver.usage.changed_devices(), Vec::new());
     host.set_loop_flags(number, true, true).unwrap();
-    driver.watch_published();
-    let changed = driver.changed_devices();
+    driver.usage.watch_published();
+    let changed = driver.usage.changed_devices();
     assert_eq!(changed.len(), 1);
     assert_eq!(changed[0].uuid, id.uuid);
     assert!(changed[0].problem.contains("partition"), "{changed:?}");
     assert_eq!(driver.pool_status()[0].changed, changed);
-    let health = driver.volume_health(&id.to_string()).unwrap();
+    let health = driver.volumes.volume_health(&id.to_string()).unwrap();
     assert!(
         health
             .findings
             .iter()
             .any(|one| one.reason == "DeviceChanged")
     );
-    let health = driver.volume_health(&other.to_string()).unwrap();
+    let health = driver.volumes.volume_health(&other.to_string()).unwrap();
     assert_eq!(health.findings.len(), 0, "the other one is as it was");
     let error = publish(&driver, id, &target("a2")).unwrap_err();
     assert!(
@@ -97,7 +104,7 @@ fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
     // Once the flag is reset, the device is unchanged again.
     host.set_loop_flags(number, true, false).unwrap();
     publish(&driver, id, &target("a2")).unwrap();
-    assert_eq!(driver.changed_devices(), Vec::new());
+    assert_eq!(driver.usage.changed_devices(), Vec::new());
 }
 
 #[test]
@@ -116,9 +123,9 @@ fn direct_io_is_switched_on_again() {
     let driver = driver(&host);
     let (_, number) = published(&driver, "a", &target("a"));
     host.set_loop_flags(number, false, false).unwrap();
-    driver.watch_published();
+    driver.usage.watch_published();
     assert!(host.loops().unwrap()[0].direct_io);
-    assert_eq!(driver.changed_devices(), Vec::new());
+    assert_eq!(driver.usage.changed_devices(), Vec::new());
 }
 
 #[test]
@@ -131,8 +138,8 @@ fn a_restart_holds_what_is_published_again() {
     let driver = driver(&host);
     host.detach_loop(number).unwrap();
     assert_eq!(host.loops().unwrap().len(), 1);
-    driver.watch_published();
-    assert_eq!(driver.changed_devices().len(), 1);
+    driver.usage.watch_published();
+    assert_eq!(driver.usage.changed_devices().len(), 1);
     end(&driver, id, &target("a"));
     assert_eq!(host.loops().unwrap().len(), 0);
 }
@@ -148,13 +155,13 @@ fn a_number_that_a_target_still_shows_is_no_other_volumes() {
     assert_eq!(host.loops().unwrap().len(), 0, "nothing held it");
     let driver = driver(&host);
     let lost = vec![Path::new(KUBELET).join("a")];
-    assert_eq!(driver.lost_devices(), lost);
-    let health = driver.storage_health().unwrap();
+    assert_eq!(driver.usage.lost_devices(), lost);
+    let health = driver.volumes.storage_health().unwrap();
     assert!(health.iter().any(|one| one.reason == "DeviceLost"));
     let (other, another) = published(&driver, "b", &target("b"));
     assert_ne!(another, number);
     end(&driver, id, &target("a"));
-    driver.watch_published();
-    assert_eq!(driver.lost_devices(), Vec::<PathBuf>::new());
+    driver.usage.watch_published();
+    assert_eq!(driver.usage.lost_devices(), Vec::<PathBuf>::new());
     end(&driver, other, &target("b"));
 }

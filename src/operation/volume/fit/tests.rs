@@ -4,10 +4,11 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::host::memory::{FaultMode, MemoryHost};
+use crate::model::VolumeId;
 use crate::model::size::GIB;
 use crate::model::{AccessMode, CapacityRange};
 use crate::operation::tests::{driver, new_volume};
-use crate::operation::{CreateVolume, ExpandNode, ExpandVolume, StageVolume};
+use crate::operation::{CreateVolume, Driver, ExpandNode, ExpandVolume, StageVolume};
 
 const STAGING: &str = "/var/lib/kubelet/staging";
 
@@ -26,7 +27,7 @@ fn size(required: u64) -> CapacityRange {
 }
 
 fn stage(driver: &Driver, id: VolumeId, fs: FsType) -> Result<()> {
-    driver.stage_volume(&StageVolume {
+    driver.volumes.stage_volume(&StageVolume {
         volume_id: id.to_string(),
         staging_path: STAGING.into(),
         capability: capability(fs),
@@ -40,10 +41,13 @@ fn grown(host: &MemoryHost, fs: FsType) -> (Driver, VolumeId) {
         capabilities: vec![capability(fs)],
         ..new_volume("a")
     };
-    let id = driver.create_volume(&request).unwrap().id;
+    let id = driver.volumes.create_volume(&request).unwrap().id;
     stage(&driver, id, fs).unwrap();
-    driver.unstage_volume(&id.to_string(), STAGING).unwrap();
-    let expanded = driver.expand_volume(&ExpandVolume {
+    driver
+        .volumes
+        .unstage_volume(&id.to_string(), STAGING)
+        .unwrap();
+    let expanded = driver.volumes.expand_volume(&ExpandVolume {
         volume_id: id.to_string(),
         capacity: size(2 * GIB),
         capability: None,
@@ -67,7 +71,7 @@ fn staged_small(fs: FsType) -> (MemoryHost, Driver, VolumeId) {
             .fs_bytes(Path::new(STAGING))
             .is_ok_and(|size| size < 2 * GIB);
         assert_eq!(
-            driver.not_grown().len(),
+            driver.usage.not_grown().len(),
             usize::from(staged.is_ok() && is_small),
             "{fs}: effect {effect}"
         );
@@ -87,15 +91,18 @@ fn a_stage_that_could_not_grow_its_volume_is_told_until_it_has_grown_or_ended() 
         assert_eq!(told[0].id, id);
         assert!(told[0].reason.contains("grow"), "{fs}: {told:?}");
         stage(&driver, id, fs).unwrap();
-        assert_eq!(driver.not_grown(), [], "{fs}");
+        assert_eq!(driver.usage.not_grown(), [], "{fs}");
         assert_eq!(host.fs_bytes(Path::new(STAGING)), Ok(2 * GIB), "{fs}");
 
         let (_host, driver, id) = staged_small(fs);
-        driver.unstage_volume(&id.to_string(), STAGING).unwrap();
-        assert_eq!(driver.not_grown(), [], "{fs}");
+        driver
+            .volumes
+            .unstage_volume(&id.to_string(), STAGING)
+            .unwrap();
+        assert_eq!(driver.usage.not_grown(), [], "{fs}");
     }
     let (host, driver, id) = staged_small(FsType::Xfs);
-    let grown = driver.expand_node(&ExpandNode {
+    let grown = driver.volumes.expand_node(&ExpandNode {
         volume_id: id.to_string(),
         volume_path: STAGING.into(),
         capacity: None,
@@ -103,5 +110,5 @@ fn a_stage_that_could_not_grow_its_volume_is_told_until_it_has_grown_or_ended() 
     });
     assert_eq!(grown.unwrap(), 2 * GIB);
     assert_eq!(host.fs_bytes(Path::new(STAGING)), Ok(2 * GIB));
-    assert_eq!(driver.not_grown(), []);
+    assert_eq!(driver.usage.not_grown(), []);
 }

@@ -14,7 +14,7 @@ use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Device, FreezeMember, Freezer, Host};
 use crate::model::{AccessMode, AccessType, Capability, FsType};
 use crate::operation::tests::{block, new_volume, settings};
-use crate::operation::{CreateVolume, StageVolume};
+use crate::operation::{CreateVolume, Driver, StageVolume};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const NOTE: &str = "/memory/default/trash/trimmed";
@@ -46,7 +46,7 @@ fn created(driver: &Driver, name: &str, capability: &Capability, thick: bool) ->
     if thick {
         request.parameters.allocation = Allocation::Thick;
     }
-    driver.create_volume(&request).unwrap().id
+    driver.volumes.create_volume(&request).unwrap().id
 }
 
 fn staging(id: VolumeId) -> String {
@@ -59,7 +59,7 @@ fn stage(driver: &Driver, id: VolumeId, capability: &Capability) {
         staging_path: staging(id),
         capability: capability.clone(),
     };
-    driver.stage_volume(&request).unwrap();
+    driver.volumes.stage_volume(&request).unwrap();
 }
 
 /// A volume that is mounted for writing.
@@ -70,7 +70,7 @@ fn used(driver: &Driver, name: &str, thick: bool) -> VolumeId {
 }
 
 fn device(driver: &Driver, id: VolumeId) -> Device {
-    let pool = driver.serving().remove(0);
+    let pool = driver.pools.serving().remove(0);
     pool.backend
         .devices()
         .find(id.uuid)
@@ -81,11 +81,11 @@ fn device(driver: &Driver, id: VolumeId) -> Device {
 
 /// The devices that one round trims.
 fn round(host: &MemoryHost, driver: &Driver) -> Vec<String> {
-    let (before, locks) = (host.effect_log().len(), driver.locks_held());
+    let (before, locks) = (host.effect_log().len(), driver.pools.locks_held());
     for pool in driver.served() {
-        driver.trim_volumes(pool);
+        driver.volumes.trim_volumes(pool);
     }
-    assert_eq!(driver.locks_held(), locks);
+    assert_eq!(driver.pools.locks_held(), locks);
     let log = host.effect_log();
     let trims = log[before..].iter();
     trims
@@ -167,7 +167,11 @@ fn a_volume_that_fails_or_that_somebody_works_on_keeps_no_other_from_it() {
     assert_eq!(host.faults_left(), 0);
 
     host.pass_time(7 * DAY);
-    let busy = driver.locks.acquire(Key::Volume(ids[1].uuid)).unwrap();
+    let busy = driver
+        .pools
+        .locks
+        .acquire(Key::Volume(ids[1].uuid))
+        .unwrap();
     let trimmed = round(&host, &driver);
     drop(busy);
     assert_eq!(sorted(trimmed), paths(&driver, &[ids[0], ids[2]]));
@@ -184,7 +188,7 @@ fn a_volume_that_is_frozen_is_left_alone() {
     let driver = weekly(&host);
     let [frozen, other] = ["a", "b"].map(|name| used(&driver, name, false));
     let device = device(&driver, frozen);
-    let pool = driver.serving().remove(0);
+    let pool = driver.pools.serving().remove(0);
     let image = Image::Volume(frozen.uuid);
     let copier = pool.backend.copier(image, image, &Arc::default()).unwrap();
     let path = staging(frozen);

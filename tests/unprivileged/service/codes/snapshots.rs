@@ -286,7 +286,11 @@ async fn a_defect_while_cutting_is_never_final() {
     host.panic_from_now();
     refused(&node, snapshot("s", &id), Code::Aborted, "internal error").await;
     refused(&node, group("g", &[&id]), Code::Aborted, "internal error").await;
-    assert_eq!(node.driver.locks_held(), 0, "a defect releases its locks");
+    assert_eq!(
+        node.driver.pools.locks_held(),
+        0,
+        "a defect releases its locks"
+    );
     node.stop().await;
 }
 
