@@ -20,7 +20,7 @@ use uuid::Uuid;
 pub use copier::{Copier, CopyCost, CopyMode};
 pub use handle::ImageHandle;
 pub use pool::{OpenResult, PoolBackend};
-pub use store::{Devices, Facts};
+pub use store::{Devices, Facts, FindPublished, Watched};
 
 use crate::error::Result;
 use crate::host::{Device, DeviceHold};
@@ -76,8 +76,6 @@ pub struct FoundDevice {
     /// It maps the whole image from its first byte, as the devices of this driver do.
     pub whole: bool,
     pub read_only: bool,
-    /// The kernel detaches it when its last opener closes it.
-    pub autoclear: bool,
 }
 
 /// How a device is to be attached.

@@ -181,8 +181,13 @@ impl Device {
 
     /// The N of /dev/loopN; `None` if it is another device.
     pub fn loop_number(&self) -> Option<u32> {
-        let is_loop = nix::sys::stat::major(self.rdev) == LOOP_MAJOR;
-        is_loop.then(|| nix::sys::stat::minor(self.rdev) as u32)
+        Device::loop_number_of(self.rdev)
+    }
+
+    /// The N of /dev/loopN, by its device number; `None` if it is another device.
+    pub fn loop_number_of(rdev: u64) -> Option<u32> {
+        let is_loop = nix::sys::stat::major(rdev) == LOOP_MAJOR;
+        is_loop.then(|| nix::sys::stat::minor(rdev) as u32)
     }
 }
 

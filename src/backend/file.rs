@@ -5,6 +5,7 @@
 
 mod copier;
 mod device;
+pub mod published;
 mod unlocked;
 
 use std::path::{Path, PathBuf};

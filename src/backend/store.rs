@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle};
 use crate::error::Result;
-use crate::host::{self, Budget, Device, DeviceHold, LoopStatus, Space};
+use crate::host::{self, Budget, Device, DeviceHold, Space};
 use crate::model::Wipe;
 use crate::record::VolumeRecord;
 
@@ -95,6 +95,25 @@ pub(super) trait Store: Devices {
     ) -> Result<Vec<(Device, Result<()>)>>;
 }
 
+/// Opens the device of a volume, if it is one of those that pods have.
+pub type FindPublished<'a> = Box<dyn Fn(Uuid) -> Result<Option<Watched>> + 'a>;
+
+/// A device that a pod has.
+pub struct Watched {
+    /// Keeps it open, so that its number is not used for another volume.
+    pub hold: DeviceHold,
+    pub watch: Arc<dyn Watch>,
+}
+
+/// The state of a device at the time when a pod got it.
+pub trait Watch: Send + Sync {
+    /// What is different now and cannot be corrected. Corrects the rest.
+    fn examine(&self) -> Result<Option<String>>;
+    /// Detaches the device if it shows another image now, because it is no longer found as the
+    /// device of its volume. The device must still be open.
+    fn detach_changed(&self) -> Result<()>;
+}
+
 /// The devices of a pool's volumes. The caller holds the lock of the volume that it names.
 pub trait Devices: Send + Sync + 'static {
     /// Every device on the image, including foreign ones; empty if there is no image.
@@ -104,8 +123,11 @@ pub trait Devices: Send + Sync + 'static {
     /// Detaches a device that [`Devices::find`] returned, if it is still attached to this image.
     /// The kernel detaches a device that is open elsewhere when its last opener closes it.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
-    /// Opens the device of a volume and keeps it open, if it is one of these loop devices.
-    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>>;
+    /// Watches a device that is given to a pod; `None` if a pod cannot change it.
+    fn watch(&self, uuid: Uuid, attached: Attached) -> Result<Option<Watched>>;
+    /// Finds devices that an earlier process gave to pods, among these device numbers; `None` if
+    /// none of them is of this kind.
+    fn find_published(&self, nodes: &[u64]) -> Option<FindPublished<'_>>;
     /// Must be called with a device that was the volume's and is detached. It removes the settings
     /// that the volume made on the device, so that the next user of its number does not get them.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;

@@ -10,12 +10,10 @@ use uuid::Uuid;
 
 use super::{FileStore, IMAGE};
 use crate::backend::records::part;
-use crate::backend::store::Devices;
+use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{
-    Device, DeviceHold, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus,
-};
+use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
@@ -169,7 +167,6 @@ impl Devices for FileStore {
             device: Device::of_loop(found.number),
             whole: is_whole(&found),
             read_only: found.read_only,
-            autoclear: found.autoclear,
         });
         Ok(found.collect())
     }
@@ -241,19 +238,12 @@ impl Devices for FileStore {
             .context(|| format!("detach {} of volume {uuid}", device.path.display()))
     }
 
-    fn hold(&self, uuid: Uuid, among: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>> {
-        let image = self
-            .host
-            .stat(&self.volume(uuid))
-            .context(|| format!("find the image of volume {uuid}"))?;
-        let backing = image.map(|image| image.id);
-        let Some(found) = among.iter().find(|found| Some(found.backing) == backing) else {
-            return Ok(None);
-        };
-        let host = &self.host;
-        let held = host.hold_loop(found.number, found.backing);
-        let held = held.context(|| format!("open /dev/loop{}", found.number))?;
-        Ok(held.map(|hold| (hold.into(), found.clone())))
+    fn watch(&self, uuid: Uuid, attached: Attached) -> Result<Option<Watched>> {
+        self.watch_attached(uuid, attached).map(Some)
+    }
+
+    fn find_published(&self, nodes: &[u64]) -> Option<FindPublished<'_>> {
+        self.find_published_among(nodes)
     }
 
     /// Only the device of a thick volume has limits to reset.

@@ -8,12 +8,10 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::{ThinImage, ThinStore, is_missing};
-use crate::backend::store::Devices;
+use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
-use crate::host::{
-    self, Device, DeviceHold, Effect, LoopStatus, MappedDevice, ThinTable, mapped_path,
-};
+use crate::host::{self, Device, DeviceHold, Effect, MappedDevice, ThinTable, mapped_path};
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
 
@@ -216,7 +214,6 @@ impl Devices for ThinStore {
             device: found.device,
             whole: found.table.is_some(),
             read_only: found.read_only,
-            autoclear: found.deferred_remove,
         });
         Ok(found.collect())
     }
@@ -257,8 +254,12 @@ impl Devices for ThinStore {
     }
 
     /// The kernel does not let a user of a device without privileges change it.
-    fn hold(&self, _: Uuid, _: &[LoopStatus]) -> Result<Option<(DeviceHold, LoopStatus)>> {
+    fn watch(&self, _: Uuid, _: Attached) -> Result<Option<Watched>> {
         Ok(None)
+    }
+
+    fn find_published(&self, _: &[u64]) -> Option<FindPublished<'_>> {
+        None
     }
 
     /// A device that is removed leaves no settings.

@@ -9,9 +9,9 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::capability::{same_capability, staged_at};
-use crate::backend::{AttachMode, Attached, FoundDevice};
-use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Effect, LoopStatus, NodeKind};
+use crate::backend::{AttachMode, FoundDevice};
+use crate::error::{Error, Result, chain};
+use crate::host::{Effect, NodeKind};
 use crate::operation::usage::view::View;
 use crate::operation::{Pool, PublishVolume, StageVolume, Volumes};
 use crate::record::{Formatted, LastStage, VolumeRecord};
@@ -109,37 +109,22 @@ impl Volumes {
             }
             attached => attached?,
         };
-        let bind = Effect::BindDevice {
-            device: &attached.device,
-            target,
-        };
         let doing = || {
             let target = target.display();
             format!("publish volume {} at {target}", request.volume_id)
         };
-        let shown = self.status_of(&attached).and_then(|now| {
-            usage
-                .show(target, NodeKind::File, bind, doing)
-                .map(|()| now)
+        let device = attached.device.clone();
+        let watched = pool.backend.devices().watch(record.uuid, attached);
+        let kept = watched.and_then(|watched| {
+            let bind = Effect::BindDevice {
+                device: &device,
+                target,
+            };
+            usage.show(target, NodeKind::File, bind, doing)?;
+            usage.keep_published(pool, record.uuid, watched);
+            Ok(())
         });
-        let kept = shown.map(|now| usage.keep_published(pool, record.uuid, attached.hold, now));
         kept.map_err(|first| self.undo_devices(pool, record.uuid, &view.devices, first))
-    }
-
-    /// The state of a loop device before its user can change it; `None` for another device, which a
-    /// user without privileges cannot change.
-    fn status_of(&self, attached: &Attached) -> Result<Option<LoopStatus>> {
-        let name = attached.device.path.display();
-        let Some(number) = attached.device.loop_number() else {
-            return Ok(None);
-        };
-        let found = self.host.loop_status(number);
-        let found = found
-            .context(|| format!("examine {name}"))
-            .map_err(Error::into_indeterminate)?;
-        found.map(Some).ok_or_else(|| Error::Pending {
-            what: name.to_string(),
-        })
     }
 
     /// Detaches a device that was attached for an attempt that failed.

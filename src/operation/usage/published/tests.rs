@@ -33,8 +33,12 @@ fn published(driver: &Driver, name: &str, target: &str) -> (VolumeId, u32) {
         })
         .unwrap();
     publish(driver, id, target).unwrap();
-    let number = driver.usage.published.lock().of[&id.uuid].number;
-    (id, number)
+    let number = driver.usage.published.lock().of[&id.uuid]
+        .watched
+        .hold
+        .device
+        .loop_number();
+    (id, number.unwrap())
 }
 
 fn target(name: &str) -> String {
