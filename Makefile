@@ -100,7 +100,7 @@ $(CARGO_PARTS): tests-%: helm
 .PHONY: tests-thin
 tests-thin: ## Run the tests on the simulated host again, with volumes on simulated thin devices
 	@mkdir -p $(LOGS)
-	sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep"; \
+	@sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep"; \
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=$$sweep RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
@@ -110,7 +110,7 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 QUICK_SKIP := descriptor:: ::root_
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
-	sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 32))/32}; echo "SLACKWATER_SWEEP=$$sweep"; \
+	@sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 32))/32}; echo "SLACKWATER_SWEEP=$$sweep"; \
 	SLACKWATER_SWEEP=$$sweep CLUSTER_CACHE=/dev/null RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
 	$(CARGO) test --locked --no-fail-fast --features fault --lib --test unprivileged --test kubernetes --test simulated -- $(QUICK_SKIP:%=--skip %)
 
