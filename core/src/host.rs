@@ -148,6 +148,16 @@ pub struct LoopStatus {
     pub partscan: bool,
 }
 
+/// Attaches an image to a loop device, and holds the device open.
+pub fn attach_loop(host: &dyn Host, spec: LoopSpec<'_>) -> Result<LoopHold> {
+    match host.perform(&Effect::AttachLoop(spec))? {
+        Done::Loop(hold) => Ok(hold),
+        Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => Err(
+            HostError::unexpected("attach", spec.image, "no loop device was created"),
+        ),
+    }
+}
+
 /// An attached loop device, whether or not its status can be read.
 #[derive(Debug)]
 pub struct LoopDevice {

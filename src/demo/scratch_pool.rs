@@ -9,7 +9,9 @@ use super::client::NODE;
 use super::{Failed, Result};
 use crate::error::{HostError, chain};
 use crate::host::linux::LinuxHost;
-use crate::host::{Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Mount, MountSpec};
+use crate::host::{
+    Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Mount, MountSpec, attach_loop,
+};
 use crate::model::FsType;
 use crate::model::size::{GIB, Human, MIB};
 
@@ -143,16 +145,14 @@ impl ScratchPool {
             .ok_or_else(|| Failed::new("create the pool", "the image has disappeared"))?
             .id;
         self.image = Some(backing);
-        let attach = Effect::AttachLoop(LoopSpec {
+        let spec = LoopSpec {
             image: &image,
             backing,
             block_size: self.host.backing_fs(&self.folder).map_err(failed)?.sector,
             autoclear: true,
             read_only: false,
-        });
-        let Done::Loop(hold) = self.act(&attach).map_err(failed)? else {
-            return Err(Failed::new("create the pool", "no loop device was created"));
         };
+        let hold = attach_loop(&self.host, spec).map_err(failed)?;
         let device = hold.device();
         self.act(&Effect::Format {
             device: &device,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, Subject};
 use crate::error::{HostError, chain};
-use crate::host::{Done, Effect, FileKind, Host, LoopSpec, LoopStatus};
+use crate::host::{Effect, FileKind, Host, LoopSpec, LoopStatus, attach_loop};
 
 /// LOOP_CONFIGURE was added in 5.8, mount_setattr (read-only bind mounts) in 5.12.
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -283,20 +283,14 @@ fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, Host
     })?;
     let gone = || HostError::unexpected("stat", image, "the temporary image has disappeared");
     let backing = host.stat(image)?.ok_or_else(gone)?.id;
-    let done = host.perform(&Effect::AttachLoop(LoopSpec {
+    let spec = LoopSpec {
         image,
         backing,
         block_size: sector,
         autoclear: true,
         read_only: false,
-    }))?;
-    let Done::Loop(hold) = done else {
-        return Err(HostError::unexpected(
-            "attach",
-            image,
-            "no loop device was created",
-        ));
     };
+    let hold = attach_loop(host, spec)?;
     let status = host
         .loops()?
         .into_iter()

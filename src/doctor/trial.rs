@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, Subject, kernel};
 use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::{Device, Done, Effect, FileKind, FileStat, Host, LoopSpec, MountSpec, NodeKind};
+use crate::host::{
+    Device, Effect, FileKind, FileStat, Host, LoopSpec, MountSpec, NodeKind, attach_loop,
+};
 use crate::model::FsType;
 
 /// Unless its kind requires more; creating a file system of this size is fast, and its image is
@@ -167,9 +169,7 @@ fn on_image<T>(
         autoclear: true,
         read_only: false,
     };
-    let Done::Loop(hold) = host.perform(&Effect::AttachLoop(spec)).context(doing)? else {
-        return Err(Error::bug("AttachLoop returns a loop device"));
-    };
+    let hold = attach_loop(host, spec).context(doing)?;
     let device = hold.device();
     let format = Effect::Format {
         device: &device,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use slackwater::error::{HostError, chain};
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{
-    Device, Done, Effect, FileId, Host, LoopHold, LoopSpec, MountSpec, NodeKind,
+    Device, Done, Effect, FileId, Host, LoopHold, LoopSpec, MountSpec, NodeKind, attach_loop,
 };
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
@@ -176,12 +176,7 @@ impl Scratch {
             autoclear,
             read_only,
         };
-        match self.done(&Effect::AttachLoop(spec)) {
-            Done::Loop(hold) => hold,
-            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
-                panic!("an attached loop is handed over")
-            }
-        }
+        attach_loop(&self.host, spec).unwrap()
     }
 
     pub fn format(&self, device: &Device, fs: FsType) -> Uuid {
