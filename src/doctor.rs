@@ -15,7 +15,6 @@ mod udev;
 use std::fmt;
 use std::path::PathBuf;
 
-pub use kernel::effective_capabilities;
 use serde::Serialize;
 
 use crate::host::{Freezer, Host};

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use super::client::{Client, Use};
 use super::progress::Progress;
 use super::{Failed, Result, writer};
-use crate::host::Host;
-use crate::host::linux::LinuxHost;
+use crate::host::linux;
 use crate::model::FsType;
 use crate::model::size::{Human, MIB};
 
@@ -145,7 +144,7 @@ impl Trial {
 
     async fn grow(&self, progress: &mut Progress, client: &mut Client) -> Result<()> {
         const DOING: &str = "grow while in use";
-        if self.kind == Some(FsType::Ext4) && !has_sys_resource() {
+        if self.kind == Some(FsType::Ext4) && !linux::has_capability(linux::SYS_RESOURCE) {
             let why = "growing a mounted ext4 needs CAP_SYS_RESOURCE, which this process lacks";
             progress.skip(self.label, DOING, why);
             return Ok(());
@@ -217,15 +216,4 @@ fn of(used: i64, total: i64) -> String {
         0 => format!("a device of {total}"),
         used => format!("{} of {total} used", Human(used.unsigned_abs())),
     }
-}
-
-fn has_sys_resource() -> bool {
-    const SYS_RESOURCE: u32 = 24;
-    let host = LinuxHost::new(Vec::new());
-    let status = host
-        .read_file(Path::new("/proc/self/status"))
-        .ok()
-        .flatten();
-    let status = String::from_utf8_lossy(&status.unwrap_or_default()).into_owned();
-    crate::doctor::effective_capabilities(&status).is_some_and(|set| set & (1 << SYS_RESOURCE) != 0)
 }

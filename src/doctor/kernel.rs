@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, Subject};
 use crate::error::{HostError, chain};
+use crate::host::linux::{self, SYS_ADMIN, SYS_RESOURCE, effective_capabilities};
 use crate::host::{Effect, FileKind, Host, LoopSpec, LoopStatus, attach_loop};
 
 /// LOOP_CONFIGURE was added in 5.8, mount_setattr (read-only bind mounts) in 5.12.
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_SYS_RESOURCE: u32 = 24;
 const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// Program, Debian package, purpose.
@@ -50,20 +49,12 @@ fn text(host: &dyn Host, path: &str) -> String {
 
 /// Major and minor version of the running kernel; `None` if not known.
 pub(super) fn version(host: &dyn Host) -> Option<(u32, u32)> {
-    numbers(&text(host, RELEASE))
-}
-
-fn numbers(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release
-        .trim()
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|digits| digits.parse::<u32>().ok());
-    Some((numbers.next()??, numbers.next()??))
+    linux::version(&text(host, RELEASE))
 }
 
 fn kernel(release: &str) -> Check {
     let release = release.trim();
-    let Some(found) = numbers(release) else {
+    let Some(found) = linux::version(release) else {
         return Check::warn(
             "kernel",
             "its release is unknown",
@@ -80,14 +71,6 @@ fn kernel(release: &str) -> Check {
     Check::ok("kernel", release)
 }
 
-/// The effective capabilities, from /proc/self/status.
-pub fn effective_capabilities(status: &str) -> Option<u64> {
-    let hex = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(hex.trim(), 16).ok()
-}
-
 fn capabilities(status: &str) -> Vec<Check> {
     let Some(effective) = effective_capabilities(status) else {
         return vec![Check::warn(
@@ -98,7 +81,7 @@ fn capabilities(status: &str) -> Vec<Check> {
     };
     let has = |bit: u32| effective & (1 << bit) != 0;
     vec![
-        if has(CAP_SYS_ADMIN) {
+        if has(SYS_ADMIN) {
             Check::ok(
                 "privileges",
                 "CAP_SYS_ADMIN: mounts and loop devices are possible",
@@ -110,7 +93,7 @@ fn capabilities(status: &str) -> Vec<Check> {
                 "run it as root; in a container, as privileged",
             )
         },
-        if has(CAP_SYS_RESOURCE) {
+        if has(SYS_RESOURCE) {
             Check::ok(
                 "privileges",
                 "CAP_SYS_RESOURCE: mounted ext4 file systems can grow",
@@ -154,7 +137,7 @@ fn grace_periods(expedited: &str, normal: &str, mountinfo: &str) -> Check {
 /// Whether this process may mount; `None` if not known.
 pub(super) fn may_mount(host: &dyn Host) -> Option<bool> {
     effective_capabilities(&text(host, "/proc/self/status"))
-        .map(|effective| effective & (1 << CAP_SYS_ADMIN) != 0)
+        .map(|effective| effective & (1 << SYS_ADMIN) != 0)
 }
 
 /// Whether a program exists in one of the directories.

@@ -44,6 +44,9 @@ use crate::fault;
 use crate::model::FsType;
 use target_path::Folders;
 
+pub use features::version;
+pub use missing::{SYS_ADMIN, SYS_RESOURCE, effective_capabilities, has_capability};
+
 /// The kernel and disks of this node.
 pub struct LinuxHost {
     folders: Folders,

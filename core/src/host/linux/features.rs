@@ -108,8 +108,8 @@ fn for_kernel(
     words
 }
 
-/// The first "N.M" in a text.
-fn version(text: &str) -> Option<Version> {
+/// The first "N.M" in a text: the release of a kernel, or what a program reports as its version.
+pub fn version(text: &str) -> Option<Version> {
     text.split(|c: char| c.is_whitespace() || c == '-')
         .find_map(|word| {
             let mut numbers = word.trim_start_matches('v').split('.');

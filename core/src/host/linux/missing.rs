@@ -2,21 +2,22 @@
 
 use super::{loop_device, program};
 
-/// Capability numbers from linux/capability.h.
-pub(super) const SYS_ADMIN: u32 = 21;
-pub(super) const SYS_RESOURCE: u32 = 24;
+/// The number of CAP_SYS_ADMIN in linux/capability.h.
+pub const SYS_ADMIN: u32 = 21;
+/// The number of CAP_SYS_RESOURCE.
+pub const SYS_RESOURCE: u32 = 24;
 
 /// Whether this process has a capability in its effective set.
-pub(super) fn has_capability(bit: u32) -> bool {
-    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| has_bit(&status, bit))
+pub fn has_capability(bit: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    effective_capabilities(&status).is_some_and(|mask| mask >> bit & 1 == 1)
 }
 
-fn has_bit(status: &str, bit: u32) -> bool {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask >> bit & 1 == 1)
+/// The mask of effective capabilities, from the text of /proc/PID/status.
+pub fn effective_capabilities(status: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 /// Prerequisites without which no volume works. A tool that only one file system needs (its mkfs,
@@ -48,8 +49,9 @@ mod tests {
     #[test]
     fn capabilities_are_read_from_the_mask() {
         let status = "Name:\tx\nCapPrm:\t0\nCapEff:\t000001fffeffffff\n";
-        assert!(has_bit(status, SYS_ADMIN));
-        assert!(!has_bit(status, SYS_RESOURCE));
-        assert!(!has_bit("", SYS_ADMIN));
+        let mask = effective_capabilities(status).unwrap();
+        assert!(mask >> SYS_ADMIN & 1 == 1);
+        assert!(mask >> SYS_RESOURCE & 1 == 0);
+        assert_eq!(effective_capabilities(""), None);
     }
 }
