@@ -205,6 +205,22 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], target: impl Fn(&[u8]), planted: impl
     );
 }
 
+/// Fuzzes a parser of text, such as the output of a program. The planted bug is to accept a text
+/// with another result than those of `seeds`.
+///
+/// # Panics
+/// Like [`fuzz`].
+pub fn fuzz_text<T: PartialEq>(name: &str, seeds: &[&str], parse: impl Fn(&str) -> Option<T>) {
+    let valid: Vec<_> = seeds.iter().map(|seed| parse(seed)).collect();
+    let seeds: Vec<_> = seeds.iter().map(|seed| seed.as_bytes().to_vec()).collect();
+    let parse = |bytes: &[u8]| parse(&String::from_utf8_lossy(bytes));
+    let target = |bytes: &[u8]| drop(parse(bytes));
+    fuzz(name, &seeds, target, |bytes| {
+        let parsed = parse(bytes);
+        assert!(parsed.is_none() || valid.contains(&parsed));
+    });
+}
+
 /// Fuzzes a protobuf message: bytes are decoded as a server decodes them, and then parsed. The
 /// planted bug is to accept a message that differs from `valid`: only an input that is still
 /// decoded and parsed to its end shows it.

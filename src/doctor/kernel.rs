@@ -286,6 +286,7 @@ fn attach(host: &dyn Host, image: &Path, sector: u32) -> Result<LoopStatus, Host
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slackwater_core::fuzz::fuzz_text;
 
     #[test]
     fn kernels_before_mount_setattr_are_refused() {
@@ -334,6 +335,10 @@ mod tests {
 31 30 8:3 / /var/lib/kubelet rw master:2 shared:9 - xfs /dev/sdc rw
 32 22 8:4 / /with\\040space rw - xfs /dev/sdd rw
 ";
+        let path = Path::new("/with space/x");
+        fuzz_text("mount propagation", &[table], |table| {
+            is_shared(table, path)
+        });
         let shared = |path: &str| is_shared(table, Path::new(path));
         assert_eq!(shared("/etc"), Some(true));
         assert_eq!(shared("/var/lib/other"), Some(false));

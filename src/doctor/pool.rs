@@ -434,4 +434,14 @@ mod tests {
         assert_eq!(holder(table, file(0xfe, 0x10, 394)), Some("14".into()));
         assert_eq!(holder("", file(8, 1, 393)), None);
     }
+
+    #[test]
+    fn fuzz_the_table_of_locks() {
+        let file = FileId {
+            device: nix::sys::stat::makedev(8, 1),
+            inode: 393,
+        };
+        let table = "1: FLOCK  ADVISORY  WRITE 12 08:01:393 0 EOF\n";
+        slackwater_core::fuzz::fuzz_text("locks", &[table], |table| holder(table, file));
+    }
 }

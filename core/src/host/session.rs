@@ -140,6 +140,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn fuzz_the_output_of_sessions() {
+        let seeds = ["checkpoint\nREAD\n", "READY now\n\n\n"];
+        crate::fuzz::fuzz_text("output of sessions", &seeds, |text| {
+            let mut output = SessionOutput::default();
+            output.stdout(text.as_bytes());
+            output.stderr(text.as_bytes());
+            assert!(output.stderr_excerpt().chars().count() <= MAX_EXCERPT_CHARS + 3);
+            output.is_ready().then_some(())
+        });
+    }
+
     proptest! {
         #[test]
         fn the_output_of_a_program_becomes_one_short_line(text in any::<String>()) {

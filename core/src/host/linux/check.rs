@@ -92,6 +92,23 @@ fn report(ended: &Ended) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::ExitStatus;
+
+    #[test]
+    fn fuzz_reports() {
+        let long = "Pass 1: Checking inodes, blocks, and sizes \u{2026}\n".repeat(180);
+        let seeds = ["/dev/loop0: clean, 11/65536 files\n", &long];
+        crate::fuzz::fuzz_text("reports of checks", &seeds, |text| {
+            let report = report(&Ended {
+                program: E2FSCK,
+                status: ExitStatus::default(),
+                stdout: text.to_string(),
+                stderr: text.to_string(),
+            });
+            assert!(report.len() <= REPORT_BYTES + '\u{2026}'.len_utf8());
+            Some(report)
+        });
+    }
 
     #[test]
     fn exit_codes_tell_sound_from_broken_and_from_not_checked() {

@@ -125,11 +125,23 @@ pub fn version(text: &str) -> Option<Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzz::fuzz_text;
     use crate::host::linux::program::{MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
 
     fn words(fs: FsType, kernel: Version, program: Version, given: &str) -> String {
         let given = given.split_whitespace().map(str::to_string).collect();
         for_kernel(fs, kernel, || Some(program), given).join(" ")
+    }
+
+    #[test]
+    fn fuzz_versions() {
+        let seeds = [
+            "6.12.1+deb13-cloud-amd64\n",
+            "mke2fs 1.47.2 (1-Jan-2025)\n\tUsing EXT2FS Library version 1.47.2\n",
+            "mkfs.xfs version 6.13.0\n",
+            "mkfs.btrfs, part of btrfs-progs v6.14\n",
+        ];
+        fuzz_text("versions", &seeds, version);
     }
 
     #[test]

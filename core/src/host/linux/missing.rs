@@ -54,4 +54,10 @@ mod tests {
         assert!(mask >> SYS_RESOURCE & 1 == 0);
         assert_eq!(effective_capabilities(""), None);
     }
+
+    #[test]
+    fn fuzz_the_status_of_a_process() {
+        let status = "Name:\tx\nCapPrm:\t0\nCapEff:\t000001fffeffffff\n";
+        crate::fuzz::fuzz_text("capabilities", &[status], effective_capabilities);
+    }
 }

@@ -6,7 +6,7 @@
 //! the `NOFOLLOW` of sys-mount is O_NOFOLLOW, which umount2 refuses.
 
 use std::collections::BTreeSet;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
@@ -248,17 +248,18 @@ fn refused_option(fs: &str, option: &str) -> Option<String> {
     let mut message = [0u8; 512];
     let length = File::from(context).read(&mut message).unwrap_or(0);
     let message = String::from_utf8_lossy(&message[..length]);
-    let message = message.trim_start_matches("e ").trim();
-    // Values may be sensitive, and the message appears in an event.
-    let contains_value =
-        value.is_some_and(|value| !value.is_empty() && message.contains(&*value.to_string_lossy()));
+    let value = value.as_deref().map(CStr::to_string_lossy);
+    let reason = refusal(&message, &value.unwrap_or_default()).unwrap_or_else(|| errno.to_string());
     let key = mount_option::key(option);
-    Some(match message {
-        message if message.is_empty() || contains_value => {
-            format!("{fs} rejects the mount option {key:?}: {errno}")
-        }
-        message => format!("{fs} rejects the mount option {key:?}: {message}"),
-    })
+    Some(format!("{fs} rejects the mount option {key:?}: {reason}"))
+}
+
+/// The reason in the kernel's message. `None` if there is none, or if it contains the value of the
+/// option: values may be sensitive, and the reason appears in an event.
+fn refusal(message: &str, value: &str) -> Option<String> {
+    let message = message.trim_start_matches("e ").trim();
+    let contains_value = !value.is_empty() && message.contains(value);
+    (!message.is_empty() && !contains_value).then(|| message.to_string())
 }
 
 /// Bind-mounts one CSI path on another.
@@ -374,6 +375,20 @@ mod tests {
     fn split(words: &[&str], read_only: bool, selinux: bool) -> (MountFlags, String) {
         let options: Vec<_> = words.iter().map(|word| word.to_string()).collect();
         split_options(&options, read_only, selinux)
+    }
+
+    #[test]
+    fn fuzz_refusals_of_mount_options() {
+        let value = "k3y";
+        let seeds = [
+            "e xfs: Unknown parameter 'x'\n",
+            "e ext4: Bad value for 'x': k3y\n",
+        ];
+        crate::fuzz::fuzz_text("refusals of mount options", &seeds, |message| {
+            let reason = refusal(message, value)?;
+            assert!(!reason.is_empty() && !reason.contains(value));
+            Some(reason)
+        });
     }
 
     #[test]
