@@ -2,6 +2,8 @@
 
 mod cut;
 mod describe;
+#[cfg(test)]
+mod fuzz;
 
 use tonic::{Request, Streaming};
 

@@ -118,6 +118,32 @@ fn the_map_names_every_module_and_only_files_that_exist() {
 }
 
 #[test]
+fn every_request_with_a_field_has_a_fuzz_target() {
+    let targets = ["src/service/request/fuzz.rs", "src/service/agent/fuzz.rs"]
+        .map(|path| fs::read_to_string(root().join(path)).expect("the targets exist"))
+        .concat();
+    for path in ["proto/csi.proto", "proto/agent.proto"] {
+        let proto = fs::read_to_string(root().join(path)).expect("the definition exists");
+        for message in proto.split("\nmessage ").skip(1) {
+            let (name, rest) = message.split_once(" {").expect("a body");
+            let Some(call) = name.strip_suffix("Request") else {
+                continue;
+            };
+            let body = rest.split("\n}").next().unwrap_or_default();
+            let mut lines = body.lines().map(str::trim);
+            // Secrets are not read.
+            let is_field = |line: &str| line.ends_with(';') && !line.contains("csi_secret");
+            let has_field = lines.any(|line| is_field(line) && !line.starts_with("option "));
+            let target = format!("fuzz_message(\"{call}\"");
+            assert!(
+                !has_field || targets.contains(&target),
+                "{path}: {name} has no fuzz target"
+            );
+        }
+    }
+}
+
+#[test]
 fn temporary_files_have_the_projects_prefix() {
     let nameless = [
         "tempfile::tempdir()",

@@ -34,7 +34,9 @@ fn fuzz_descriptions() {
         }],
         ..DescribeResponse::default()
     };
-    fuzz_message("Describe", &valid, |answer| description(answer.clone()));
+    fuzz_message("answer to Describe", &valid, |answer| {
+        description(answer.clone())
+    });
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn fuzz_groups() {
         all_member_ids: vec![member],
         ..GetGroupResponse::default()
     };
-    fuzz_message("GetGroup", &valid, |answer| {
+    fuzz_message("answer to GetGroup", &valid, |answer| {
         share(group, answer, |pool| pool == source.pool)
     });
 }

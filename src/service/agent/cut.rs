@@ -109,16 +109,8 @@ impl Service {
         &self,
         request: DeleteOneRequest,
     ) -> std::result::Result<DeleteOneResponse, Status> {
-        let settled = match request.settled_group_id.as_str() {
-            "" => Ok(None),
-            group => group_id(group).map(Some),
-        };
-        let how = settled.map(|settled| DeleteOne {
-            of_any_group: request.of_any_group,
-            settled,
-        });
         let unsettled = self
-            .run(Rpc::DeleteSnapshot, how, move |driver, how| {
+            .run(Rpc::DeleteSnapshot, how(&request), move |driver, how| {
                 driver.snapshots.delete_one(&request.snapshot_id, how)
             })
             .await?;
@@ -237,9 +229,21 @@ impl Coordinator for Line {
     }
 }
 
-fn group_id(text: &str) -> Result<GroupId> {
+pub(super) fn group_id(text: &str) -> Result<GroupId> {
     text.parse()
         .map_err(|_| Error::invalid("group_id", format!("{text:?} is not a valid group ID")))
+}
+
+/// The group, or `None` where the ID is empty.
+fn optional_group_id(text: &str) -> Result<Option<GroupId>> {
+    (!text.is_empty()).then(|| group_id(text)).transpose()
+}
+
+pub(super) fn how(request: &DeleteOneRequest) -> Result<DeleteOne> {
+    Ok(DeleteOne {
+        of_any_group: request.of_any_group,
+        settled: optional_group_id(&request.settled_group_id)?,
+    })
 }
 
 fn attempt(field: &str, text: &str) -> Result<Uuid> {
@@ -256,18 +260,14 @@ fn level(text: &str) -> Result<Level> {
     })
 }
 
-fn begin(first: Option<Step>) -> Result<BeginShare> {
+pub(super) fn begin(first: Option<Step>) -> Result<BeginShare> {
     let Some(Step::Begin(begin)) = first else {
         return Err(Error::invalid("step", "the first step must be begin"));
-    };
-    let group = match begin.group_id.as_str() {
-        "" => None,
-        text => Some(group_id(text)?),
     };
     let all = begin.all_source_volume_ids.iter();
     let all = all.map(|id| id.parse().map_err(|_| Error::no_volume(id)));
     Ok(BeginShare {
-        group,
+        group: optional_group_id(&begin.group_id)?,
         attempt: attempt("attempt", &begin.attempt)?,
         parameters: SnapshotParameters::parse(&begin.parameters)?.0,
         all_volumes: all.collect::<Result<Vec<VolumeId>>>()?,
@@ -279,7 +279,7 @@ fn begin(first: Option<Step>) -> Result<BeginShare> {
 }
 
 /// `None` for a message that is no step after the beginning.
-fn step(step: Option<Step>) -> Option<ShareStep> {
+pub(super) fn step(step: Option<Step>) -> Option<ShareStep> {
     Some(match CutStep::try_from(step?) {
         Ok(step) => ShareStep::Cut(step),
         Err(Step::Keep(kept)) => ShareStep::Keep(keep(kept)?),
@@ -342,7 +342,7 @@ fn failed(rpc: Rpc, error: &Error) -> Failed {
     }
 }
 
-fn decision(request: &SettleGroupRequest) -> Result<GroupDecision> {
+pub(super) fn decision(request: &SettleGroupRequest) -> Result<GroupDecision> {
     let undo = request.undone_attempts.iter();
     let undo = undo.map(|text| attempt("undone_attempts", text));
     Ok(GroupDecision {
@@ -385,20 +385,5 @@ fn member(member: operation::GroupMember) -> GroupMember {
         attempt: member.attempt.to_string(),
         state: state.into(),
         home: snapshot.home.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fuzz_decisions() {
-        let valid = SettleGroupRequest {
-            group_id: "6f1a2b3c-0000-4000-8000-000000000001".into(),
-            attempt: "6f1a2b3c-0000-4000-8000-000000000002".into(),
-            undone_attempts: vec!["6f1a2b3c-0000-4000-8000-000000000003".into()],
-        };
-        slackwater_core::fuzz::fuzz_message("SettleGroup", &valid, decision);
     }
 }

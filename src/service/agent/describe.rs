@@ -86,24 +86,27 @@ impl Service {
     }
 
     pub(super) async fn found(&self, request: FindRequest) -> Result<FindResponse, Status> {
-        let FindRequest { name, pool, .. } = &request;
-        let named = match request.kind() {
-            Kind::Volume => Ok(Named::Volume((!pool.is_empty()).then(|| pool.clone()))),
-            Kind::Snapshot => Ok(Named::Snapshot),
-            Kind::Unknown => Err(Error::invalid(
-                "kind",
-                "is not a kind that this agent supports",
-            )),
-        };
-        let name = name.clone();
         let found = self
-            .run(Rpc::CreateVolume, named, move |driver, named| {
-                driver.find_named(named, &name)
+            .run(Rpc::CreateVolume, named(&request), move |driver, named| {
+                driver.find_named(named, &request.name)
             })
             .await?;
         Ok(FindResponse {
             id: found.map(|id| id.to_string()).unwrap_or_default(),
         })
+    }
+}
+
+/// What a name is looked up among.
+pub(super) fn named(request: &FindRequest) -> Result<Named, Error> {
+    let pool = &request.pool;
+    match request.kind() {
+        Kind::Volume => Ok(Named::Volume((!pool.is_empty()).then(|| pool.clone()))),
+        Kind::Snapshot => Ok(Named::Snapshot),
+        Kind::Unknown => Err(Error::invalid(
+            "kind",
+            "is not a kind that this agent supports",
+        )),
     }
 }
 

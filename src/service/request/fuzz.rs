@@ -3,6 +3,7 @@
 use slackwater_core::fuzz::fuzz_message;
 
 use super::*;
+use crate::agent::CheckVolumeRequest;
 use crate::csi::*;
 
 const KEY: &str = "example.com/node";
@@ -108,6 +109,21 @@ fn fuzz_other_requests_of_the_controller() {
     let valid = ControllerGetVolumeRequest { volume_id: id() };
     let parse = |request: &ControllerGetVolumeRequest| volume_id(&request.volume_id);
     fuzz_message("ControllerGetVolume", &valid, parse);
+    let valid = ControllerGetVolumeHealthRequest {
+        volume_id: id(),
+        ..Default::default()
+    };
+    let parse = |request: &ControllerGetVolumeHealthRequest| volume_id(&request.volume_id);
+    fuzz_message("ControllerGetVolumeHealth", &valid, parse);
+    let valid = ControllerListVolumeHealthRequest {
+        max_entries: 10,
+        starting_token: "3".into(),
+        ..Default::default()
+    };
+    let parse = |request: &ControllerListVolumeHealthRequest| {
+        page(request.max_entries, &request.starting_token, Ok(None))
+    };
+    fuzz_message("ControllerListVolumeHealth", &valid, parse);
     let valid = GetCapacityRequest {
         volume_capabilities: vec![mount()],
         parameters: map(&[("pool", "default")]),
@@ -173,6 +189,12 @@ fn fuzz_requests_of_the_node() {
         ..Default::default()
     };
     fuzz_message("NodeGetVolumeStats", &valid, stats);
+    let valid = NodeGetVolumeHealthRequest {
+        volume_id: id(),
+        ..Default::default()
+    };
+    let parse = |request: &NodeGetVolumeHealthRequest| volume_id(&request.volume_id);
+    fuzz_message("NodeGetVolumeHealth", &valid, parse);
     let valid = NodeExpandVolumeRequest {
         volume_id: id(),
         volume_path: path(),
@@ -238,6 +260,21 @@ fn fuzz_requests_about_snapshots() {
         ..Default::default()
     };
     fuzz_message("GetVolumeGroupSnapshot", &valid, get_group);
+}
+
+#[test]
+fn fuzz_requests_of_an_administrator() {
+    let valid = CheckVolumeRequest {
+        volume_id: ID.into(),
+        repair: true,
+    };
+    let parse = |request: &CheckVolumeRequest| volume_id(&request.volume_id);
+    fuzz_message("CheckVolume", &valid, parse);
+    let valid = crate::agent::DeleteSnapshotRequest {
+        snapshot_id: ID.into(),
+    };
+    let parse = |request: &crate::agent::DeleteSnapshotRequest| snapshot_id(&request.snapshot_id);
+    fuzz_message("Admin.DeleteSnapshot", &valid, parse);
 }
 
 #[test]

@@ -1,0 +1,79 @@
+//! Fuzzing of the router's requests: bytes are decoded as the agent decodes them, then parsed.
+
+use slackwater_core::fuzz::fuzz_message;
+
+use super::cut::{begin, decision, group_id, how, step};
+use super::describe::named;
+use super::*;
+use crate::agent::cut_request::{Begin, Keep, Step};
+use crate::agent::find_request::Kind;
+
+const ID: &str = "6f1a2b3c-0000-4000-8000-000000000001";
+
+#[test]
+fn fuzz_find() {
+    let valid = FindRequest {
+        kind: Kind::Volume.into(),
+        name: "pvc-1".into(),
+        pool: "default".into(),
+    };
+    fuzz_message("Find", &valid, named);
+}
+
+#[test]
+fn fuzz_first_and_last_steps_of_a_cut() {
+    let volume = || vec![format!("{ID}.{ID}")];
+    let first = Begin {
+        name: "group-1".into(),
+        group_id: ID.into(),
+        attempt: ID.into(),
+        parameters: [("consistency".into(), "application".into())].into(),
+        source_volume_ids: volume(),
+        all_source_volume_ids: volume(),
+        level: "application".into(),
+        requisite_homes: vec![ID.into()],
+        ..Begin::default()
+    };
+    let valid = CutRequest {
+        step: Some(Step::Begin(first)),
+    };
+    fuzz_message("Cut", &valid, |request| begin(request.step.clone()));
+    let last = Keep {
+        cut_at: 1_700_000_000,
+        level: "filesystem".into(),
+        reason: "no hook".into(),
+    };
+    let valid = CutRequest {
+        step: Some(Step::Keep(last)),
+    };
+    let parse = |request: &CutRequest| step(request.step.clone()).ok_or(());
+    fuzz_message("Cut, the step keep", &valid, parse);
+}
+
+#[test]
+fn fuzz_requests_about_groups() {
+    let valid = GetGroupRequest {
+        group_id: ID.into(),
+        snapshot_ids: vec![format!("{ID}.{ID}")],
+    };
+    let parse = |request: &GetGroupRequest| group_id(&request.group_id);
+    fuzz_message("GetGroup", &valid, parse);
+    let valid = SettleGroupRequest {
+        group_id: ID.into(),
+        attempt: ID.into(),
+        undone_attempts: vec![ID.into()],
+    };
+    fuzz_message("SettleGroup", &valid, decision);
+    let valid = DeleteGroupRequest {
+        group_id: ID.into(),
+        snapshot_ids: vec![format!("{ID}.{ID}")],
+    };
+    let parse = |request: &DeleteGroupRequest| group_id(&request.group_id);
+    fuzz_message("DeleteGroup", &valid, parse);
+    let valid = DeleteOneRequest {
+        snapshot_id: format!("{ID}.{ID}"),
+        of_any_group: true,
+        settled_group_id: ID.into(),
+    };
+    fuzz_message("DeleteOne", &valid, how);
+}
