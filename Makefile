@@ -141,7 +141,7 @@ bench: ## Measure the driver, and the same system calls without it (docs/perform
 .PHONY: image
 image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)
 	$(CARGO) build --release --locked
-	@$(AS_ROOT) env IMAGE_PROGRAM=$(TARGET)/release/slackwater deploy/image/build
+	@$(AS_ROOT) deploy/image/build
 
 .PHONY: release
 release: ## Build a release from a clean checkout, in target/release-VERSION (RELEASE.md; ARCH=arm64 cross-compiles; root for the image)

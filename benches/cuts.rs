@@ -28,11 +28,11 @@ mod stall;
 #[path = "cuts/stalls.rs"]
 mod stalls;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The folder of the plots.
 fn pictures() -> PathBuf {
-    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/cuts"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("cuts");
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
 }

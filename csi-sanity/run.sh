@@ -19,7 +19,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(dirname "$here")
-target=${CARGO_TARGET_DIR:-$repository/target}
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-$repository/target}")
 bin=$target/csi-sanity/bin
 logs=$target/csi-sanity/logs
 versions=(5.5.0 5.6.0)

@@ -4,7 +4,8 @@
 set -euo pipefail
 
 E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-LOGS=${E2E_LOGS:-$E2E/../../target/e2e-logs}
+TARGET=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-$E2E/../../target}")
+LOGS=${E2E_LOGS:-$TARGET/e2e-logs}
 DRIVER=csi.slackwater.dev
 SYSTEM=slackwater # the namespace of the driver's pods
 # The timeout for everything that ends by itself. Only something that hangs reaches it.

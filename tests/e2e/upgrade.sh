@@ -1,16 +1,16 @@
 # From one version of the image to another and back, with the chart, while pods write. With
-# E2E_FROM=FOLDER, a checkout of another release with its program built (cargo build --release), the upgrade
-# is from that release, with its chart, to the installed one; otherwise from the installed image to the same
-# image under another tag.
+# E2E_FROM=FOLDER, a checkout of another release with its program built in FOLDER/target (cargo build
+# --release), the upgrade is from that release, with its chart, to the installed one; otherwise from the
+# installed image to the same image under another tag.
 # shellcheck shell=bash
 
 chart() { helm "$1" slackwater "${@:2}" --namespace $SYSTEM >/dev/null; }
 to() { # CHECKOUT TAG: with the values of the installation
     chart upgrade "$1/deploy/chart" --reset-then-reuse-values --set-string "image.tag=$2"
 }
-image_of() { # CHECKOUT TAG: builds an image of its program, and loads it into all nodes
-    local archive=$E2E/../../target/slackwater-image-$2.tar
-    IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive "$1/deploy/image/build" >/dev/null 2>&1
+image_of() { # CHECKOUT TAG TARGET: builds an image of the program in TARGET/release, and loads it into all nodes
+    local archive=$TARGET/slackwater-image-$2.tar
+    IMAGE_NAME=slackwater:$2 IMAGE_OUT=$archive IMAGE_PROGRAM=$3/release/slackwater "$1/deploy/image/build" >/dev/null 2>&1
     load_image "$archive"
 }
 only_image() { # TAG
@@ -34,12 +34,12 @@ test_upgrade_and_rollback_while_pods_write() {
     trap 'to "$here" "$now" 2>/dev/null || :' EXIT
     if [ -n "${E2E_FROM:-}" ]; then
         old=e2e-old new=$now
-        image_of "$E2E_FROM" "$old"
+        image_of "$E2E_FROM" "$old" "$E2E_FROM/target"
         to "$E2E_FROM" "$old"
         all_run "$old"
     else
         old=$now new=e2e-next
-        image_of "$here" "$new"
+        image_of "$here" "$new" "$TARGET"
     fi
     writer
     block_writer
