@@ -118,8 +118,11 @@ build() {
         SLACKWATER=$target/debug/slackwater
     fi
     [ -x "$SLACKWATER" ] || die "no binary at $SLACKWATER"
-    # The tests of cargo run programs with planned faults, and these run one as it is released.
-    ! grep --quiet SLACKWATER_FAULT "$SLACKWATER" || die "$SLACKWATER was built with the feature fault"
+    # The tests of cargo run programs with planned faults, and these run them as they are released.
+    local program
+    for program in "$SLACKWATER" "$(dirname "$SLACKWATER")/slackwater-guard"; do
+        ! grep --quiet SLACKWATER_FAULT "$program" || die "$program was built with the feature fault"
+    done
 }
 
 modfile() { case $1 in 5.5.0) echo v5.5.mod ;; *) echo go.mod ;; esac; }
