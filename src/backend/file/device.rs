@@ -13,7 +13,7 @@ use crate::backend::records::part;
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, Done, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus};
+use crate::host::{Device, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus, attach_loop};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
@@ -41,19 +41,7 @@ impl FileStore {
             autoclear: !mode.lasting,
             read_only: mode.read_only,
         };
-        let doing = || format!("attach volume {}", record.uuid);
-        match self
-            .host
-            .perform(&Effect::AttachLoop(spec))
-            .context(doing)?
-        {
-            Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
-                Err(Error::Bug {
-                    invariant: "AttachLoop returns a loop device".into(),
-                })
-            }
-        }
+        attach_loop(self.host.as_ref(), spec).context(|| format!("attach volume {}", record.uuid))
     }
 
     /// Uses the only loop device on the image, if it has the settings of a device of this driver.

@@ -124,6 +124,11 @@ fn fuzz_other_requests_of_the_controller() {
         page(request.max_entries, &request.starting_token, Ok(None))
     };
     fuzz_message("ControllerListVolumeHealth", &valid, parse);
+}
+
+#[test]
+fn fuzz_requests_about_space_and_parameters() {
+    let id = || ID.to_string();
     let valid = GetCapacityRequest {
         volume_capabilities: vec![mount()],
         parameters: map(&[("pool", "default")]),

@@ -5,7 +5,6 @@ use crate::error::ErrorContext;
 use crate::error::Result;
 use crate::error::chain;
 use crate::host::Device;
-use crate::host::Done;
 use crate::host::Effect;
 use crate::host::FileStat;
 use crate::host::Host;
@@ -14,6 +13,7 @@ use crate::host::LoopSpec;
 use crate::host::LoopStatus;
 use crate::host::MountSpec;
 use crate::host::Signature;
+use crate::host::attach_loop;
 use crate::model::FsType;
 use crate::model::PoolDefinition;
 use crate::model::size::Human;
@@ -271,19 +271,8 @@ impl Opening<'_> {
             autoclear: true,
             read_only: false,
         };
-        let doing = || format!("attach the image of pool {}", self.pool.name);
-        match self
-            .host
-            .perform(&Effect::AttachLoop(spec))
-            .context(doing)?
-        {
-            Done::Loop(hold) => Ok(hold),
-            Done::Plain | Done::Cloned(_) | Done::Checked(_) | Done::Session(_) => {
-                Err(Error::Bug {
-                    invariant: "AttachLoop returns a loop device".into(),
-                })
-            }
-        }
+        let attached = attach_loop(self.host, spec);
+        attached.context(|| format!("attach the image of pool {}", self.pool.name))
     }
 
     fn reuse(&self, found: &LoopStatus, file: &FileStat) -> Result<LoopHold> {
