@@ -513,6 +513,11 @@ impl HostError {
         }
     }
 
+    /// Whether the request was not answered in time.
+    pub fn is_no_answer(&self) -> bool {
+        matches!(self.cause, HostCause::NoAnswer)
+    }
+
     /// Whether the cause means that a file system is dead: shut down, or without its disk.
     pub fn is_dead_disk(&self) -> bool {
         matches!(

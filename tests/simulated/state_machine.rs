@@ -509,6 +509,25 @@ fn an_inline_volume_that_was_unpublished_without_its_disk_is_deleted_once_the_di
     }
 }
 
+#[test]
+fn a_raw_block_volume_is_unpublished_while_its_disk_hangs() {
+    let create = Step::Create("a", VolumeConfig::EXT4);
+    for act in [
+        Act::Call(Step::Unpublish("a", 0)),
+        Act::Pair(Step::Unpublish("a", 0), create),
+    ] {
+        let acts = [
+            Act::Call(Step::Create("a", VolumeConfig::BLOCK)),
+            Act::Call(Step::StageAs("a", VolumeConfig::BLOCK)),
+            Act::Call(Step::PublishAs("a", 0, false, VolumeConfig::BLOCK)),
+            Act::Begin(Kind::Hangs),
+            act.clone(),
+            Act::End,
+        ];
+        run(&acts).unwrap_or_else(|why| panic!("{act:?}: {why}"));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

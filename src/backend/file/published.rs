@@ -139,15 +139,15 @@ impl Watch for LoopWatch {
 
     fn detach_changed(&self) -> Result<()> {
         let number = self.number;
-        match self.status() {
-            Ok(Some(LoopStatus { backing, .. })) if backing != self.backing => self
-                .host
-                .perform(&Effect::DetachLoop { number, backing })
-                .map(drop)
-                .context(|| format!("detach /dev/loop{number}")),
-            // On a dead disk the state of the device cannot be read.
-            Err(error) if !error.is_lost_disk() => Err(error),
+        let detached = match self.host.loop_status(number) {
+            Ok(Some(LoopStatus { backing, .. })) if backing != self.backing => {
+                let detach = Effect::DetachLoop { number, backing };
+                self.host.perform(&detach).map(drop)
+            }
+            // On a disk that is dead or hangs, the state of the device cannot be read.
+            Err(error) if !error.is_lost_disk() && !error.is_no_answer() => Err(error),
             Ok(_) | Err(_) => Ok(()),
-        }
+        };
+        detached.context(|| format!("detach /dev/loop{number} if it has another file"))
     }
 }
