@@ -371,7 +371,11 @@ impl Error {
 
     /// Whether the root cause is a disk that is dead or no longer accepts writes.
     pub fn is_lost_disk(&self) -> bool {
-        matches!(self, Error::Host { source, .. } if source.is_lost_disk())
+        match self {
+            Error::Host { source, .. } => source.is_lost_disk(),
+            Error::RollbackFailed { first, .. } => first.is_lost_disk(),
+            _ => false,
+        }
     }
 
     /// Whether the root cause is a full disk.

@@ -29,8 +29,9 @@ use model::Model;
 use nix::errno::Errno;
 use proptest::prelude::*;
 use slackwater::error::{Error, chain};
-use slackwater::host::memory::FaultMode;
+use slackwater::host::memory::{FaultMode, Unreadable};
 use slackwater::model::size::GIB;
+use slackwater::model::Wipe;
 use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
@@ -525,6 +526,31 @@ fn a_raw_block_volume_is_unpublished_while_its_disk_hangs() {
             Act::End,
         ];
         run(&acts).unwrap_or_else(|why| panic!("{act:?}: {why}"));
+    }
+}
+
+/// A driver that has started while a record was unreadable does not know whether the other records
+/// are durable.
+#[test]
+fn a_volume_is_unstaged_when_its_disk_dies_before_its_record_is_synced() {
+    for remounted in [false, true] {
+        let acts = [
+            Act::Call(Step::Create("a", VolumeConfig::EXT4)),
+            Act::Call(Step::Create("c", VolumeConfig::EXT4)),
+            Act::Call(Step::Modify("a", Wipe::None)),
+            Act::Begin(Kind::Unreadable {
+                n: 0,
+                config: Unreadable::Error,
+                begins: true,
+            }),
+            Act::Begin(Kind::Dead {
+                remounted,
+                seen: false,
+            }),
+            Act::Call(Step::Unstage("c")),
+            Act::Call(Step::Unstage("a")),
+        ];
+        run(&acts).unwrap_or_else(|why| panic!("remounted {remounted}: {why}"));
     }
 }
 
