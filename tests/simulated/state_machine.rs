@@ -31,7 +31,7 @@ use proptest::prelude::*;
 use slackwater::error::{Error, chain};
 use slackwater::host::memory::{FaultMode, Unreadable};
 use slackwater::model::size::GIB;
-use slackwater::model::Wipe;
+use slackwater::model::{Level, Wipe};
 use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
@@ -527,6 +527,18 @@ fn a_raw_block_volume_is_unpublished_while_its_disk_hangs() {
         ];
         run(&acts).unwrap_or_else(|why| panic!("{act:?}: {why}"));
     }
+}
+
+/// A thin device must be suspended while its snapshot is created, even if nothing can write to it.
+#[test]
+fn a_snapshot_of_a_read_only_raw_block_volume_is_created() {
+    let acts = [
+        Act::Call(Step::Create("a", VolumeConfig::BLOCK)),
+        Act::Call(Step::StageAs("a", VolumeConfig::BLOCK)),
+        Act::Call(Step::PublishAs("a", 0, true, VolumeConfig::BLOCK)),
+        Act::Call(Step::Snapshot("s", "a", Level::Crash)),
+    ];
+    run(&acts).unwrap();
 }
 
 /// A driver that has started while a record was unreadable does not know whether the other records

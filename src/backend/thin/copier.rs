@@ -59,26 +59,26 @@ impl ThinCopier {
         }
     }
 
-    /// Creates the snapshot. Writable devices that are not suspended yet are suspended
-    /// for it. After a crash in between, the next start resumes them.
+    /// Creates the snapshot. Devices that are not suspended yet are suspended for it, also read-only
+    /// ones: dm-thin corrupts the snapshot of a device that is active. After a crash in between, the
+    /// next start resumes them.
     fn snapshot(&self) -> host::Result<u64> {
+        let (id, origin) = (self.id()?, self.origin);
         let devices = self.host.mapped_devices(&self.pool, &self.prefix)?;
-        let is_on = |id: u32| id == self.origin;
-        let writable = devices.into_iter().filter(|device| {
+        let active = devices.into_iter().filter(|device| {
             let table = device.table.as_ref();
-            table.is_some_and(|table| is_on(table.id)) && !device.read_only && !device.suspended
+            table.is_some_and(|table| table.id == origin) && !device.suspended
         });
-        let writable: Vec<_> = writable.map(|device| device.uuid).collect();
+        let active: Vec<_> = active.map(|device| device.uuid).collect();
         let mut done = Ok(());
-        for uuid in &writable {
+        for uuid in &active {
             done = done.and_then(|()| {
                 let suspended = self.host.perform(&Effect::SuspendMapped { uuid });
                 suspended.map(drop)
             });
         }
-        let (id, origin) = (self.id()?, self.origin);
         let done = done.and_then(|()| self.send(ThinMessage::CreateSnap { id, origin }));
-        let resumed: Vec<_> = writable.iter().map(|uuid| self.resume(uuid)).collect();
+        let resumed: Vec<_> = active.iter().map(|uuid| self.resume(uuid)).collect();
         done?;
         resumed.into_iter().collect::<host::Result<()>>()?;
         Ok(1)
