@@ -149,7 +149,7 @@ pub(super) fn shows_volume(host: &dyn Host, mount: &Mount) -> bool {
 pub(super) fn mapped_of(host: &dyn Host, mount: &Mount) -> Option<String> {
     let rdev = mount.node.unwrap_or(mount.device);
     let path = format!("/sys/dev/block/{}:{}/dm/uuid", major(rdev), minor(rdev));
-    let uuid = match is_btrfs_of(mount, &mount.source) {
+    let uuid = match mount.fs_name == "btrfs" {
         true => mount
             .source
             .strip_prefix(MAPPED_FOLDER)

@@ -42,7 +42,7 @@ moved_back() { # POOL
 
 test_a_pool_is_adopted_by_another_node() {
     two_nodes
-    local pool old new volume uid told left
+    local pool old new volume uid output left
     claim data 100Mi
     claim other 64Mi
     claim spare 64Mi
@@ -66,11 +66,11 @@ test_a_pool_is_adopted_by_another_node() {
     chart_of upgrade "$E2E/../../deploy/chart" --reset-then-reuse-values --set-json "$(pools_of_chart default=/var/lib/slackwater/pool moved=$MOVED)"
     eventually 120 shown_in_vain "$pool"
     note "before it is adopted: $(kubectl get pool "$pool" -o 'jsonpath={.status.health}: {.status.message}')"
-    told=$(router pool adopt "$pool" --cluster 2>&1) && fail "it is not adopted yet: $told" && return 1
-    note "the command's answer: $told"
+    output=$(router pool adopt "$pool" --cluster 2>&1) && fail "it is not adopted yet: $output" && return 1
+    note "the command's answer: $output"
 
-    told=$(driver_of "$NODE_1" pool adopt "moved=file:$MOVED" --dry-run)
-    has "what would be" "$told" "Nothing was changed"
+    output=$(driver_of "$NODE_1" pool adopt "moved=file:$MOVED" --dry-run)
+    has "what would be" "$output" "Nothing was changed"
     driver_of "$NODE_1" pool adopt "moved=file:$MOVED" >/dev/null
     # Node 2 misses it and has not forgotten it, so an administrator assigns it to node 1.
     router pool hand-over "$pool" --to "$NODE_1"
@@ -79,14 +79,14 @@ test_a_pool_is_adopted_by_another_node() {
     # A pod is still scheduled to the old home, where its volume is not. While it exists, nothing is moved.
     pod early data:/v
     eventually 60 is_there early "$NODE_2"
-    told=$(router pool adopt "$pool" --cluster | grep "$NS/data")
-    has "its volume" "$told" "skip:"
+    output=$(router pool adopt "$pool" --cluster | grep "$NS/data")
+    has "its volume" "$output" "skip:"
     gone pod/early
     eventually 120 detached "$volume"
 
-    told=$(router pool adopt "$pool" --cluster)
-    has "what is to be done" "$told" "nothing was changed"
-    has "what is to be done" "$told" "$NS/data"
+    output=$(router pool adopt "$pool" --cluster)
+    has "what is to be done" "$output" "nothing was changed"
+    has "what is to be done" "$output" "$NS/data"
     is "homes of all volumes" "$(homes)" "$old"
     router pool adopt "$pool" --cluster --yes
     is "homes of all volumes" "$(homes)" "$new"

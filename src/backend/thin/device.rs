@@ -31,17 +31,6 @@ impl ThinStore {
         Ok(self.mapped()?.iter().any(|found| found.uuid == own))
     }
 
-    /// The own device of a volume or snapshot, and foreign devices on its thin device.
-    fn devices_on(&self, uuid: Uuid, id: Option<u32>) -> host::Result<Vec<MappedDevice>> {
-        let own = self.device_uuid(uuid);
-        let mut found = self.mapped()?;
-        found.retain(|device| {
-            let on = device.table.as_ref().map(|table| table.id);
-            device.uuid == own || (id.is_some() && on == id)
-        });
-        Ok(found)
-    }
-
     /// Removes the own device among these if a crash or an error has left it without a table. The
     /// caller has locked `activating`, so no other call is creating the device.
     fn remove_unfinished(&self, mut found: Vec<MappedDevice>) -> Result<Vec<MappedDevice>> {
@@ -184,22 +173,20 @@ impl ThinStore {
         Ok(removed)
     }
 
-    /// The devices on the thin device of a volume or snapshot. Without its ID, which is in the record,
-    /// foreign devices are found only next to its own one, or if the record can be read.
+    /// The own device of a volume or snapshot, and foreign devices on its thin device. Without its ID,
+    /// which is in the record, foreign devices are found only next to its own one, or if the record
+    /// can be read.
     fn devices_of(&self, uuid: Uuid, id: Option<u32>) -> Result<Vec<MappedDevice>> {
-        let doing = || format!("find the devices of {uuid}");
-        let id = match id {
-            Some(id) => Some(id),
-            None => {
-                let own = self.devices_on(uuid, None).context(doing)?;
-                let on = own.iter().find_map(|device| device.table.as_ref());
-                on.map(|table| table.id).or_else(|| {
-                    let image = self.find_image(Image::Volume(uuid)).ok().flatten();
-                    image.map(|image| image.id)
-                })
-            }
-        };
-        self.devices_on(uuid, id).context(doing)
+        let own = self.device_uuid(uuid);
+        let found = self.mapped();
+        let mut found = found.context(|| format!("find the devices of {uuid}"))?;
+        let id_of = |device: &MappedDevice| device.table.as_ref().map(|table| table.id);
+        let shown = || found.iter().find(|it| it.uuid == own).and_then(id_of);
+        let recorded = || self.find_image(Image::Volume(uuid)).ok().flatten();
+        let id = id.or_else(shown);
+        let id = id.or_else(|| recorded().map(|image| image.id));
+        found.retain(|it| it.uuid == own || (id.is_some() && id_of(it) == id));
+        Ok(found)
     }
 }
 

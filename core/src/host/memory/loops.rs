@@ -69,6 +69,24 @@ pub(super) struct LoopDev {
 }
 
 impl LoopDev {
+    /// A writable device of the driver.
+    pub(super) fn new(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
+        LoopDev {
+            backing,
+            name: name.into(),
+            bytes,
+            offset: 0,
+            read_only: false,
+            autoclear: false,
+            direct_io: true,
+            partscan: false,
+            no_discard: false,
+            is_foreign: false,
+            dead: false,
+            mapped: None,
+        }
+    }
+
     fn status(&self, number: u32) -> LoopStatus {
         LoopStatus {
             number,
@@ -164,18 +182,9 @@ impl Machine {
             self.violation(format!("{} is attached: {flaw}", spec.image.display()));
         }
         let number = self.add_loop(LoopDev {
-            name: spec.image.into(),
-            backing: Backing::Image(ino),
-            bytes,
-            offset: 0,
             read_only: spec.read_only,
             autoclear: spec.autoclear,
-            direct_io: true,
-            partscan: false,
-            no_discard: false,
-            is_foreign: false,
-            dead: false,
-            mapped: None,
+            ..LoopDev::new(Backing::Image(ino), spec.image, bytes)
         });
         Ok((number, self.open_loop(Some(process), number)))
     }

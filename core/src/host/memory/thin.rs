@@ -321,18 +321,8 @@ impl Machine {
             ..Mapping::default()
         };
         let device = LoopDev {
-            name: mapped_path(uuid),
-            backing: Backing::None,
-            bytes: 0,
-            offset: 0,
-            read_only: false,
-            autoclear: false,
-            direct_io: true,
-            partscan: false,
-            no_discard: false,
-            is_foreign: false,
-            dead: false,
             mapped: Some(mapping),
+            ..LoopDev::new(Backing::None, &mapped_path(uuid), 0)
         };
         self.loops.insert(number.ok_or(Errno::EBUSY)?, device);
         Ok(())

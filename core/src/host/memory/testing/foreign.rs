@@ -213,17 +213,7 @@ impl MemoryHost {
 
 fn foreign_loop_device(backing: Backing, name: &Path, bytes: u64) -> LoopDev {
     LoopDev {
-        backing,
-        name: name.into(),
-        bytes,
-        offset: 0,
-        read_only: false,
-        autoclear: false,
-        direct_io: true,
-        partscan: false,
-        no_discard: false,
         is_foreign: true,
-        dead: false,
-        mapped: None,
+        ..LoopDev::new(backing, name, bytes)
     }
 }
