@@ -29,6 +29,10 @@ demo: ## Build the driver and show it: create, use and delete volumes of every k
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) $(TARGET)/release/slackwater demo
 
+# The random calls of the tests, and the part of a sweep that runs, follow from the commit: a run can be repeated,
+# and another commit has others. `make quick` and `make soak` choose new ones each time.
+SEED = $(shell printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 0)")
+
 # The parts of `make test` after `make check`. Each is a target, and its output is in a log of that name.
 CARGO_PARTS := tests-unprivileged tests-root tests-guest
 PARTS := $(CARGO_PARTS) tests-thin sanity e2e-if-warm
@@ -89,6 +93,8 @@ docs: ## Build the API documentation, without warnings
 .PHONY: tests
 tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-root, tests-guest (in a guest kernel) and tests-thin
 
+$(CARGO_PARTS) tests-thin: export PROPTEST_RNG_SEED ?= $(SEED)
+
 # The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: $(CARGO_PARTS)
 $(CARGO_PARTS): tests-%: helm
@@ -96,23 +102,31 @@ $(CARGO_PARTS): tests-%: helm
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
-# A quarter of the sweeps, another one each time: `make soak` has all of them.
+# A quarter of the sweeps, which the commit selects: `make soak` has all of them.
 .PHONY: tests-thin
 tests-thin: ## Run the tests on the simulated host again, with volumes on simulated thin devices
 	@mkdir -p $(LOGS)
-	@sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep"; \
+	@sweep=$${SLACKWATER_SWEEP:-$$((PROPTEST_RNG_SEED % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"; \
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=$$sweep RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 32nd of their
 # trials, whose number is printed; `make tests-unprivileged` has all of them. What needs root, a download or the
-# programs of `make cluster` is left out, except for helm, if it is built.
+# programs of `make cluster` is left out, except for helm, if it is built. The test programs run side by side,
+# because each of them waits now and then.
 QUICK_SKIP := descriptor:: ::root_
+QUICK_PROGRAMS := unprivileged kubernetes simulated
+QUICK_TEST := $(CARGO) test --locked --no-fail-fast --features fault
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
-	@sweep=$${SLACKWATER_SWEEP:-$$((RANDOM % 32))/32}; echo "SLACKWATER_SWEEP=$$sweep"; \
-	SLACKWATER_SWEEP=$$sweep CLUSTER_CACHE=/dev/null RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
-	$(CARGO) test --locked --no-fail-fast --features fault --lib --test unprivileged --test kubernetes --test simulated -- $(QUICK_SKIP:%=--skip %)
+	@$(QUICK_TEST) --no-run --lib $(QUICK_PROGRAMS:%=--test %)
+	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 32))/32}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
+	$(MAKE) --jobs --output-sync --keep-going quick-lib $(QUICK_PROGRAMS:%=quick-%)
+
+.PHONY: quick-lib
+quick-lib $(QUICK_PROGRAMS:%=quick-%): quick-%:
+	@CLUSTER_CACHE=/dev/null RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
+	$(QUICK_TEST) $(if $(filter lib,$*),--lib,--test $*) -- $(QUICK_SKIP:%=--skip %)
 
 .PHONY: helm
 helm: # builds helm, which the tests of the chart use

@@ -11,7 +11,8 @@
 //! simulation is broken, and every token that a user has synced is present. A call that was cut off
 //! has left every part of a volume either in its old or in its new state. Two calls at once answer
 //! as if they had run one after the other, or one of them reports that the other runs. At the end,
-//! everything is deleted, and nothing is left. `PROPTEST_CASES` sets the number of runs.
+//! everything is deleted, and nothing is left. `PROPTEST_CASES` sets the number of runs, and
+//! `PROPTEST_RNG_SEED` selects them, which `make test` derives from the commit.
 
 mod acts;
 mod cuts;
