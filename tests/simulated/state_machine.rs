@@ -216,7 +216,15 @@ impl Run {
                         // A delete may have renamed it into the trash, and its wipe waits for the
                         // other's.
                         Err(Code::Aborted) if taken => {
-                            step.is_undoing() && model.step(step).is_ok()
+                            let mut partly = model.clone();
+                            let is_gone = step.is_undoing() && model.step(step).is_ok();
+                            // Of a group, this may be true of some members only.
+                            if let Step::DeleteGroup(_) = step
+                                && partly.adopt_groups(&model, &seen).is_ok()
+                            {
+                                model = partly;
+                            }
+                            is_gone
                         }
                         Err(Code::Aborted) => true,
                         answer => !taken && model.step(step) == answer,
