@@ -5,6 +5,7 @@
 
 mod copier;
 mod device;
+mod listed;
 pub mod published;
 mod unlocked;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+pub use listed::{count_devices, count_devices_on, dead_devices};
 pub use unlocked::read_all;
 
 use super::records::{TRASH, part};

@@ -161,7 +161,7 @@ impl Metrics {
         let seen = Seen {
             pools: driver.pool_status(),
             formats: driver.volumes.formats(),
-            loop_devices: driver.volumes.loop_devices().ok(),
+            loop_devices: driver.volumes.attached_devices().ok(),
             at: Instant::now(),
         };
         *self

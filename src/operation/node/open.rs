@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk;
-use crate::backend::file::object_of;
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::Host;
@@ -251,7 +250,7 @@ impl Driver {
         let now = self.host.stat(&backend.folder.path).context(doing)?;
         let former = was.filter(|was| now.is_none_or(|now| now.id.device != *was));
         let names = folders(backend);
-        let is_named = |shown: &Path| object_of(shown).is_some_and(|name| names.contains(name));
+        let is_named = |name: &str| names.contains(name);
         let there = self.usage.detach_dead_devices(&is_named, former)?;
         let there: Vec<_> = there
             .iter()

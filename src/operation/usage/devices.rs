@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use crate::backend::FoundDevice;
-use crate::backend::file::{IMAGE, object_of};
+use crate::backend::file::dead_devices;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
 use crate::operation::{Pool, Usage, usage};
@@ -111,51 +111,32 @@ impl Usage {
         self.let_go(uuid)?;
         self.no_longer_small(uuid);
         let name = uuid.to_string();
-        self.detach_dead_devices(&|shown| object_of(shown) == Some(name.as_str()), None)
+        self.detach_dead_devices(&|named| named == name, None)
             .map(drop)
     }
 
-    /// The devices on images with matching names whose disk is dead, or whose image is on the file
-    /// system `former`. Those that nothing shows are detached. The result includes devices that do
-    /// not answer, because their state is unknown.
+    /// The devices of volumes with matching names whose disk is dead, or was mounted again:
+    /// `former` is the file system before that. Those that nothing shows are detached. The result
+    /// includes devices that do not answer, because their state is unknown.
     pub(in crate::operation) fn detach_dead_devices(
         &self,
-        is_named: &dyn Fn(&Path) -> bool,
+        is_named: &dyn Fn(&str) -> bool,
         former: Option<u64>,
     ) -> Result<Vec<Device>> {
-        let found = self.host.loop_devices(is_named);
-        let mut found = found.context(|| "list loop devices".into())?;
-        found.retain(|one| match &one.status {
-            Ok(status) => Some(status.backing.device) == former,
-            Err(_) => true,
-        });
-        let mounts = match found.is_empty() {
-            true => return Ok(Vec::new()),
-            false => self.mounts()?,
-        };
-        for one in &found {
-            let device = Device::of_loop(one.number);
-            let effect = match &one.status {
-                Ok(status) => Effect::DetachLoop {
-                    number: one.number,
-                    backing: status.backing,
-                },
-                Err(error) if error.is_dead_disk() => Effect::DetachDeadLoop {
-                    number: one.number,
-                    name: Path::new(IMAGE),
-                },
-                Err(_) => continue,
-            };
-            if usage::of_device(&mounts, &device).is_empty() && !self.is_claimed(&device)? {
+        let host = self.host.as_ref();
+        let found = dead_devices(host, is_named, former)?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mounts = self.mounts()?;
+        for dead in found.iter().filter(|dead| dead.is_known()) {
+            let device = &dead.device;
+            if usage::of_device(&mounts, device).is_empty() && !self.is_claimed(device)? {
                 tracing::info!(device = %device.path.display(), "detaching an unused device of a dead disk");
-                let ended = self.host.perform(&effect);
-                ended.context(|| format!("detach {}", device.path.display()))?;
+                dead.detach(host)?;
             }
         }
-        Ok(found
-            .iter()
-            .map(|one| Device::of_loop(one.number))
-            .collect())
+        Ok(found.into_iter().map(|dead| dead.device).collect())
     }
 
     /// Refuses to work from the mount table alone on a volume that may be frozen: a frozen file

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::capability::for_its_readers;
 use super::fit::is_refusal;
-use crate::error::{Error, ErrorContext, Result, chain};
+use crate::backend::file::count_devices_on;
+use crate::error::{Error, Result, chain};
 use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
@@ -157,19 +158,11 @@ impl Volumes {
         }
     }
 
-    /// The number of loop devices on images of the pools that are served; for metrics.
-    pub fn loop_devices(&self) -> Result<usize> {
-        let loops = self.host.loops().context(|| "list loop devices".into())?;
-        let pools: Vec<u64> = self
-            .pools
-            .serving()
-            .iter()
-            .map(|pool| pool.device)
-            .collect();
-        Ok(loops
-            .iter()
-            .filter(|found| pools.contains(&found.backing.device))
-            .count())
+    /// The number of devices on images of the pools that are served; for metrics.
+    pub fn attached_devices(&self) -> Result<usize> {
+        let pools = self.pools.serving();
+        let file_systems: Vec<u64> = pools.iter().map(|pool| pool.device).collect();
+        count_devices_on(self.host.as_ref(), &file_systems)
     }
 }
 

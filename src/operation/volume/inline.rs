@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::create::check_new;
 use crate::backend::FoundDevice;
-use crate::backend::file::object_of;
+use crate::backend::file::count_devices;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
 use crate::host::{Mount, NodeKind};
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
@@ -206,9 +206,8 @@ impl Volumes {
         let Some(most) = self.pools.settings.max_volumes else {
             return Ok(());
         };
-        let attached = self.host.loop_devices(&|name| object_of(name).is_some());
-        let attached = attached.context(|| "list loop devices".into());
-        if attached.map_err(Error::into_indeterminate)?.len() < usize::from(most.get()) {
+        let attached = count_devices(self.host.as_ref());
+        if attached.map_err(Error::into_indeterminate)? < usize::from(most.get()) {
             return Ok(());
         }
         Err(Error::refused(

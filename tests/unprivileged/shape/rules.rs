@@ -156,12 +156,6 @@ const FILE_STORE_USERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("operation/pools/make.rs", &["backing_fs"]),
-    (
-        "operation/usage/devices.rs",
-        &["IMAGE", "DetachLoop", "loop_devices"],
-    ),
-    ("operation/volume/expand.rs", &["loop_devices"]),
-    ("operation/volume/inline.rs", &["loop_devices"]),
 ];
 
 /// What only the store of image files may contain, among the files of `backend`, `operation` and
@@ -645,7 +639,8 @@ mod tests {
         let detach = "fn f() { g(Effect::DetachLoop { number, backing }) }";
         refused("cut/begin.rs", detach, "contains DetachLoop");
         refused("operation/volume/expand.rs", detach, "contains DetachLoop");
-        fine("operation/usage/devices.rs", detach);
+        let recreate = "fn f() { g(Effect::RecreateLoop { number }) }";
+        fine("operation/pools/image.rs", recreate);
         fine("backend/file/device.rs", "fn f() { host.loops_on(path) }");
         fine(
             "host/linux.rs",
