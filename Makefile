@@ -113,7 +113,7 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
 # trials, whose number is printed; `make tests-unprivileged` has all of them. What needs root, a download or the
 # programs of `make cluster` is left out, except for helm, if it is built. The test programs run side by side,
-# with many threads, because most of their time they wait.
+# with many threads, because most of their time they wait. The two that wait longest are built and started first.
 QUICK_SKIP := descriptor:: ::root_
 QUICK_PROGRAMS := unprivileged kubernetes simulated
 QUICK_TEST := $(CARGO) test --locked --no-fail-fast --features fault
@@ -123,7 +123,7 @@ quick: ## Run the tests that need neither root nor a kernel, with a part of the 
 	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
 	$(MAKE) --jobs --output-sync --keep-going quick-kubernetes quick-unprivileged quick-simulated quick-lib
 
-.PHONY: quick-lib
+.PHONY: quick-lib $(QUICK_PROGRAMS:%=quick-%)
 quick-lib $(QUICK_PROGRAMS:%=quick-%): quick-%:
 	@CLUSTER_CACHE=/dev/null RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((8 * $$(nproc)))} \
 	$(QUICK_TEST) $(if $(filter lib,$*),--lib,--test $*) -- $(QUICK_SKIP:%=--skip %)

@@ -50,12 +50,12 @@ pub fn dead_devices(
 
 impl DeadDevice {
     /// Whether it may be detached. A device that does not answer may still be in use.
-    pub fn is_known(&self) -> bool {
+    pub fn is_detachable(&self) -> bool {
         let status = self.status.as_ref();
         !status.is_err_and(|error| !error.is_dead_disk())
     }
 
-    /// Detaches it, if [`DeadDevice::is_known`].
+    /// Detaches it, if [`DeadDevice::is_detachable`].
     pub fn detach(&self, host: &dyn Host) -> Result<()> {
         let effect = match &self.status {
             Ok(status) => Effect::DetachLoop {

@@ -129,7 +129,7 @@ impl Usage {
             return Ok(Vec::new());
         }
         let mounts = self.mounts()?;
-        for dead in found.iter().filter(|dead| dead.is_known()) {
+        for dead in found.iter().filter(|dead| dead.is_detachable()) {
             let device = &dead.device;
             if usage::of_device(&mounts, device).is_empty() && !self.is_claimed(device)? {
                 tracing::info!(device = %device.path.display(), "detaching an unused device of a dead disk");
