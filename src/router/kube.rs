@@ -39,6 +39,7 @@ use ::kube::runtime::watcher;
 use ::kube::{Client, Error as KubeError, Resource};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::SignedDuration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -53,7 +54,7 @@ use label::LabelController;
 use lease::{Leadership, Pace};
 use orphans::{OrphanController, Stored};
 use pool::Pool;
-use pool_status::{PoolController, Report};
+use pool_status::{PoolController, Report, UNREACHABLE_AFTER};
 use reconcile::Controller;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
@@ -84,6 +85,8 @@ pub struct Options {
     /// A pool is marked as lost after its Node object and its agent have been gone for this time;
     /// never if `None`.
     pub lost_after: Option<Duration>,
+    /// The pools of an agent are unreachable after it has been silent for this time.
+    pub unreachable_after: SignedDuration,
     /// What allows hooks in pods to be run.
     pub hook_rights: HookRights,
     /// Whether a csi-snapshotter runs next to the router.
@@ -105,6 +108,7 @@ impl Options {
             namespace: namespace.into(),
             me: me.into(),
             lost_after: None,
+            unreachable_after: UNREACHABLE_AFTER,
             hook_rights: HookRights::default(),
             has_snapshotter: true,
             pace: Pace::default(),

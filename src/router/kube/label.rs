@@ -46,16 +46,17 @@ impl fmt::Display for Mislabeled {
 
 /// All Node objects whose label is wrong. `nodes` has the label of each Node object; `volumes_at`
 /// counts the PersistentVolumes that may only be used at a home. A home that two agents report is no
-/// reason for any change.
+/// reason for any change, and neither is an agent that cannot be reached and is silent since
+/// `silent_since`.
 pub fn mislabeled(
     reports: &[Report],
     nodes: &BTreeMap<String, Option<String>>,
     volumes_at: impl Fn(&str) -> usize,
-    now: Timestamp,
+    silent_since: Timestamp,
 ) -> Vec<Mislabeled> {
     let homes: BTreeMap<&str, &str> = reports
         .iter()
-        .filter_map(|report| Some((report.node.as_str(), report.home(now)?)))
+        .filter_map(|report| Some((report.node.as_str(), report.home(silent_since)?)))
         .collect();
     let mut duplicate = BTreeSet::new();
     let mut once = BTreeSet::new();
@@ -100,7 +101,8 @@ impl Controller for LabelController {
         }
         let volumes_at = |home: &str| cluster.volumes.at_home(home);
         let (reports, nodes) = (cluster.agents.reports(), cluster.node_labels());
-        let found = mislabeled(&reports, &nodes, volumes_at, Timestamp::now());
+        let silent_since = Timestamp::now() - cluster.options.unreachable_after;
+        let found = mislabeled(&reports, &nodes, volumes_at, silent_since);
         let is_refused = |node: &&Mislabeled| matches!(Self::next(node), Next::Refused(_));
         let conflicts = found.iter().filter(is_refused).count();
         cluster.conflicts.store(conflicts as u64, Ordering::Relaxed);

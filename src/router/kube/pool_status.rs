@@ -22,9 +22,9 @@ use crate::router::checked::MOST_POOLS;
 use observation::Observation;
 pub(super) use reconciler::PoolController;
 
-/// The pools of an agent are called unreachable after it has been silent for this time. An agent
-/// that is restarted is back sooner.
-const UNREACHABLE_AFTER: SignedDuration = SignedDuration::from_secs(30);
+/// The default of [`Options::unreachable_after`](super::Options::unreachable_after). An agent that is
+/// restarted is back sooner.
+pub(super) const UNREACHABLE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// Numbers that change all the time are written at most this often.
 const USAGE_UPDATE_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
@@ -41,16 +41,16 @@ pub struct Report {
 }
 
 impl Report {
-    /// Its answer, if it can be reached, or could be until a moment ago.
-    fn fresh(&self, now: Timestamp) -> Option<(Timestamp, &Arc<DescribeResponse>)> {
+    /// Its answer, if it can be reached, or has answered after `silent_since`.
+    fn fresh(&self, silent_since: Timestamp) -> Option<(Timestamp, &Arc<DescribeResponse>)> {
         let (at, answer) = self.seen.as_ref()?;
-        let fresh = self.problem.is_none() || now.duration_since(*at) < UNREACHABLE_AFTER;
+        let fresh = self.problem.is_none() || *at > silent_since;
         fresh.then_some((*at, answer))
     }
 
     /// The home that it reports, if it can be reached and has one.
-    pub(super) fn home(&self, now: Timestamp) -> Option<&str> {
-        let (_, answer) = self.fresh(now)?;
+    pub(super) fn home(&self, silent_since: Timestamp) -> Option<&str> {
+        let (_, answer) = self.fresh(silent_since)?;
         Some(answer.home.as_str()).filter(|home| !home.is_empty())
     }
 }
@@ -70,6 +70,8 @@ pub struct PoolStatuses {
     pub nodes: BTreeSet<String>,
     /// A pool is marked as lost after its node and its agent have been gone for this time.
     pub lost_after: Option<Duration>,
+    /// The pools of an agent are unreachable after it has been silent for this time.
+    pub unreachable_after: SignedDuration,
     /// When this router began to lead. Agents that it has not heard of yet may be well.
     pub leads_since: Timestamp,
     /// The time of the pass.
@@ -116,7 +118,7 @@ impl PoolStatuses {
             reported.insert(*id, Vec::new());
         }
         for report in &self.reports {
-            let Some((at, answer)) = report.fresh(self.now) else {
+            let Some((at, answer)) = report.fresh(self.now - self.unreachable_after) else {
                 continue;
             };
             for (index, pool) in answer.pools.iter().enumerate() {
@@ -217,7 +219,7 @@ impl PoolStatuses {
     fn has_given_up(&self, node: &str) -> bool {
         let its = self.reports.iter().find(|report| report.node == node);
         let reachable = its.filter(|report| report.problem.is_none());
-        let fresh = reachable.and_then(|report| report.fresh(self.now));
+        let fresh = reachable.and_then(|report| report.fresh(self.now - self.unreachable_after));
         let knows_all = fresh.is_some_and(|(_, answer)| {
             let mut pools = answer.pools.iter();
             pools.all(|pool| !pool.id.is_empty())
@@ -259,9 +261,9 @@ impl PoolStatuses {
             }) => {
                 // An agent at a new address, as after each upgrade, was heard of at its old one.
                 let heard = status.last_seen.as_ref().is_some_and(|seen| {
-                    self.now.duration_since(seen.0) < USAGE_UPDATE_INTERVAL + UNREACHABLE_AFTER
+                    self.now.duration_since(seen.0) < USAGE_UPDATE_INTERVAL + self.unreachable_after
                 });
-                if seen.is_none() && (since_start < UNREACHABLE_AFTER || heard) {
+                if seen.is_none() && (since_start < self.unreachable_after || heard) {
                     return None;
                 }
                 if let Some((at, _)) = seen {
@@ -278,7 +280,7 @@ impl PoolStatuses {
                 "the agent of node {} answers but does not report this pool; is its disk present?",
                 status.node
             ),
-            None if since_start < UNREACHABLE_AFTER => return None,
+            None if since_start < self.unreachable_after => return None,
             None => format!("node {} has no agent", status.node),
         };
         Some(status)

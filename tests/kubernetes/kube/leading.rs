@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Value, json};
 use slackwater::router::Cluster;
 use slackwater::router::kube::lease::Pace;
@@ -28,6 +29,8 @@ fn lead(api: &ApiServer, agents: Arc<Agents>) -> Arc<InCluster> {
 fn lead_with(api: &ApiServer, agents: Arc<Agents>, lost_after: Option<Duration>) -> Arc<InCluster> {
     let options = Options {
         lost_after,
+        // Nothing here waits for an agent that is restarted.
+        unreachable_after: SignedDuration::from_secs(1),
         look_every: Duration::from_millis(100),
         pace: Pace {
             every: Duration::from_millis(100),

@@ -36,6 +36,7 @@ impl Controller for PoolController {
             homes: cluster.volumes.homes(),
             nodes: names(&cluster.node_labels()),
             lost_after: cluster.options.lost_after,
+            unreachable_after: cluster.options.unreachable_after,
             leads_since,
             now: Timestamp::now(),
         };

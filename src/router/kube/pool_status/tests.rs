@@ -95,6 +95,7 @@ impl Sky {
             pods: self.pods.clone(),
             nodes: self.nodes.clone(),
             lost_after: self.lost_after,
+            unreachable_after: UNREACHABLE_AFTER,
             leads_since: time(0),
             now: time(self.now),
         };
