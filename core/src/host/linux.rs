@@ -7,6 +7,7 @@
 mod backing_fs;
 mod check;
 mod clone;
+pub mod device_mapper;
 pub mod expedite;
 mod features;
 mod files;

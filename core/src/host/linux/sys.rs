@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setsid, setuid};
-use nix::{request_code_none, request_code_read};
+use nix::{request_code_none, request_code_read, request_code_readwrite};
 
 pub mod blocks;
 pub mod fs;
@@ -83,6 +83,8 @@ const LOOP_CONFIGURE: u64 = 0x4C0A;
 const LOOP_CTL_ADD: u64 = 0x4C80;
 const LOOP_CTL_REMOVE: u64 = 0x4C81;
 const LOOP_CTL_GET_FREE: u64 = 0x4C82;
+/// The size of `struct dm_ioctl` of linux/dm-ioctl.h.
+const DM_IOCTL: u32 = 312;
 
 /// ioctl with a plain number.
 fn ioctl_value(fd: impl AsFd, request: u64, value: libc::c_int) -> Result<libc::c_int> {
@@ -105,6 +107,35 @@ unsafe fn ioctl_struct<T>(fd: impl AsFd, request: u64, argument: &mut T) -> Resu
             std::ptr::from_mut(argument),
         )
     })
+}
+
+/// Sends a command to the device mapper. The buffer begins with a `struct dm_ioctl`.
+pub fn device_mapper(control: impl AsFd, command: u8, buffer: &mut [u64]) -> Result<()> {
+    let size = bytes_of(buffer).len() as u32;
+    if size < DM_IOCTL {
+        return Err(Errno::EINVAL);
+    }
+    // The kernel reads and writes as many bytes as the structure says, so it says the buffer's size.
+    bytes_of(buffer)[12..16].copy_from_slice(&size.to_ne_bytes());
+    let request = request_code_readwrite!(0xfd, command, DM_IOCTL);
+    // SAFETY: the descriptor is open for the call, and the kernel accesses only the bytes of the
+    // buffer, whose size was just stored in it.
+    let result = unsafe {
+        libc::ioctl(
+            control.as_fd().as_raw_fd(),
+            request as _,
+            buffer.as_mut_ptr(),
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// The bytes of words.
+pub fn bytes_of(words: &mut [u64]) -> &mut [u8] {
+    let length = size_of_val(words);
+    // SAFETY: the words are valid and borrowed for as long as the bytes are, and every pattern of
+    // bits is a valid byte and a valid word.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), length) }
 }
 
 /// The number of a loop device that is not in use at the moment; one is created if there is none.
