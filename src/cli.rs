@@ -166,10 +166,10 @@ struct ServeArgs {
 
 #[derive(Debug, Subcommand)]
 enum PoolCommand {
-    /// Create a pool in an empty directory
+    /// Create a pool in an empty directory, or in a thin pool of LVM that nobody has used
     Init {
-        /// NAME=file:/path
-        #[arg(value_name = "NAME=file:/path")]
+        /// NAME=file:/path or NAME=lvm:VG/POOL
+        #[arg(value_name = "NAME=file:/path|NAME=lvm:VG/POOL")]
         pool: PoolDefinition,
         #[command(flatten)]
         node: Node,
@@ -218,6 +218,15 @@ enum PoolCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Release a pool of LVM for maintenance: unmount its records and remove their device, so that
+    /// LVM can deactivate the thin pool. The driver must not serve it
+    Release {
+        /// NAME of a pool of this machine, or NAME=lvm:VG/POOL
+        #[arg(value_name = "NAME|NAME=lvm:VG/POOL")]
+        pool: String,
+        #[command(flatten)]
+        node: Node,
     },
     /// Forget a pool that is permanently gone: its volumes count as deleted
     Forget {

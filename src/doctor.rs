@@ -8,6 +8,7 @@
 mod checksums;
 mod freeze;
 mod kernel;
+mod lvm;
 mod pool;
 mod trial;
 mod udev;

@@ -28,7 +28,7 @@ pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
-    MAPPED_FOLDER, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
+    MAPPED_FOLDER, MappedDevice, ThinMessage, ThinPoolMode, ThinPoolStatus, ThinTable, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};
@@ -404,6 +404,15 @@ pub trait Host: Send + Sync + 'static {
     /// Opens the mapped device with a UUID; `None` if there is none.
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         Err(no_thin_pools(uuid))
+    }
+    /// Opens the mapped device with a UUID exclusively: no file system and no other process can claim
+    /// it at the same time. `None` if it does not exist, EBUSY if it is claimed.
+    fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        Err(no_thin_pools(uuid))
+    }
+    /// Reads bytes of a device, past the page cache. Offset and length are multiples of 4096.
+    fn read_blocks(&self, device: &Device, _offset: u64, _length: usize) -> Result<Vec<u8>> {
+        Err(no_thin_pools(&device.path.to_string_lossy()))
     }
     /// Whether a device is claimed by a file system or another exclusive opener.
     fn is_claimed(&self, device: &Device) -> Result<bool>;

@@ -11,6 +11,7 @@ pub mod pool;
 pub mod size;
 pub mod snapshot;
 pub mod snapshot_room;
+pub mod thin_pool_name;
 pub mod trim_interval;
 
 pub use alpha::Alpha;
@@ -21,4 +22,5 @@ pub use pool::{MountRule, PoolDefinition, PoolOptions, PoolPlace};
 pub use size::CapacityRange;
 pub use snapshot::{Level, Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 pub use snapshot_room::SnapshotRoom;
+pub use thin_pool_name::ThinPoolName;
 pub use trim_interval::TrimInterval;

@@ -34,7 +34,8 @@ pub const DEVICE_PREFIX: &str = "SLACKWATER-";
 /// The name of the directory of the volume or snapshot with this device.
 pub fn object_of(device: &str) -> Option<&str> {
     let (_, name) = device.split_at_checked(device.len().checked_sub(Hyphenated::LENGTH)?)?;
-    device.starts_with(DEVICE_PREFIX).then_some(name)
+    let is_object = device.starts_with(DEVICE_PREFIX) && Uuid::try_parse(name).is_ok();
+    is_object.then_some(name)
 }
 
 /// The share of its metadata that a thin pool keeps free: without free metadata it could not create
@@ -45,12 +46,39 @@ const RESERVED_METADATA: u64 = 10;
 /// are dense, and a pool has fewer records than this.
 const UNKNOWN_NUMBERS: u32 = 1 << 16;
 
-/// Claims a thin pool that has never been used. LVM creates no thin volumes in a pool whose
-/// transaction ID is not the one that it has recorded.
+/// The transaction ID of a thin pool that this driver uses: the bytes of "slackwtr", so that no other
+/// program arrives at it. LVM counts from 0, Docker from 1, and containerd leaves 0. LVM creates no
+/// thin volumes in a pool whose transaction ID is not the one that it has recorded.
+pub const TRANSACTION_ID: u64 = u64::from_be_bytes(*b"slackwtr");
+
+/// The thin device with the header of a pool of LVM.
+pub const HEADER_ID: u32 = 1;
+/// The thin device with the records of a pool of LVM.
+pub const RECORDS_ID: u32 = 2;
+/// The first ID of a volume or snapshot.
+const FIRST_ID: u32 = 3;
+
+/// The UUID of the mapped device with the records of a pool.
+pub fn records_device(id: PoolId) -> String {
+    format!("{DEVICE_PREFIX}{id}{RECORDS_SUFFIX}")
+}
+
+/// The pool with this device of records.
+pub fn pool_of_records(device: &str) -> Option<PoolId> {
+    let id = device.strip_prefix(DEVICE_PREFIX)?;
+    id.strip_suffix(RECORDS_SUFFIX)?.parse().ok()
+}
+
+const RECORDS_SUFFIX: &str = "-records";
+
+/// Claims a thin pool of the simulated host, which has no header.
 pub(super) fn claim(host: &dyn Host, pool: &str) -> host::Result<()> {
     let status = status(host, pool)?;
     if status.transaction_id == 0 {
-        let message = ThinMessage::SetTransactionId { from: 0, to: 1 };
+        let message = ThinMessage::SetTransactionId {
+            from: 0,
+            to: TRANSACTION_ID,
+        };
         host.perform(&Effect::ThinMessage { pool, message })?;
     }
     Ok(())
@@ -174,8 +202,8 @@ impl ThinStore {
             }
         }
         let floor = match is_complete {
-            true => 1,
-            false => taken.last().copied().unwrap_or(0) + UNKNOWN_NUMBERS,
+            true => FIRST_ID,
+            false => taken.last().copied().unwrap_or(0).max(FIRST_ID) + UNKNOWN_NUMBERS,
         };
         Ok(Numbers { taken, floor })
     }
@@ -206,8 +234,22 @@ impl ThinStore {
     }
 
     fn send(&self, message: ThinMessage) -> host::Result<()> {
+        self.check_identity()?;
         let pool = &self.pool;
         self.perform(Effect::ThinMessage { pool, message })
+    }
+
+    /// Refuses another pool that has got the name of this one, since an administrator has renamed a
+    /// volume group.
+    fn check_identity(&self) -> host::Result<()> {
+        match status(self.host.as_ref(), &self.pool)?.rdev == self.rdev {
+            true => Ok(()),
+            false => Err(HostError::unexpected(
+                "use",
+                &self.pool,
+                "another thin pool has this name now; restart the driver with the present name of its pool",
+            )),
+        }
     }
 
     /// The UUID of the device of a volume or snapshot.

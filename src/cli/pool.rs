@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
 use crate::operation::pools::inventory::{self, PoolPresence};
-use crate::operation::pools::{admin, node_record};
+use crate::operation::pools::{admin, lvm, node_record};
 
 /// Runs one of the commands.
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
@@ -46,16 +46,17 @@ pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {
             node,
             ..
         } => adopt(&pool, dry_run, &node.with_file(Given::default())?),
+        PoolCommand::Release { pool, node } => release(&pool, &node.with_file(Given::default())?),
         PoolCommand::Forget { pool, node } => forget(&pool, &node.with_file(Given::default())?),
         PoolCommand::List { place } => list(&place.with_file()?),
     }
 }
 
-fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
+fn only_real(pool: &PoolDefinition) -> Result<(), Failure> {
     match pool.place {
-        PoolPlace::File { .. } => Ok(()),
+        PoolPlace::File { .. } | PoolPlace::Lvm { .. } => Ok(()),
         PoolPlace::Memory { .. } => Err(BadConfig(format!(
-            "pool {:?}: a memory pool does not outlive its process; give NAME=file:/path",
+            "pool {:?}: a memory pool does not outlive its process; give NAME=file:/path or NAME=lvm:VG/POOL",
             pool.name
         ))
         .into()),
@@ -63,7 +64,7 @@ fn only_file(pool: &PoolDefinition) -> Result<(), Failure> {
 }
 
 fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
-    only_file(pool)?;
+    only_real(pool)?;
     let host = real_host(&[], std::slice::from_ref(pool));
     let result = admin::init(host.as_ref(), &settled.node_record, pool)?;
     for warning in &result.warnings {
@@ -93,7 +94,7 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
         let pool: PoolDefinition = text
             .parse()
             .map_err(|error: NotAPool| BadConfig(error.to_string()))?;
-        only_file(&pool)?;
+        only_real(&pool)?;
         Some(pool)
     } else {
         None
@@ -157,6 +158,32 @@ fn find(
                 "this machine has no pool of this name; give NAME=file:/path",
             ))
         })
+}
+
+fn release(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+    let host = real_host(&[], &settled.pools);
+    let pool = match text.contains('=') {
+        true => text
+            .parse()
+            .map_err(|error: NotAPool| BadConfig(error.to_string()))?,
+        false => find(text, settled, host.as_ref())?,
+    };
+    let host = real_host(&[], std::slice::from_ref(&pool));
+    let released = lvm::release(host.as_ref(), &pool)?;
+    if settled.json {
+        print::json(&json!({
+            "name": pool.name, "place": pool.place.to_string(), "changed": released,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    print::line(match released {
+        true => format!(
+            "pool {} is released: LVM can deactivate {}. The next start of the driver takes it again",
+            pool.name, pool.place
+        ),
+        false => format!("pool {} was not in use", pool.name),
+    });
+    Ok(ExitCode::SUCCESS)
 }
 
 fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {

@@ -39,7 +39,7 @@ fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
     let subject = format!("state directory {}", path.display());
     let on_a_pool = patient.pools.iter().find(|pool| match &pool.place {
         PoolPlace::File { path: folder } => path.starts_with(folder),
-        PoolPlace::Memory { .. } => false,
+        PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => false,
     });
     let elsewhere = "give another directory with --state-dir, such as /run/slackwater/state";
     if let Some(pool) = on_a_pool {

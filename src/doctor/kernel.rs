@@ -174,7 +174,7 @@ fn programs(host: &dyn Host, folders: &[PathBuf]) -> Vec<Check> {
     };
     checks.push(Check::ok(
         "LVM",
-        format!("{lvm}; this release does not use it"),
+        format!("{lvm}; the driver itself runs no program of LVM"),
     ));
     checks
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Check, Subject, checksums, kernel};
+use super::{Check, Subject, checksums, kernel, lvm};
 use crate::backend::records::{LOCK_FILE, VOLUMES};
 use crate::error::chain;
 use crate::host::{BackingFs, FileId, Host};
@@ -32,6 +32,9 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     for pool in &patient.pools {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
+            PoolPlace::Lvm { pool: name } => {
+                checks.extend(lvm::examine(host, &node, pool, name, patient))
+            }
             PoolPlace::Memory { .. } => {
                 checks.push(Check::ok(
                     subject(pool),
@@ -218,7 +221,11 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
     )
 }
 
-fn identity(node: &NodeRecord, pool: &PoolDefinition, record: &PoolRecord) -> Vec<Check> {
+pub(super) fn identity(
+    node: &NodeRecord,
+    pool: &PoolDefinition,
+    record: &PoolRecord,
+) -> Vec<Check> {
     let subject = subject(pool);
     let mut checks = vec![match node.home {
         Some(home) if home != record.home => Check::fail(
@@ -354,7 +361,7 @@ fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
 
 /// Which process serves the pool, from the kernel's list of locks; taking the lock could disturb a
 /// starting driver.
-fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
+pub(super) fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: lock", subject(pool));
     let locks = host.read_file(Path::new("/proc/locks")).ok().flatten();
     let file = host.stat(&path.join(LOCK_FILE)).ok().flatten();
@@ -392,7 +399,12 @@ fn holder(locks: &str, file: FileId) -> Option<String> {
     held.into_iter().next()
 }
 
-fn records(host: &dyn Host, pool: &PoolDefinition, path: &Path, record: &PoolRecord) -> Vec<Check> {
+pub(super) fn records(
+    host: &dyn Host,
+    pool: &PoolDefinition,
+    path: &Path,
+    record: &PoolRecord,
+) -> Vec<Check> {
     let subject = format!("{}: records", subject(pool));
     match inventory::read(host, &pool.name, record.id, path) {
         Ok(found) => {

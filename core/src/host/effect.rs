@@ -211,11 +211,8 @@ pub enum Effect<'a> {
         number: u32,
     },
     /// Sets discard_max_bytes of the queue to 0, so that nothing above the device can free reserved
-    /// blocks.
-    DisableDiscard {
-        /// N of /dev/loopN.
-        number: u32,
-    },
+    /// blocks. A mapped device gets the limit of its table again with each table.
+    DisableDiscard { device: &'a Device },
     /// Removes and re-creates a free loop device, so that the next user of its number does not
     /// inherit the discard limit set by [`Effect::DisableDiscard`]. A device in use is left alone.
     RecreateLoop {
@@ -292,6 +289,17 @@ pub enum Effect<'a> {
         /// The CSI path.
         target: &'a Path,
     },
+    /// Writes bytes to a device, past the page cache and durably. This process has claimed the device
+    /// ([`super::Host::claim_mapped`]). A crash may leave a part of the bytes.
+    WriteBlocks {
+        device: &'a Device,
+        /// A multiple of 4096.
+        offset: u64,
+        /// Their number is a multiple of 4096.
+        bytes: &'a [u8],
+    },
+    /// Writes zeros to a whole device, durably, so that each of its blocks is allocated.
+    FillWithZeros { device: &'a Device },
     /// Sends a message to a thin pool.
     ThinMessage {
         /// The name of the pool.
@@ -450,6 +458,8 @@ impl Effect<'_> {
             Effect::Bind { .. } => "bind",
             Effect::BindDevice { .. } => "bind_device",
             Effect::Unmount { .. } => "unmount",
+            Effect::WriteBlocks { .. } => "write_blocks",
+            Effect::FillWithZeros { .. } => "fill_with_zeros",
             Effect::ThinMessage { message, .. } => message.name(),
             Effect::CreateMapped { .. } => "create_mapped",
             Effect::LoadTable { .. } => "load_table",

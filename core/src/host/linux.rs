@@ -5,6 +5,7 @@
 //! configures; `mounts` makes all mounts.
 
 mod backing_fs;
+mod blocks;
 mod check;
 mod clone;
 pub mod device_mapper;
@@ -128,7 +129,7 @@ impl LinuxHost {
             Effect::DetachDeadLoop { number, name } => loop_device::detach_dead(number, name),
             Effect::ResizeLoop { number } => loop_device::resize(number),
             Effect::SetDirectIo { number } => loop_device::set_direct_io(number),
-            Effect::DisableDiscard { number } => loop_device::forbid_discard(number),
+            Effect::DisableDiscard { device } => loop_device::forbid_discard(device),
             Effect::RecreateLoop { number } => loop_device::renew(number),
             Effect::Format { .. }
             | Effect::CheckFs { .. }
@@ -144,6 +145,12 @@ impl LinuxHost {
             } => mounts::bind(folders, source, target, read_only),
             Effect::BindDevice { device, target } => mounts::bind_device(folders, device, target),
             Effect::Unmount { target } => mounts::unmount(folders, target),
+            Effect::WriteBlocks {
+                device,
+                offset,
+                bytes,
+            } => blocks::write(device, offset, bytes),
+            Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }
             | Effect::LoadTable { .. }
@@ -272,6 +279,10 @@ impl Host for LinuxHost {
 
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
         loop_device::hold(number, backing)
+    }
+
+    fn read_blocks(&self, device: &Device, offset: u64, length: usize) -> Result<Vec<u8>> {
+        blocks::read(device, offset, length)
     }
 
     fn is_claimed(&self, device: &Device) -> Result<bool> {

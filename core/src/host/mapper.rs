@@ -39,6 +39,32 @@ pub struct ThinPoolStatus {
     pub metadata: Usage,
     /// The device number of the pool.
     pub rdev: u64,
+    /// The size of a block in bytes.
+    pub block_bytes: u64,
+    /// Whether the pool accepts writes and messages.
+    pub mode: ThinPoolMode,
+    /// The pool writes zeros to the rest of a block before it shows the block in a thin device.
+    pub zeroes_blocks: bool,
+    /// A write that needs a block of a full pool fails. Otherwise it waits for up to a minute, and a
+    /// suspend waits for it.
+    pub errors_when_full: bool,
+    /// The metadata must be repaired before the pool accepts changes.
+    pub needs_check: bool,
+    /// A process has a snapshot of the metadata, of which a pool has at most one.
+    pub holds_metadata: bool,
+}
+
+/// What a thin pool accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThinPoolMode {
+    /// Everything.
+    ReadWrite,
+    /// It has no free block of data. It returns to [`ThinPoolMode::ReadWrite`] when it has.
+    OutOfData,
+    /// Only reads.
+    ReadOnly,
+    /// Nothing.
+    Failed,
 }
 
 /// A message to a thin pool. Each one commits the metadata of the pool, and is durable when it

@@ -36,6 +36,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod thin;
+mod trees;
 mod unreadable;
 mod user;
 
@@ -51,6 +52,7 @@ pub use freezer::FOREIGN_TOKEN;
 use machine::{Machine, Process};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Held, Hung};
+pub use thin::PoolSetup;
 pub use unreadable::Unreadable;
 
 /// The directory that exists on every simulated machine, on its pool's disk; pools are created
@@ -58,6 +60,8 @@ pub use unreadable::Unreadable;
 pub const POOLS: &str = "/memory";
 /// The default directory of the node's record; it exists as well.
 const STATE: &str = "/var/lib/slackwater";
+/// The directory of the driver's private mounts, which show the records of thin pools.
+pub const OWN_MOUNTS: &str = "/run/slackwater/pools";
 /// The directory of CSI paths, unless others are configured.
 const CALLERS: &str = "/var/lib/kubelet";
 /// Default size of a simulated disk: enough for a few volumes of the sizes that test suites
@@ -151,7 +155,7 @@ impl MemoryHost {
     /// Like [`MemoryHost::new`], with the whole configuration.
     pub fn with_options(options: MemoryOptions) -> MemoryHost {
         let mut machine = Machine::boot(options);
-        for folder in [POOLS, STATE] {
+        for folder in [POOLS, STATE, "/run/slackwater"] {
             if machine.make_folder(Path::new(folder)).is_err() {
                 machine.violation(format!("{folder} cannot be created"));
             }

@@ -1,8 +1,6 @@
 //! How a pool is defined on the command line:
-//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required][,trim=7d]`.
-//!
-//! The grammar already contains the options of LVM pools. They are recognized and refused, so that
-//! their meaning never changes silently.
+//! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required][,trim=7d]`
+//! or `NAME=lvm:VG/POOL[,init][,overcommit=1]`.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +9,7 @@ use std::str::FromStr;
 use super::capability::FsType;
 use super::parameters::is_pool_name;
 use super::size::{self, Human, image_bytes};
-use super::{SnapshotRoom, TrimInterval};
+use super::{SnapshotRoom, ThinPoolName, TrimInterval};
 
 /// The definition of one pool (`--pool`).
 #[derive(Clone, Debug, PartialEq)]
@@ -96,6 +94,11 @@ pub enum PoolPlace {
         /// The absolute path of the directory.
         path: PathBuf,
     },
+    /// Thin devices of a thin pool that an administrator has created with LVM.
+    Lvm {
+        /// The thin pool.
+        pool: ThinPoolName,
+    },
     /// Simulated; it ends with the process.
     Memory {
         /// Images are thin devices instead of files.
@@ -104,6 +107,16 @@ pub enum PoolPlace {
 }
 
 impl PoolPlace {
+    /// Refuses an option that only a pool in a directory can have.
+    fn check_is_folder(&self, option: &str) -> Result<(), String> {
+        match self {
+            PoolPlace::File { .. } => Ok(()),
+            PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => Err(format!(
+                "{option} is for pools in a directory: give file:/path"
+            )),
+        }
+    }
+
     /// Whether it is simulated.
     pub fn is_memory(&self) -> bool {
         matches!(self, PoolPlace::Memory { .. })
@@ -114,6 +127,7 @@ impl fmt::Display for PoolPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PoolPlace::File { path } => write!(f, "file:{}", path.display()),
+            PoolPlace::Lvm { pool } => write!(f, "lvm:{pool}"),
             PoolPlace::Memory { thin: false } => f.write_str("memory:"),
             PoolPlace::Memory { thin: true } => f.write_str("memory-thin:"),
         }
@@ -130,7 +144,7 @@ pub struct NotAPool(String);
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for error messages.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: or NAME=memory-thin:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d] or NAME=memory: or NAME=memory-thin:";
 /// A larger `extent` would allocate to a volume a significant number of blocks beyond its size.
 const MOST_EXTENT: u64 = size::MIB;
 /// The largest block size of xfs: an extent is a multiple of it.
@@ -169,10 +183,8 @@ impl PoolDefinition {
                 "overcommit={overcommit} is not valid; give a number from 1 to {MOST_OVERCOMMIT}"
             )));
         }
-        if options.mount.is_some() && place.is_memory() {
-            return Err(no(
-                "mount= is for pools in a directory: give file:/path".into()
-            ));
+        if options.mount.is_some() {
+            place.check_is_folder("mount=").map_err(no)?;
         }
         Ok(PoolDefinition {
             name: name.to_string(),
@@ -200,9 +212,7 @@ impl PoolDefinition {
 
 /// Checks the size of an image and rounds it up.
 fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
-    if place.is_memory() {
-        return Err("image=SIZE is for pools in a directory: give file:/path".into());
-    }
+    place.check_is_folder("image=SIZE")?;
     let least = FsType::Xfs.minimum_bytes();
     if bytes < least {
         return Err(format!(
@@ -218,9 +228,7 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
 
 /// Checks that every xfs accepts the extent size.
 fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
-    if place.is_memory() {
-        return Err("extent=SIZE is for pools in a directory: give file:/path".into());
-    }
+    place.check_is_folder("extent=SIZE")?;
     if !bytes.is_power_of_two() || !(LEAST_EXTENT..=MOST_EXTENT).contains(&bytes) {
         return Err(format!(
             "extent={bytes} is not valid; give 64Ki, 128Ki, 256Ki, 512Ki or 1Mi"
@@ -238,6 +246,12 @@ impl FromStr for PoolPlace {
                 path: pool_path(path)?,
             });
         }
+        if let Some(name) = text.strip_prefix("lvm:") {
+            return match name.parse() {
+                Ok(pool) => Ok(PoolPlace::Lvm { pool }),
+                Err(problem) => Err(NotAPool(problem)),
+            };
+        }
         match text {
             "memory:" => return Ok(PoolPlace::Memory { thin: false }),
             "memory-thin:" => return Ok(PoolPlace::Memory { thin: true }),
@@ -247,11 +261,8 @@ impl FromStr for PoolPlace {
             "a memory pool has no path; give \"memory-thin:\" alone".into()
         } else if text.starts_with("memory:") {
             "a memory pool has no path; give \"memory:\" alone".into()
-        } else if text.starts_with("lvm:") {
-            "this release does not support LVM pools; give file:/path on an xfs of that volume group"
-                .into()
         } else {
-            format!("{text:?} is not a place of a pool; give file:/path or memory:")
+            format!("{text:?} is not a place of a pool; give file:/path, lvm:VG/POOL or memory:")
         }))
     }
 }
@@ -400,11 +411,21 @@ fn check_pair(a: &PoolDefinition, b: &PoolDefinition) -> Result<(), NotAPool> {
             }
             Ok(())
         }
-        (PoolPlace::Memory { .. }, PoolPlace::File { .. })
-        | (PoolPlace::File { .. }, PoolPlace::Memory { .. }) => Err(NotAPool(format!(
-            "pools {:?} and {:?} cannot be served together: memory pools are simulated, and a driver cannot serve real and simulated pools",
-            a.name, b.name
-        ))),
+        (PoolPlace::Lvm { pool }, PoolPlace::Lvm { pool: other }) if pool == other => {
+            Err(NotAPool(format!(
+                "pools {:?} and {:?} have the same thin pool ({pool}); give each pool one of its own",
+                a.name, b.name
+            )))
+        }
+        (PoolPlace::Lvm { .. } | PoolPlace::File { .. }, PoolPlace::Lvm { .. })
+        | (PoolPlace::Lvm { .. }, PoolPlace::File { .. }) => Ok(()),
+        (PoolPlace::Memory { .. }, PoolPlace::File { .. } | PoolPlace::Lvm { .. })
+        | (PoolPlace::File { .. } | PoolPlace::Lvm { .. }, PoolPlace::Memory { .. }) => {
+            Err(NotAPool(format!(
+                "pools {:?} and {:?} cannot be served together: memory pools are simulated, and a driver cannot serve real and simulated pools",
+                a.name, b.name
+            )))
+        }
     }
 }
 
@@ -453,7 +474,11 @@ mod tests {
             "a=memory:,mount=any",
             "a=memory:/b",
             "a=lvm:vg",
-            "a=lvm:vg/thin,init",
+            "a=lvm:vg/-thin",
+            "a=lvm:vg/thin_tdata",
+            "a=lvm:vg/thin,image=1Gi",
+            "a=lvm:vg/thin,extent=64Ki",
+            "a=lvm:vg/thin,mount=any",
             "a=zfs:tank",
         ];
         let sentences: Vec<String> = slips
@@ -481,6 +506,9 @@ mod tests {
         assert!(together(&["a=file:/x", "b=file:/x/"]).is_err());
         assert!(together(&["a=file:/x/y", "b=file:/x"]).is_err());
         assert!(together(&["a=file:/x", "b=memory:"]).is_err());
+        assert!(together(&["a=lvm:v/x", "b=lvm:v/y", "c=file:/x"]).is_ok());
+        assert!(together(&["a=lvm:v/x", "b=lvm:v/x"]).is_err());
+        assert!(together(&["a=lvm:v/x", "b=memory-thin:"]).is_err());
     }
 
     proptest! {

@@ -198,9 +198,8 @@ impl Devices for FileStore {
         };
         if record.allocation == Allocation::Thick {
             // Otherwise mkfs, fstrim and lazy initialization would free the reserved blocks.
-            let effect = Effect::DisableDiscard {
-                number: hold.number,
-            };
+            let device = &hold.device();
+            let effect = Effect::DisableDiscard { device };
             if let Err(error) = self
                 .perform(effect)
                 .context(|| format!("disable discard on the device of volume {uuid}"))

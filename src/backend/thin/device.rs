@@ -73,6 +73,7 @@ impl ThinStore {
             id: image.id,
             bytes: image_bytes(image.size),
         };
+        self.check_identity()?;
         self.perform(Effect::LoadTable {
             uuid,
             table,

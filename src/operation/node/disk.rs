@@ -8,8 +8,9 @@ use crate::backend::records::write_lock;
 use crate::error::Error;
 use crate::host::Host;
 use crate::host::question::Questions;
-use crate::model::PoolDefinition;
+use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::pools::image::MOUNT_POINT;
+use crate::operation::pools::lvm;
 use crate::operation::pools::make::{self, Probe};
 use crate::operation::pools::pool::folder;
 
@@ -29,6 +30,11 @@ pub(in crate::operation) fn answers(
     let about = ("closed disk", definition.name.clone());
     let (host, definition) = (host.clone(), definition.clone());
     let question = move || {
+        if let PoolPlace::Lvm { pool } = &definition.place {
+            // The opening of the pool reports errors.
+            let _ = lvm::identify(host.as_ref(), pool);
+            return;
+        }
         let outer = folder(&definition);
         let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
         for path in inner.into_iter().chain([outer]) {

@@ -1,4 +1,4 @@
-//! Opens pools at the start and while the process runs, and closes their images at its end.
+//! Opens pools at the start and while the process runs, and closes their places at its end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,12 @@ use std::time::Duration;
 use super::disk;
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
-use crate::host::Host;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
-use crate::operation::pools::image::{self, OpenImage};
-use crate::operation::pools::pool::{folder, folders, pool_kind};
+use crate::operation::pools::lvm::Claim;
+use crate::operation::pools::place::{self, FoundPlace, OpenPlace};
+use crate::operation::pools::pool::{folders, pool_kind};
 use crate::operation::pools::{ground, make};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
-use crate::record::PoolRecord;
 use crate::record::node::KnownPool;
 
 /// How long a start waits for the lock of a pool that a process which was killed just now served.
@@ -51,7 +50,6 @@ impl Driver {
         definition: &PoolDefinition,
         was: Option<u64>,
     ) -> Result<ServingState> {
-        let outer = folder(definition);
         let refused = |id, why: String| {
             Ok(ServingState::Refused {
                 definition: definition.clone(),
@@ -62,18 +60,23 @@ impl Driver {
         };
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
-        image::unmount_dead(host, definition, &outer)?;
-        let found = make::probe(host, &outer)?;
-        image::check_kind(definition, &found)?;
-        let is_nothing = matches!(found, make::Probe::Blank | make::Probe::Missing);
-        if is_nothing && definition.init && known.is_none() {
-            ground::check_mount(host, definition, &outer)?;
-        }
         let patience = self.lock_patience();
-        let (image, found) = self.open_image(definition, found, known.is_none(), patience)?;
-        let path = image
-            .as_ref()
-            .map_or(outer.clone(), |image| image.folder.clone());
+        let opening = place::Opening {
+            claim: Claim {
+                home: self.pools.home(),
+                init: definition.init,
+                is_known: known.is_some(),
+            },
+            patience,
+            machine: &self.machine_folders(),
+        };
+        let place = place::open(host, definition, &opening)?;
+        let path = place.folder();
+        let FoundPlace {
+            outer,
+            open: place,
+            found,
+        } = place;
         match found {
             make::Probe::Pool(pool) if pool.home != self.pools.home() => {
                 return refused(
@@ -88,9 +91,9 @@ impl Driver {
             }
             make::Probe::Pool(pool) => {
                 if let Some((id, why)) = self.rival(definition, pool.id) {
-                    if let Some(image) = image {
+                    if let Some(place) = place {
                         // The kernel mounts only one of two xfs images with the same UUID.
-                        image::close(host, image)?;
+                        place.close(host)?;
                     }
                     return refused(id, why);
                 }
@@ -105,12 +108,14 @@ impl Driver {
                 }
                 make::check_extent(host, definition, &path)?;
                 let (name, kind) = (&definition.name, pool_kind(definition));
-                make::make_pool_of_kind(host, name, &path, kind, self.pools.home())?;
+                let id = place.as_ref().and_then(OpenPlace::id);
+                let id = id.unwrap_or_else(|| PoolId(host.random_uuid()));
+                make::make_pool_of_kind(host, name, &path, kind, (id, self.pools.home()))?;
             }
             found => return Err(no_pool(definition, &path, &found)),
         }
         make::check_extent(host, definition, &path)?;
-        self.serve_folder(definition, (&outer, &path), patience, (image, was))
+        self.serve_folder(definition, (&outer, &path), patience, (place, was))
     }
 
     /// Serves the pool in a directory in which a pool was just found or created.
@@ -119,7 +124,7 @@ impl Driver {
         definition: &PoolDefinition,
         (outer, path): (&Path, &Path),
         patience: Duration,
-        (image, was): (Option<OpenImage>, Option<u64>),
+        (place, was): (Option<OpenPlace>, Option<u64>),
     ) -> Result<ServingState> {
         let refused = |id, why| {
             Ok(ServingState::Refused {
@@ -136,7 +141,7 @@ impl Driver {
                     definition,
                     *backend,
                     (outer, path),
-                    image,
+                    place,
                 )?))),
             },
             OpenResult::Locked => Err(Error::Locked {
@@ -179,11 +184,11 @@ impl Driver {
         others.find_map(|other| {
             let is_named = named.as_deref() == Some(&other.place.to_string());
             let found = match disk::answers(&self.host, &self.questions, other) {
-                true => identify(self.host.as_ref(), other, &machine),
+                true => place::identify(self.host.as_ref(), other, &machine),
                 false => Err(disk::no_answer(other)),
             };
             match found {
-                Ok(Some(found)) if found.id == id => {
+                Ok(Some((found, _))) if found == id => {
                     Some((Some(id).filter(|_| !is_named), why(&other.place)))
                 }
                 Err(error) if is_named => Some((
@@ -205,7 +210,7 @@ impl Driver {
         definition: &PoolDefinition,
         backend: PoolBackend,
         folders: (&Path, &Path),
-        image: Option<OpenImage>,
+        open: Option<OpenPlace>,
     ) -> Result<Pool> {
         let host = self.host.as_ref();
         let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
@@ -216,7 +221,7 @@ impl Driver {
         let mut pool = Pool {
             definition: definition.clone(),
             backend,
-            image,
+            place: open,
             ground,
             leftovers,
             device: place.map_or(0, |place| place.id.device),
@@ -276,34 +281,8 @@ impl Driver {
         }
     }
 
-    /// Opens the image of a definition that has one, and creates it if it may be new. Also returns
-    /// what was found in the image, or at the path of a definition without an image.
-    pub(in crate::operation) fn open_image(
-        &self,
-        definition: &PoolDefinition,
-        found: make::Probe,
-        may_be_new: bool,
-        patience: Duration,
-    ) -> Result<(Option<OpenImage>, make::Probe)> {
-        let host = self.host.as_ref();
-        let Some(size) = definition.image else {
-            return Ok((None, found));
-        };
-        match found {
-            make::Probe::Image(_) => {}
-            make::Probe::Blank if definition.init && may_be_new => {}
-            make::Probe::Missing if definition.init && may_be_new => {
-                make::make_folder(host, &folder(definition))?;
-            }
-            found => return Ok((None, found)),
-        }
-        let image = image::open(host, definition, size, patience, &self.machine_folders())?;
-        let found = make::probe(host, &image.folder)?;
-        Ok((Some(image), found))
-    }
-
-    /// Unmounts the images that no volume uses, at the end of the process, after all operations.
-    /// The next start finds the ones that stay mounted.
+    /// Unmounts the images that no volume uses and the records of pools of LVM, at the end of the
+    /// process, after all operations. The next start finds the ones that stay mounted.
     pub fn leave(&self) {
         if self.running() > 0 {
             return;
@@ -314,7 +293,7 @@ impl Driver {
             };
             let Some(Pool {
                 backend,
-                image: Some(image),
+                place: Some(place),
                 definition,
                 ..
             }) = self.sole(pool)
@@ -324,13 +303,13 @@ impl Driver {
             // The backend has the directory open.
             drop(backend);
             let name = &definition.name;
-            match image::close(self.host.as_ref(), image) {
-                Ok(true) => tracing::info!(pool = %name, "unmounted the image of the pool"),
+            match place.close(self.host.as_ref()) {
+                Ok(true) => tracing::info!(pool = %name, "unmounted the folder of the pool"),
                 Ok(false) => {
-                    tracing::info!(pool = %name, "keeping the image of the pool mounted because volumes use it");
+                    tracing::info!(pool = %name, "keeping the folder of the pool mounted because it is in use");
                 }
                 Err(error) => {
-                    tracing::warn!(pool = %name, error = %chain(&error), "failed to unmount the image of the pool");
+                    tracing::warn!(pool = %name, error = %chain(&error), "failed to unmount the folder of the pool");
                 }
             }
         }
@@ -380,22 +359,4 @@ fn no_pool(definition: &PoolDefinition, path: &Path, found: &make::Probe) -> Err
             definition.plainly()
         ),
     )
-}
-
-/// The record of the pool at a place, if there is one. An image is mounted to read it, and stays
-/// mounted for the opening.
-pub(in crate::operation) fn identify(
-    host: &dyn Host,
-    definition: &PoolDefinition,
-    machine: &[PathBuf],
-) -> Result<Option<PoolRecord>> {
-    let path = folder(definition);
-    match (definition.image, make::probe(host, &path)?) {
-        (Some(size), make::Probe::Image(_)) => {
-            let image = image::open(host, definition, size, Duration::ZERO, machine)?;
-            PoolBackend::identify(host, &image.folder)
-        }
-        (None, make::Probe::Pool(pool)) => Ok(Some(pool)),
-        _ => Ok(None),
-    }
 }

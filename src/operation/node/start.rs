@@ -11,12 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::disk::{self, PoolQuestions};
-use super::open;
 use crate::cut::Seams;
 use crate::error::{Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
-use crate::operation::pools::ground;
+use crate::operation::pools::{ground, place};
 use crate::operation::snapshot::cut::sweep;
 use crate::operation::{Driver, Pools, ServingState, Settings, Snapshots, Usage, Volumes};
 use crate::record::{self, NodeRecord};
@@ -110,8 +109,8 @@ fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BT
     let mut homes = BTreeSet::new();
     for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {
         // The opening of a pool reports that it cannot be read.
-        let pool = open::identify(host, definition, &machine).ok().flatten();
-        homes.extend(pool.map(|pool| pool.home));
+        let pool = place::identify(host, definition, &machine).ok().flatten();
+        homes.extend(pool.map(|(_, home)| home));
     }
     homes
 }

@@ -4,12 +4,15 @@
 //! a pool that is served, and the driver's next refresh finds their result. Each action can be
 //! repeated.
 
+mod lvm;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use super::ground::{self, machine_folders};
 use super::image::{self, Inside, blank_but_known, file_folder};
+use super::lvm::identify;
 use super::make::{self, Probe};
 use super::node_record::{known_as, load_node, store_node};
 use crate::backend::PoolBackend;
@@ -42,6 +45,9 @@ pub struct Adopted {
 /// Creates a pool. A path at which the node record has a pool that is missing is refused, because
 /// the mount point of an unmounted disk looks like an empty folder.
 pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
+    if matches!(pool.place, PoolPlace::Lvm { .. }) {
+        return lvm::init(host, node_record, pool);
+    }
     let node = load_node(host, node_record)?;
     let outer = file_folder(pool)?;
     if pool.mount == Some(MountRule::Required)
@@ -117,6 +123,9 @@ pub fn adopt(
     pool: &PoolDefinition,
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
+    if matches!(pool.place, PoolPlace::Lvm { .. }) {
+        return lvm::adopt(host, node_record, pool, others, false);
+    }
     let mut node = load_node(host, node_record)?;
     let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
@@ -137,6 +146,9 @@ pub fn would_adopt(
     pool: &PoolDefinition,
     others: &[PoolDefinition],
 ) -> Result<Adopted> {
+    if matches!(pool.place, PoolPlace::Lvm { .. }) {
+        return lvm::adopt(host, node_record, pool, others, true);
+    }
     let node = load_node(host, node_record)?;
     let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &inside);
@@ -222,6 +234,16 @@ pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolI
         }
     };
     let known = node.pools[&id].clone();
+    if let Ok(PoolPlace::Lvm { pool }) = known.place.parse::<PoolPlace>()
+        && identify(host, &pool)?.is_some_and(|found| found.id == id)
+    {
+        return Err(Error::refused(
+            format!("pool {which}"),
+            format!(
+                "the pool is present in {pool}; a pool can be forgotten only after its thin pool was deactivated (slackwater pool release, then lvchange --activate n {pool}) or removed"
+            ),
+        ));
+    }
     if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>() {
         let refuse = |what: &str| {
             Err(Error::refused(
@@ -270,12 +292,15 @@ fn homes(host: &dyn Host, node: &NodeRecord, pools: &[PoolDefinition]) -> Result
     let mut seen = BTreeSet::new();
     let mut homes = Vec::new();
     for place in places {
-        if let PoolPlace::File { path } = place
-            && let (_, Probe::Pool(record)) = image::probe_path(host, &path)?
-            && seen.insert(record.home)
-        {
-            homes.push(record.home);
-        }
+        let home = match place {
+            PoolPlace::File { path } => match image::probe_path(host, &path)? {
+                (_, Probe::Pool(record)) => Some(record.home),
+                _ => None,
+            },
+            PoolPlace::Lvm { pool } => identify(host, &pool)?.map(|found| found.home),
+            PoolPlace::Memory { .. } => None,
+        };
+        homes.extend(home.filter(|home| seen.insert(*home)));
     }
     Ok(homes)
 }

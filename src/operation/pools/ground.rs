@@ -35,7 +35,7 @@ impl PoolGround {
             mount: shown.mount.shown(),
             without_mount: match definition.place {
                 PoolPlace::File { .. } => problem(outer, &shown),
-                PoolPlace::Memory { .. } => None,
+                PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => None,
             },
             of_machine: is_of_machine(host, images.device, machine),
             file_system: images.fs_name,

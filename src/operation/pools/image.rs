@@ -19,8 +19,10 @@ mod opening;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::lvm;
 use super::make::{self, Probe};
 use super::node_record::known_as;
+use super::place::not_a_folder;
 use crate::backend::PoolBackend;
 use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Result, chain};
@@ -308,10 +310,11 @@ fn on(host: &dyn Host, path: &Path) -> Result<Option<(FileStat, Vec<LoopStatus>)
         .context(|| format!("find the loop devices of the image in {}", path.display()))
 }
 
-/// The folders of images. Mounts in them belong to the driver.
+/// The folders of images and of records. Mounts in them belong to the driver.
 pub fn own_folders(pools: &[PoolDefinition]) -> Vec<PathBuf> {
     let folder = |pool: &PoolDefinition| match &pool.place {
         PoolPlace::File { path } => pool.image.map(|_| path.clone()),
+        PoolPlace::Lvm { .. } => Some(lvm::FOLDER.into()),
         PoolPlace::Memory { .. } => None,
     };
     pools.iter().filter_map(folder).collect()
@@ -331,9 +334,6 @@ pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
 pub fn file_folder(pool: &PoolDefinition) -> Result<&PathBuf> {
     match &pool.place {
         PoolPlace::File { path } => Ok(path),
-        PoolPlace::Memory { .. } => Err(Error::refused(
-            format!("pool {}", pool.name),
-            "a memory pool does not outlive its process; it cannot be created or adopted",
-        )),
+        PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => Err(not_a_folder(pool)),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::image::probe_path;
+use super::lvm;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
 use crate::backend::file;
@@ -113,6 +114,21 @@ fn entry(
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory { .. } => (None, None, PoolPresence::Blank),
+        PoolPlace::Lvm { pool } => match lvm::look(host, pool) {
+            Ok(Some(found)) => {
+                folder = found.folder;
+                let is_ours = node.home.is_none_or(|home| home == found.home);
+                let state = if is_ours {
+                    PoolPresence::Here
+                } else {
+                    PoolPresence::OtherHome
+                };
+                (Some(found.id), Some(found.home), state)
+            }
+            Ok(None) if known.is_some() => (known, None, PoolPresence::Absent),
+            Ok(None) => (None, None, PoolPresence::Blank),
+            Err(error) => (known, None, PoolPresence::Unreadable(chain(&error))),
+        },
         PoolPlace::File { path } => match probe_path(host, path) {
             Ok((inner, Probe::Pool(found))) => {
                 folder = Some(inner);

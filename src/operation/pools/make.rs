@@ -202,16 +202,23 @@ pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
 ///
 /// A folder with foreign files, a missing parent, an unsuitable file system, a failure of the host.
 pub fn make_pool(host: &dyn Host, name: &str, path: &Path, home: HomeId) -> Result<PoolRecord> {
-    make_pool_of_kind(host, name, path, PoolKind::File { extent: None }, home)
+    let id = PoolId(host.random_uuid());
+    make_pool_of_kind(
+        host,
+        name,
+        path,
+        PoolKind::File { extent: None },
+        (id, home),
+    )
 }
 
-/// Like [`make_pool`], with another way to store images.
+/// Like [`make_pool`], with another way to store images, and with the ID of the pool.
 pub fn make_pool_of_kind(
     host: &dyn Host,
     name: &str,
     path: &Path,
     kind: PoolKind<'_>,
-    home: HomeId,
+    (id, home): (PoolId, HomeId),
 ) -> Result<PoolRecord> {
     match probe(host, path)? {
         Probe::Pool(record) => return Ok(record),
@@ -221,15 +228,20 @@ pub fn make_pool_of_kind(
         Probe::Blank => {}
     }
     check_ground(host, path)?;
-    let record = PoolRecord {
-        id: PoolId(host.random_uuid()),
+    let record = new_record(host, name, (id, home));
+    PoolBackend::make(host, path, kind, &record)?;
+    Ok(record)
+}
+
+/// The record of a new pool.
+pub fn new_record(host: &dyn Host, name: &str, (id, home): (PoolId, HomeId)) -> PoolRecord {
+    PoolRecord {
+        id,
         home,
         name: name.to_string(),
         created_at: host.now(),
         snapshots: Some(SnapshotRoom::Reserved),
-    };
-    PoolBackend::make(host, path, kind, &record)?;
-    Ok(record)
+    }
 }
 
 /// Creates the folder itself, never its parents: a missing parent is a typing mistake or a missing

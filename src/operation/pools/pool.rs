@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 use uuid::Uuid;
 
 use super::ground::PoolGround;
-use super::image::OpenImage;
+use super::lvm;
+use super::place::OpenPlace;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::id::NameKind;
@@ -20,8 +21,8 @@ pub struct Pool {
     pub definition: PoolDefinition,
     /// Its storage.
     pub backend: PoolBackend,
-    /// The image that contains the pool, if its definition has one.
-    pub image: Option<OpenImage>,
+    /// What must stay open for its folder.
+    pub place: Option<OpenPlace>,
     /// The file system on which the pool lies.
     pub ground: PoolGround,
     /// What was cleaned up when the pool was opened.
@@ -110,13 +111,17 @@ fn memory_path(name: &str) -> PathBuf {
 pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
     match &definition.place {
         PoolPlace::File { path } => path.clone(),
+        PoolPlace::Lvm { pool } => Path::new(lvm::FOLDER).join(pool.mapped()),
         PoolPlace::Memory { .. } => memory_path(&definition.name),
     }
 }
 
 /// How the pool of a definition stores images.
 pub(in crate::operation) fn pool_kind(definition: &PoolDefinition) -> PoolKind<'_> {
-    match definition.place {
+    match &definition.place {
+        PoolPlace::Lvm { pool } => PoolKind::Thin {
+            pool: pool.mapped(),
+        },
         PoolPlace::Memory { thin: true } => PoolKind::Thin {
             pool: &definition.name,
         },

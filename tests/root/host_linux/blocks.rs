@@ -66,7 +66,7 @@ fn a_reserved_image_keeps_its_blocks_whatever_its_user_does() {
             let image = reserved(&scratch, "thick", size);
             let hold = scratch.attach(&image);
             scratch.done(&Effect::DisableDiscard {
-                number: hold.number,
+                device: &hold.device(),
             });
             use_and_free(&scratch, &hold.device(), fs, true);
             let left = scratch.allocated(&image);
@@ -92,7 +92,7 @@ fn ext4_that_initializes_its_tables_late_frees_nothing() {
     let image = reserved(&scratch, "thick", size);
     let hold = scratch.attach(&image);
     scratch.done(&Effect::DisableDiscard {
-        number: hold.number,
+        device: &hold.device(),
     });
     let device = hold.device();
     scratch.done(&Effect::Format {

@@ -288,7 +288,7 @@ fn a_discard_limit_does_not_outlive_its_loop() {
         let hold = scratch.attach(&thick);
         assert_ne!(discard_limit(hold.number), 0, "loop{}", hold.number);
         scratch.done(&Effect::DisableDiscard {
-            number: hold.number,
+            device: &hold.device(),
         });
         assert_eq!(discard_limit(hold.number), 0);
         used.insert(hold.number);

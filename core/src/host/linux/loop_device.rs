@@ -78,6 +78,12 @@ pub(super) fn open_verified_path(device: &Device) -> Result<File> {
     open_node(device, libc::O_PATH)
 }
 
+/// Opens a device for direct I/O.
+pub(super) fn open_direct(device: &Device, write: bool) -> Result<File> {
+    let access = if write { libc::O_RDWR } else { libc::O_RDONLY };
+    open_node(device, access | libc::O_DIRECT)
+}
+
 /// Opens a device exclusively: EBUSY if it is claimed.
 pub(super) fn open_exclusive(device: &Device) -> Result<File> {
     open_node(device, libc::O_EXCL)
@@ -378,15 +384,17 @@ pub(super) fn resize(number: u32) -> Result<()> {
 /// 0 the loop driver refuses fallocate altogether: not only discards (fstrim, mkfs, `-o discard`),
 /// but also the write-zeroes by which ext4 initializes its tables lazily, which would punch holes
 /// too.
-pub(super) fn forbid_discard(number: u32) -> Result<()> {
-    let path = queue_file(number, "discard_max_bytes");
+pub(super) fn forbid_discard(device: &Device) -> Result<()> {
+    let number = number_text(device.rdev);
+    let path = PathBuf::from(format!("/sys/dev/block/{number}/queue/discard_max_bytes"));
     OpenOptions::new()
         .write(true)
         .open(&path)
         .and_then(|mut file| file.write_all(b"0"))
         .map_err(failed("write", &path))?;
-    match queue_value(number, "discard_max_bytes") {
-        Some(0) => Ok(()),
+    let found = std::fs::read_to_string(&path).map_err(failed("read", &path))?;
+    match found.trim() {
+        "0" => Ok(()),
         other => {
             let what = format!("it reads {other:?} after 0 was written");
             Err(HostError::unexpected("write", path, what))

@@ -3,6 +3,8 @@
 
 use uuid::Uuid;
 
+use crate::crc32c::crc32c;
+
 /// The fields of an ext4 superblock that growth needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ext4 {
@@ -259,25 +261,9 @@ impl Btrfs {
     }
 }
 
-/// CRC-32C (Castagnoli), bit by bit, because only three superblocks are computed, and rarely.
-fn crc32c(bytes: &[u8]) -> u32 {
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-    !bytes.iter().fold(!0, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (POLYNOMIAL & (crc & 1).wrapping_neg())
-        })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn crc32c_is_the_one_of_the_standard() {
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
-    }
 
     #[test]
     fn a_new_fsid_keeps_the_first_as_the_metadatas() {

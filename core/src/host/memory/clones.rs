@@ -382,6 +382,16 @@ impl Machine {
             Effect::CopyRange { target, .. } => (target, UNFINISHED),
             Effect::RenewFsId { image, .. } => (image, CUT_OFF),
             Effect::GrowUnmounted { device } => return self.cut_off_growth(device),
+            Effect::WriteBlocks {
+                device,
+                offset,
+                bytes,
+            } => {
+                // The kernel writes the pages of a request in any order.
+                let torn = &bytes[..bytes.len() / 2];
+                let _ = self.write_blocks(process, device, *offset as usize, torn);
+                return;
+            }
             _ => return,
         };
         if let Ok(Some(ino)) = self.find(process, path)

@@ -212,6 +212,9 @@ impl Host for MemoryHost {
 
     fn thin_pool(&self, name: &str) -> Result<Option<ThinPoolStatus>> {
         self.look("examine", Path::new(name), |machine| {
+            if !machine.is_active_pool(name) {
+                return Ok(None);
+            }
             machine.check_thin_pool(name)?;
             Ok(Some(machine.thin_pool_status(name)))
         })
@@ -243,10 +246,31 @@ impl Host for MemoryHost {
         }))
     }
 
+    fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        let claimed = self.look("open", &mapped_path(uuid), |machine| {
+            let Some(number) = machine.mapped(uuid) else {
+                return Ok(None);
+            };
+            let key = machine.claim(self.process, number)?;
+            Ok(Some((machine.device(number), key)))
+        })?;
+        Ok(claimed.map(|(device, key)| DeviceHold {
+            device,
+            keep: Box::new(self.keep(Closes::Opener(key))),
+        }))
+    }
+
+    fn read_blocks(&self, device: &Device, offset: u64, length: usize) -> Result<Vec<u8>> {
+        self.look("read", &device.path, |machine| {
+            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            Ok(machine.read_blocks(number, offset as usize, length)?)
+        })
+    }
+
     fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.look("open", &device.path, |machine| {
             let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
-            Ok(machine.supers.contains_key(&number))
+            Ok(machine.is_claimed(number))
         })
     }
 

@@ -121,20 +121,33 @@ impl Machine {
 
     /// The number of openers of a loop device.
     pub(super) fn openers_of(&self, number: u32) -> usize {
-        let open = |opener: &&Opener| matches!(opener.what, Opened::Loop(n) if n == number);
+        let open = |opener: &&Opener| matches!(opener.what, Opened::Loop(n) | Opened::Claimed(n) if n == number);
         self.openers.values().filter(open).count() + usize::from(self.supers.contains_key(&number))
     }
 
     /// Opens a loop device; returns the key with which it is closed.
     pub(super) fn open_loop(&mut self, process: Option<Process>, number: u32) -> u64 {
+        self.open(process, Opened::Loop(number))
+    }
+
+    /// Opens a device exclusively.
+    pub(super) fn claim(&mut self, process: Process, number: u32) -> Result<u64, Errno> {
+        match self.is_claimed(number) {
+            true => Err(Errno::EBUSY),
+            false => Ok(self.open(Some(process), Opened::Claimed(number))),
+        }
+    }
+
+    /// Whether a file system or a process has claimed a device.
+    pub(super) fn is_claimed(&self, number: u32) -> bool {
+        let claims =
+            |opener: &Opener| matches!(opener.what, Opened::Claimed(other) if other == number);
+        self.supers.contains_key(&number) || self.openers.values().any(claims)
+    }
+
+    fn open(&mut self, process: Option<Process>, what: Opened) -> u64 {
         let key = self.fresh();
-        self.openers.insert(
-            key,
-            Opener {
-                process,
-                what: Opened::Loop(number),
-            },
-        );
+        self.openers.insert(key, Opener { process, what });
         key
     }
 
@@ -306,6 +319,7 @@ impl Machine {
             return Err(refuse("No space left on device".into()));
         }
         data.content = fresh;
+        self.clear_tree(ino)?;
         self.disk.changed(ino, usize::MAX)?;
         self.sync_loop(number);
         Ok(())

@@ -35,8 +35,10 @@ pub(super) struct Opener {
 
 #[derive(Clone, Debug)]
 pub(super) enum Opened {
-    /// A loop device.
+    /// A block device.
     Loop(u32),
+    /// A block device, exclusively.
+    Claimed(u32),
     /// A file on the mount with this id.
     OnMount(u32),
 }
@@ -295,7 +297,7 @@ impl Machine {
             names.drain(..4);
             return Ok((ino, names));
         }
-        Ok((ROOT, names))
+        Ok(self.tree_at(path).unwrap_or((ROOT, names)))
     }
 
     /// The inode that a path names.

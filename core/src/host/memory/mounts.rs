@@ -122,8 +122,8 @@ impl Machine {
     }
 
     pub(super) fn mount(&mut self, spec: &MountSpec<'_>) -> Result<(), HostCause> {
-        self.allow(spec.target)?;
-        match self.kind_at(spec.target) {
+        self.allow_mount(spec.target)?;
+        match self.kind_of_mount_point(spec.target) {
             None => return Err(Errno::ENOENT.into()),
             Some(FileKind::Dir) => {}
             Some(_) => return Err(Errno::ENOTDIR.into()),
@@ -134,6 +134,7 @@ impl Machine {
             return Err(Errno::EACCES.into());
         }
         self.make_super(number, spec, read_only)?;
+        self.make_tree(number, spec.target)?;
         let of_a_mount = |word: &&String| OF_A_MOUNT.contains(&word.as_str());
         let mut options = vec![if read_only { "ro" } else { "rw" }.to_string()];
         options.extend(
@@ -307,7 +308,7 @@ impl Machine {
     }
 
     pub(super) fn unmount(&mut self, target: &Path) -> Result<(), HostCause> {
-        self.allow(target)?;
+        self.allow_mount(target)?;
         let Some(index) = self
             .mounts
             .iter()
@@ -326,7 +327,7 @@ impl Machine {
             .values()
             .any(|opener| matches!(opener.what, Opened::OnMount(on) if on == id));
         let covered = self.mounts.iter().any(|other| other.line.parent == id);
-        if held || covered {
+        if held || covered || self.is_tree_open(target) {
             return Err(Errno::EBUSY.into());
         }
         self.mounts.remove(index);

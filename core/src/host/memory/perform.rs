@@ -54,10 +54,12 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::DetachDeadLoop { number, .. }
         | Effect::ResizeLoop { number }
         | Effect::SetDirectIo { number }
-        | Effect::DisableDiscard { number }
         | Effect::RecreateLoop { number } => Device::of_loop(*number).path.into(),
         Effect::Format { device, .. }
         | Effect::CheckFs { device, .. }
+        | Effect::DisableDiscard { device }
+        | Effect::WriteBlocks { device, .. }
+        | Effect::FillWithZeros { device }
         | Effect::GrowFs { device, .. }
         | Effect::GrowUnmounted { device } => (&device.path).into(),
         Effect::Mount(spec) => spec.target.into(),
@@ -122,7 +124,10 @@ impl Machine {
             Effect::DetachDeadLoop { number, name } => self.detach_dead(*number, name)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
-            Effect::DisableDiscard { number } => self.dev_mut(*number)?.no_discard = true,
+            Effect::DisableDiscard { device } => {
+                let number = number_of(device).ok_or(Errno::ENOTBLK)?;
+                self.dev_mut(number)?.no_discard = true;
+            }
             // Free devices of the simulation have no limits that a re-creation would clear; all
             // images are of one kind; and no disk below supports discard.
             Effect::RecreateLoop { .. }
@@ -133,6 +138,12 @@ impl Machine {
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }
             | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
+            Effect::WriteBlocks {
+                device,
+                offset,
+                bytes,
+            } => self.write_blocks(process, device, *offset as usize, bytes)?,
+            Effect::FillWithZeros { device } => self.fill_with_zeros(device)?,
             Effect::MakeTarget { path, kind } => self.make_target(path, *kind)?,
             Effect::RemoveTarget { path } => self.remove_target(path)?,
             Effect::Mount(spec) => self.mount(spec)?,

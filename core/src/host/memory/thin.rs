@@ -15,7 +15,7 @@ use super::loops::{Backing, LoopDev};
 use super::machine::Machine;
 use super::mounts::Shown;
 use crate::error::HostCause;
-use crate::host::mapper::{MAX_THIN_ID, Usage};
+use crate::host::mapper::{MAX_THIN_ID, ThinPoolMode, Usage};
 use crate::host::{
     Device, Effect, FileId, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
 };
@@ -33,6 +33,9 @@ const METADATA_PER_BLOCK: u64 = 16;
 /// The share of its data that is the default size of the metadata of a pool.
 const DATA_PER_METADATA: u64 = 1024;
 
+/// The default size of a block of a pool.
+const POOL_BLOCK: u64 = 64 << 10;
+
 const NOT_SUSPENDED: &str = "it was created from an active thin device that was not suspended";
 
 /// A thin pool, which an administrator has created with LVM.
@@ -45,6 +48,33 @@ pub(super) struct ThinPool {
     devices: BTreeMap<u32, Ino>,
     pub(super) data_bytes: u64,
     pub(super) metadata_bytes: u64,
+    /// What a test has changed of the state that an administrator creates.
+    pub(super) setup: PoolSetup,
+}
+
+/// How an administrator has created a pool, and what has happened to it since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSetup {
+    /// LVM has activated it.
+    pub active: bool,
+    pub mode: ThinPoolMode,
+    pub zeroes_blocks: bool,
+    pub errors_when_full: bool,
+    pub needs_check: bool,
+    pub holds_metadata: bool,
+}
+
+impl Default for PoolSetup {
+    fn default() -> PoolSetup {
+        PoolSetup {
+            active: true,
+            mode: ThinPoolMode::ReadWrite,
+            zeroes_blocks: true,
+            errors_when_full: true,
+            needs_check: false,
+            holds_metadata: false,
+        }
+    }
 }
 
 /// What a mapped device has beyond a loop device.
@@ -98,6 +128,7 @@ impl Machine {
             devices: BTreeMap::new(),
             data_bytes,
             metadata_bytes: data_bytes / DATA_PER_METADATA,
+            setup: PoolSetup::default(),
         })
     }
 
@@ -138,7 +169,28 @@ impl Machine {
                 total: pool.metadata_bytes,
             },
             rdev: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(pool.minor)),
+            block_bytes: POOL_BLOCK,
+            mode: pool.setup.mode,
+            zeroes_blocks: pool.setup.zeroes_blocks,
+            errors_when_full: pool.setup.errors_when_full,
+            needs_check: pool.setup.needs_check,
+            holds_metadata: pool.setup.holds_metadata,
         }
+    }
+
+    /// Whether LVM has activated a pool. LVM has a device of this name only if it uses the pool
+    /// itself, as a test must have said.
+    pub(super) fn is_active_pool(&self, name: &str) -> bool {
+        match self.thin_pools.get(name) {
+            Some(pool) => pool.setup.active,
+            None => !name.ends_with("-tpool"),
+        }
+    }
+
+    /// Changes what an administrator has set up.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn set_up_pool(&mut self, name: &str, change: impl FnOnce(&mut PoolSetup)) {
+        change(&mut self.thin_pool(name).setup);
     }
 
     pub(super) fn thin_devices(&mut self, pool: &str) -> BTreeMap<u32, u64> {
@@ -381,6 +433,8 @@ impl Machine {
         let dev = self.dev_mut(number)?;
         dev.backing = Backing::Thin(ino, id);
         (dev.bytes, dev.read_only) = (table.bytes, read_only);
+        // The kernel computes the limits of a device from each table anew.
+        dev.no_discard = false;
         Ok(())
     }
 

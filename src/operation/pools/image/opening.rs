@@ -247,7 +247,9 @@ impl Opening<'_> {
         };
         let number = hold.number;
         self.perform(
-            &Effect::DisableDiscard { number },
+            &Effect::DisableDiscard {
+                device: &hold.device(),
+            },
             "disable discard on the device of the image",
         )?;
         let shown = self

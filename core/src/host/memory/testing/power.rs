@@ -2,7 +2,7 @@
 
 use super::super::disk::{Disk, Ino, Node};
 use super::super::machine::Machine;
-use super::super::{MemoryHost, MemoryOptions};
+use super::super::{MemoryHost, MemoryOptions, PoolSetup};
 
 impl MemoryHost {
     /// Like [`MemoryHost::new`], with the size of the pool's disk in bytes.
@@ -27,6 +27,12 @@ impl MemoryHost {
         self.lock().reboot(power_loss);
         self.released.notify_all();
         self.another_process()
+    }
+
+    /// Changes how an administrator has set up a thin pool. A machine has a pool of each name, which
+    /// no program has used, until this changes it.
+    pub fn set_up_pool(&self, name: &str, change: impl FnOnce(&mut PoolSetup)) {
+        self.lock().set_up_pool(name, change);
     }
 
     /// Whether this process is alive.

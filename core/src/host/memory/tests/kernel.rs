@@ -258,7 +258,10 @@ fn trimming_frees_reserved_blocks_unless_the_device_forbids_it() {
         allocate(&host, GIB, true).unwrap();
         let hold = attach(&host, true).unwrap();
         if forbid {
-            host.perform(&Effect::DisableDiscard { number: 0 }).unwrap();
+            host.perform(&Effect::DisableDiscard {
+                device: &Device::of_loop(0),
+            })
+            .unwrap();
         }
         format(&host, &hold.device(), FsType::Ext4).unwrap();
         mount(&host, &hold.device(), FsType::Ext4, false).unwrap();

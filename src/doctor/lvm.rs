@@ -1,0 +1,138 @@
+//! Checks a pool of LVM: the kernel's support, how LVM has set the thin pool up, whose pool it is,
+//! its space and its records.
+
+use std::path::Path;
+
+use super::pool::{identity, records, server, subject};
+use super::{Check, Subject, kernel};
+use crate::error::chain;
+use crate::host::mapper::Usage;
+use crate::host::{Host, ThinPoolStatus};
+use crate::model::size::Human;
+use crate::model::{PoolDefinition, ThinPoolName};
+use crate::operation::pools::lvm::{self, FoundPool};
+use crate::operation::pools::{make, node_record};
+use crate::record::NodeRecord;
+
+/// A pool should be extended before less of it is free.
+const LITTLE_ROOM_PERCENT: u64 = 10;
+/// The module of the kernel, loaded or built in.
+const MODULE: &str = "/sys/module/dm_thin_pool";
+
+pub(super) fn examine(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pool: &PoolDefinition,
+    name: &ThinPoolName,
+    patient: &Subject,
+) -> Vec<Check> {
+    let mut checks = vec![module(host, pool)];
+    checks.extend(repair(host, pool, patient));
+    let status = match lvm::usable(host, pool, name) {
+        Ok(status) => status,
+        Err(error) => {
+            let fix = "run the command that the message names";
+            checks.push(Check::fail(subject(pool), chain(&error), fix));
+            return checks;
+        }
+    };
+    checks.extend(room(pool, name, &status));
+    match lvm::look(host, name) {
+        Err(error) => checks.push(Check::fail(
+            subject(pool),
+            chain(&error),
+            "check the disk, or restore the metadata of the thin pool",
+        )),
+        Ok(None) => checks.push(not_made(node, pool, name)),
+        Ok(Some(found)) => checks.extend(found_pool(host, node, pool, &found)),
+    }
+    checks
+}
+
+fn module(host: &dyn Host, pool: &PoolDefinition) -> Check {
+    let subject = format!("{}: dm_thin_pool", subject(pool));
+    match host.stat(Path::new(MODULE)) {
+        Ok(Some(_)) => Check::ok(subject, "the kernel has thin pools"),
+        Ok(None) | Err(_) => Check::fail(
+            subject,
+            "the kernel module is not loaded, and a container cannot load it",
+            "run on the host: modprobe dm_thin_pool; and list it in /etc/modules-load.d",
+        ),
+    }
+}
+
+/// Without thin_check, LVM activates a pool unchecked, or not at all. Known only where the programs
+/// of the host are visible.
+fn repair(host: &dyn Host, pool: &PoolDefinition, patient: &Subject) -> Option<Check> {
+    let is_there = |program: &str| kernel::is_there(host, &patient.programs, program);
+    let subject = format!("{}: thin_check", subject(pool));
+    match (is_there("lvm"), is_there("thin_check")) {
+        (false, _) => None,
+        (true, true) => Some(Check::ok(subject, "LVM can check and repair the pool")),
+        (true, false) => Some(Check::warn(
+            subject,
+            "LVM cannot check the pool when it activates it, nor repair it",
+            "install thin-provisioning-tools (device-mapper-persistent-data)",
+        )),
+    }
+}
+
+fn room(pool: &PoolDefinition, name: &ThinPoolName, status: &ThinPoolStatus) -> Vec<Check> {
+    let check = |what: &str, usage: Usage, fix: String| {
+        let subject = format!("{}: {what}", subject(pool));
+        let found = format!("{} of {} free", Human(usage.free()), Human(usage.total));
+        match usage.free() < usage.total / 100 * LITTLE_ROOM_PERCENT {
+            true => Check::warn(subject, found, fix),
+            false => Check::ok(subject, found),
+        }
+    };
+    vec![
+        check(
+            "space",
+            status.data,
+            format!("delete volumes, or run: lvextend --size +SIZE {name}"),
+        ),
+        check(
+            "metadata",
+            status.metadata,
+            format!("run: lvextend --poolmetadatasize +SIZE {name}"),
+        ),
+    ]
+}
+
+fn not_made(node: &NodeRecord, pool: &PoolDefinition, name: &ThinPoolName) -> Check {
+    match node_record::known_as(node, pool) {
+        Some(id) => Check::fail(
+            subject(pool),
+            format!("there is no pool in {name}, but this machine had pool {id} there"),
+            format!("if it is permanently gone: slackwater pool forget {id}"),
+        ),
+        None if pool.init => Check::ok(subject(pool), "serve creates it"),
+        None => Check::warn(
+            subject(pool),
+            format!("there is no pool in {name} yet"),
+            format!("run slackwater pool init {}", pool.plainly()),
+        ),
+    }
+}
+
+fn found_pool(
+    host: &dyn Host,
+    node: &NodeRecord,
+    pool: &PoolDefinition,
+    found: &FoundPool,
+) -> Vec<Check> {
+    let record = make::new_record(host, &pool.name, (found.id, found.home));
+    let mut checks = identity(node, pool, &record);
+    match &found.folder {
+        Some(folder) => {
+            checks.push(server(host, pool, folder));
+            checks.extend(records(host, pool, folder, &record));
+        }
+        None => checks.push(Check::ok(
+            format!("{}: records", subject(pool)),
+            "not mounted here: run doctor while the pool is served, in the mount namespace of its driver",
+        )),
+    }
+    checks
+}

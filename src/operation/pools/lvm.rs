@@ -1,0 +1,347 @@
+//! A pool in a thin pool of LVM (`lvm:VG/POOL`): LVM has created it and owns its space, and this
+//! driver owns the thin devices in it.
+//!
+//! Thin device 1 is one block with the [`header`], which says whose pool it is. Thin device 2 has an
+//! ext4 with the records, which is mounted at [`FOLDER`] and is then the folder of the pool, like
+//! that of any other kind. Every block of device 2 is allocated when the pool is created, and none is
+//! freed, so a record can be written while the pool is full.
+//!
+//! The creation claims the pool by its transaction ID, writes the header as "claimed", completes
+//! device 2, and writes the header as "ready". Each step checks whether it was done before. A process
+//! that opens a pool has claimed the device of the header (O_EXCL), so two of them never create the
+//! file system at the same time, and one that has waited reads the header again.
+
+mod checks;
+pub mod header;
+mod opening;
+mod release;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::make::{self, Probe};
+use crate::backend::thin::{
+    DEVICE_PREFIX, HEADER_ID, RECORDS_ID, TRANSACTION_ID, pool_of_records, records_device,
+};
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
+use crate::host::{
+    Device, DeviceHold, Effect, Host, MappedDevice, Mount, ThinPoolStatus, ThinTable,
+};
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
+pub use checks::{problem, usable};
+use header::{FoundHeader, PoolHeader};
+pub use opening::{Claim, open};
+pub use release::release;
+
+/// The directory below which the records of pools are mounted.
+pub const FOLDER: &str = "/run/slackwater/pools";
+
+/// The folder of a pool, while its records are mounted.
+pub fn folder(id: PoolId) -> PathBuf {
+    Path::new(FOLDER).join(id.to_string())
+}
+
+/// The records of a pool, which are mounted.
+#[derive(Debug)]
+pub struct OpenRecords {
+    /// The pool's folder.
+    pub folder: PathBuf,
+    pub header: PoolHeader,
+}
+
+/// Unmounts the records. No file of the pool may be open any more. The device stays, so that LVM
+/// neither deactivates nor removes the thin pool. Returns whether the records were unmounted.
+pub fn close(host: &dyn Host, open: &OpenRecords) -> Result<bool> {
+    let target = open.folder.as_path();
+    match host.perform(&Effect::Unmount { target }) {
+        Err(error) if error.code() == Some(Errno::EBUSY) => Ok(false),
+        done => done
+            .map(|_| true)
+            .context(|| format!("unmount {}", target.display())),
+    }
+}
+
+/// The header of the pool of a definition; `None` if no pool of Slackwater is there. It waits for the
+/// disk.
+pub fn identify(host: &dyn Host, name: &ThinPoolName) -> Result<Option<PoolHeader>> {
+    let mapped = name.mapped();
+    let doing = || format!("examine the thin pool {name}");
+    let Some(status) = host.thin_pool(mapped).context(doing)? else {
+        return Ok(None);
+    };
+    if status.transaction_id != TRANSACTION_ID {
+        return Ok(None);
+    }
+    let Some(device) = HeaderDevice::open(host, mapped, &status, false).context(doing)? else {
+        return Ok(None);
+    };
+    let found = device.read();
+    device.close();
+    match found.context(doing)? {
+        FoundHeader::Header(header) => Ok(Some(header)),
+        FoundHeader::Incomplete => Ok(None),
+        FoundHeader::Newer(version) => Err(newer(name, version)),
+    }
+}
+
+/// A pool that is not opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundPool {
+    pub id: PoolId,
+    pub home: HomeId,
+    /// The folder with its records, if they are mounted here.
+    pub folder: Option<PathBuf>,
+}
+
+/// Finds a pool by its records if they are mounted here, or else by its header.
+pub fn look(host: &dyn Host, name: &ThinPoolName) -> Result<Option<FoundPool>> {
+    let doing = || format!("examine the thin pool {name}");
+    let mapped = host.thin_pool(name.mapped()).context(doing)?;
+    if mapped.is_none() {
+        return Ok(None);
+    }
+    let devices = host.mapped_devices(name.mapped(), DEVICE_PREFIX);
+    let mounts = host.mounts().context(doing)?;
+    for device in devices.context(doing)? {
+        let Some(id) = pool_of_records(&device.uuid) else {
+            continue;
+        };
+        let folder = folder(id);
+        let shows =
+            |mount: &Mount| mount.mount_point == folder && mount.device == device.device.rdev;
+        if mounts.iter().any(shows)
+            && let Probe::Pool(record) = make::probe(host, &folder)?
+        {
+            return Ok(Some(FoundPool {
+                id,
+                home: record.home,
+                folder: Some(folder),
+            }));
+        }
+    }
+    let found = identify(host, name)?;
+    Ok(found.map(|header| FoundPool {
+        id: header.id,
+        home: header.home,
+        folder: None,
+    }))
+}
+
+/// Refuses records that do not belong to the header: a file system without a pool, although the thin
+/// pool has volumes, or the records of another pool.
+pub fn check_folder(
+    host: &dyn Host,
+    pool: &PoolDefinition,
+    open: &OpenRecords,
+    found: &Probe,
+) -> Result<()> {
+    let damaged = |problem: String| {
+        Err(Error::Damaged {
+            path: open.folder.clone(),
+            problem,
+        })
+    };
+    let id = open.header.id;
+    match found {
+        Probe::Pool(record) if record.id == id => Ok(()),
+        Probe::Pool(record) => damaged(format!(
+            "it has the records of pool {}, but the header is that of pool {id}",
+            record.id
+        )),
+        Probe::Blank | Probe::Missing | Probe::Image(_) | Probe::Foreign(_) => {
+            let mapped = thin_pool(pool)?.mapped();
+            let devices = host.thin_devices(mapped);
+            let devices = devices.context(|| format!("list the thin devices of {mapped}"))?;
+            match devices.keys().find(|id| **id > RECORDS_ID) {
+                None => Ok(()),
+                Some(id) => damaged(format!(
+                    "it has no pool.json, but the thin pool has the thin device {id}; restore the records, no pool is created there"
+                )),
+            }
+        }
+    }
+}
+
+/// Gives a pool a new home. Its records must not be mounted anywhere.
+pub fn set_home(host: &dyn Host, pool: &PoolDefinition, home: HomeId) -> Result<()> {
+    let name = thin_pool(pool)?;
+    let status = usable(host, pool, name)?;
+    let mapped = name.mapped();
+    let doing = || format!("change the home of pool {}", pool.name);
+    let device = claim_header(host, pool, mapped, &status, Duration::ZERO)?;
+    let changed = device.read().context(doing).and_then(|found| {
+        let FoundHeader::Header(header) = found else {
+            return Err(Error::Damaged {
+                path: name.to_string().into(),
+                problem: "it has no header that this program can read".into(),
+            });
+        };
+        let records = records_device(header.id);
+        let records = mapped_device(host, mapped, &records).context(doing)?;
+        if let Some(records) = records
+            && host.is_claimed(&records.device).context(doing)?
+        {
+            return Err(Error::Busy {
+                subject: format!("pool {}", pool.name),
+                holder: "its records are mounted; stop the driver that serves it".into(),
+            });
+        }
+        let header = PoolHeader {
+            home,
+            written: header.written + 1,
+            ..header
+        };
+        device.write(&header).context(doing)
+    });
+    device.close();
+    changed
+}
+
+/// The thin pool of a definition.
+pub fn thin_pool(pool: &PoolDefinition) -> Result<&ThinPoolName> {
+    match &pool.place {
+        PoolPlace::Lvm { pool } => Ok(pool),
+        PoolPlace::File { .. } | PoolPlace::Memory { .. } => Err(Error::refused(
+            format!("pool {}", pool.name),
+            "it is not a pool of LVM (lvm:VG/POOL)",
+        )),
+    }
+}
+
+fn newer(name: &ThinPoolName, version: u32) -> Error {
+    Error::Damaged {
+        path: name.to_string().into(),
+        problem: format!(
+            "its header has version {version}, which this program does not support; use the newer program"
+        ),
+    }
+}
+
+/// The mapped device with a UUID that shows a thin device of a pool, or has no table yet.
+fn mapped_device(
+    host: &dyn Host,
+    pool: &str,
+    uuid: &str,
+) -> crate::host::Result<Option<MappedDevice>> {
+    let mut all = host.mapped_devices(pool, DEVICE_PREFIX)?.into_iter();
+    Ok(all.find(|device| device.uuid == uuid))
+}
+
+/// Opens the device of the header exclusively. Waits for `patience` while another process has it.
+fn claim_header<'a>(
+    host: &'a dyn Host,
+    pool: &PoolDefinition,
+    mapped: &str,
+    status: &ThinPoolStatus,
+    patience: Duration,
+) -> Result<HeaderDevice<'a>> {
+    const STEP: Duration = Duration::from_millis(50);
+    let mut waited = Duration::ZERO;
+    loop {
+        match HeaderDevice::open(host, mapped, status, true) {
+            Ok(Some(device)) => return Ok(device),
+            Err(error) if error.code() == Some(Errno::EBUSY) && waited >= patience => {
+                return Err(Error::Locked {
+                    place: pool.place.to_string(),
+                });
+            }
+            Err(error) if error.code() != Some(Errno::EBUSY) => {
+                return Err(error).context(|| format!("open the header of pool {}", pool.name));
+            }
+            // Another process has removed it just now.
+            Ok(None) if waited >= patience => {
+                return Err(Error::Pending {
+                    what: format!("pool {}", pool.name),
+                });
+            }
+            Ok(None) | Err(_) => {}
+        }
+        host.pause(STEP);
+        waited += STEP;
+    }
+}
+
+/// The device of a pool's header.
+struct HeaderDevice<'a> {
+    host: &'a dyn Host,
+    uuid: String,
+    hold: DeviceHold,
+}
+
+impl<'a> HeaderDevice<'a> {
+    /// Creates the device, or uses one that another process has or that a crash has left. `None` if
+    /// the thin device does not exist, or if another process has removed the device just now.
+    fn open(
+        host: &'a dyn Host,
+        mapped: &str,
+        status: &ThinPoolStatus,
+        exclusively: bool,
+    ) -> crate::host::Result<Option<HeaderDevice<'a>>> {
+        let number = status.rdev;
+        let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+        let uuid = format!("{DEVICE_PREFIX}header-{major}-{minor}");
+        let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
+        let found = mapped_device(host, mapped, &uuid)?;
+        if !found.is_some_and(|found| found.table.is_some()) {
+            // One without a table was left by a crash.
+            perform(Effect::RemoveMapped { uuid: &uuid })?;
+            perform(Effect::CreateMapped { uuid: &uuid })?;
+            let table = &ThinTable {
+                pool: mapped.into(),
+                id: HEADER_ID,
+                bytes: status.block_bytes,
+            };
+            let loaded = perform(Effect::LoadTable {
+                uuid: &uuid,
+                table,
+                read_only: false,
+            });
+            let shown = loaded.and_then(|()| perform(Effect::ResumeMapped { uuid: &uuid }));
+            if let Err(error) = shown {
+                perform(Effect::RemoveMapped { uuid: &uuid })?;
+                return match error.code() {
+                    Some(Errno::ENODATA) => Ok(None),
+                    _ => Err(error),
+                };
+            }
+        }
+        let hold = match exclusively {
+            true => host.claim_mapped(&uuid)?,
+            false => host.hold_mapped(&uuid)?,
+        };
+        Ok(hold.map(|hold| HeaderDevice { host, uuid, hold }))
+    }
+
+    fn device(&self) -> &Device {
+        &self.hold.device
+    }
+
+    fn read(&self) -> crate::host::Result<FoundHeader> {
+        let slots = self.host.read_blocks(self.device(), 0, header::SLOTS)?;
+        Ok(header::decode(&slots))
+    }
+
+    fn write(&self, header: &PoolHeader) -> crate::host::Result<()> {
+        let written = self.host.perform(&Effect::WriteBlocks {
+            device: self.device(),
+            offset: header.offset(),
+            bytes: &header.encode(),
+        });
+        written.map(drop)
+    }
+
+    /// Removes the device. If that fails, the next process that opens the pool uses it.
+    fn close(self) {
+        let HeaderDevice { host, uuid, hold } = self;
+        drop(hold);
+        if let Err(error) = host.perform(&Effect::RemoveMapped { uuid: &uuid }) {
+            tracing::warn!(device = uuid, error = %chain(&error), "failed to remove the device of a pool's header");
+        }
+    }
+}
+
+fn gone(uuid: &str) -> HostError {
+    HostError::errno("open", crate::host::mapped_path(uuid), Errno::ENXIO)
+}

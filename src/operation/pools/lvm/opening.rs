@@ -1,0 +1,389 @@
+//! The steps of opening a pool of LVM. Each step accepts that it was done before a crash.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::checks::{foreign_id, unused};
+use super::header::{FoundHeader, HeaderState, PoolHeader};
+use super::{
+    HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
+};
+use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
+use crate::error::{Error, ErrorContext, Result};
+use crate::host::{
+    Check, Device, DeviceHold, Effect, Host, MountSpec, Signature, ThinMessage, ThinPoolStatus,
+    ThinTable,
+};
+use crate::model::size::{Human, MIB};
+use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
+use crate::operation::pools::make::make_folders;
+
+/// The least size of the device with the records: room for some 20,000 volumes and snapshots.
+const LEAST_RECORDS: u64 = 256 * MIB;
+/// The share of a pool that is the size of the device with the records.
+const PER_RECORDS: u64 = 256;
+
+/// No file on it is a program or a device node of this machine, no program reads access times, and
+/// no block is given back.
+const OPTIONS: [&str; 5] = ["nosuid", "nodev", "noexec", "noatime", "nodiscard"];
+
+/// Whether a pool may be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The machine that opens the pool, which becomes the home of a new one.
+    pub home: HomeId,
+    /// A pool that nobody has used may be taken.
+    pub init: bool,
+    /// The node record has a pool there.
+    pub is_known: bool,
+}
+
+/// Opens the pool of a definition: mounts its records, after it has completed what a crash has
+/// interrupted. Creates the pool if there is none and `claim` allows it. `None` if there is none.
+/// Waits for `patience` while another process opens it.
+///
+/// # Errors
+///
+/// [`Error::Unreachable`] if the thin pool is not active, or is set up in a way that loses data;
+/// [`Error::Refused`] if another program uses it or it belongs to another machine;
+/// [`Error::Locked`] while another process opens it; [`Error::Damaged`] if the header or the records
+/// are not what they were; a failure of the host. No error loses data or formats anything.
+pub fn open(
+    host: &dyn Host,
+    pool: &PoolDefinition,
+    claim: Claim,
+    patience: Duration,
+) -> Result<Option<OpenRecords>> {
+    let name = thin_pool(pool)?;
+    let status = usable(host, pool, name)?;
+    let opening = Opening {
+        host,
+        pool,
+        name,
+        mapped: name.mapped(),
+        status,
+        claim,
+    };
+    if !opening.claim_pool()? || !opening.make_header_device()? {
+        return Ok(None);
+    }
+    let device = claim_header(host, pool, opening.mapped, &status, patience)?;
+    let opened = opening.open_records(&device);
+    device.close();
+    opened
+}
+
+struct Opening<'a> {
+    host: &'a dyn Host,
+    pool: &'a PoolDefinition,
+    name: &'a ThinPoolName,
+    mapped: &'a str,
+    status: ThinPoolStatus,
+    claim: Claim,
+}
+
+impl Opening<'_> {
+    fn perform(&self, effect: &Effect<'_>, doing: &str) -> Result<()> {
+        self.host
+            .perform(effect)
+            .map(drop)
+            .context(|| format!("{doing} of pool {}", self.pool.name))
+    }
+
+    fn send(&self, message: ThinMessage, doing: &str) -> Result<()> {
+        let pool = self.mapped;
+        self.perform(&Effect::ThinMessage { pool, message }, doing)
+    }
+
+    fn damaged(&self, problem: String) -> Error {
+        Error::Damaged {
+            path: self.name.to_string().into(),
+            problem,
+        }
+    }
+
+    fn busy(&self, holder: String) -> Error {
+        Error::Busy {
+            subject: format!("pool {}", self.pool.name),
+            holder,
+        }
+    }
+
+    fn refuse(&self, reason: String) -> Error {
+        Error::refused(format!("pool {}", self.pool.name), reason)
+    }
+
+    fn may_create(&self) -> bool {
+        self.claim.init && !self.claim.is_known
+    }
+
+    /// Makes LVM and other programs see that the pool is used. Returns whether it belongs to
+    /// Slackwater.
+    fn claim_pool(&self) -> Result<bool> {
+        let unused = || {
+            let found = unused(self.host, &self.status, self.mapped)?;
+            Ok::<_, Error>(found)
+        };
+        match self.status.transaction_id {
+            TRANSACTION_ID => return Ok(true),
+            0 if self.claim.is_known => match unused()? {
+                None => return Ok(false),
+                Some(_) => return Err(foreign_id(self.pool, self.name, 0, true)),
+            },
+            0 => {}
+            found => {
+                return Err(foreign_id(self.pool, self.name, found, self.claim.is_known));
+            }
+        }
+        if let Some(found) = unused()? {
+            return Err(self.refuse(format!(
+                "{} is in use: {found}; give a thin pool that nobody has used: lvcreate --type thin-pool --size SIZE --name NAME {}",
+                self.name,
+                self.name.group()
+            )));
+        }
+        if !self.may_create() {
+            return Ok(false);
+        }
+        self.check_room()?;
+        let message = ThinMessage::SetTransactionId {
+            from: 0,
+            to: TRANSACTION_ID,
+        };
+        self.send(message, "claim the thin pool")?;
+        Ok(true)
+    }
+
+    fn records_bytes(&self) -> u64 {
+        let share = self.status.data.total / PER_RECORDS;
+        share.max(LEAST_RECORDS).next_multiple_of(MIB)
+    }
+
+    fn check_room(&self) -> Result<()> {
+        let needed = self.records_bytes() + self.status.block_bytes;
+        let free = self.status.data.free();
+        match free >= needed {
+            true => Ok(()),
+            false => Err(self.refuse(format!(
+                "{} has {} free, but its records need {}; run: lvextend --size +SIZE {}",
+                self.name,
+                Human(free),
+                Human(needed),
+                self.name
+            ))),
+        }
+    }
+
+    fn has_device(&self, id: u32) -> Result<bool> {
+        let devices = self.host.thin_devices(self.mapped);
+        let devices = devices.context(|| format!("list the thin devices of {}", self.name))?;
+        if id == HEADER_ID && !devices.contains_key(&id) && !devices.is_empty() {
+            return Err(self.damaged(
+                "the thin device with its header is missing, but others exist; if lvconvert --repair has replaced its metadata, restore the metadata from before"
+                    .into(),
+            ));
+        }
+        Ok(devices.contains_key(&id))
+    }
+
+    /// Creates the thin device of the header, before any other. Returns whether it exists.
+    fn make_header_device(&self) -> Result<bool> {
+        if self.has_device(HEADER_ID)? {
+            return Ok(true);
+        }
+        if !self.may_create() {
+            return Ok(false);
+        }
+        let id = HEADER_ID;
+        self.send(ThinMessage::CreateThin { id }, "create the header")?;
+        Ok(true)
+    }
+
+    /// Reads the header, writes the first one if there is none, and mounts the records.
+    fn open_records(&self, device: &HeaderDevice<'_>) -> Result<Option<OpenRecords>> {
+        let doing = || format!("read the header of pool {}", self.pool.name);
+        let header = match device.read().context(doing)? {
+            FoundHeader::Header(header) => header,
+            FoundHeader::Newer(version) => return Err(newer(self.name, version)),
+            FoundHeader::Incomplete if self.has_device(RECORDS_ID)? => {
+                return Err(self.damaged(
+                    "its header cannot be read, but its records exist; they are not touched".into(),
+                ));
+            }
+            FoundHeader::Incomplete if self.may_create() => {
+                let header = self.new_header();
+                let written = device.write(&header);
+                written.context(|| format!("write the header of pool {}", self.pool.name))?;
+                header
+            }
+            FoundHeader::Incomplete => return Ok(None),
+        };
+        if header.home != self.claim.home {
+            return Err(self.refuse(format!(
+                "it belongs to another machine (its home is {}, but the home of this machine is {}); if it is meant to stay here: slackwater pool adopt {}",
+                header.home,
+                self.claim.home,
+                self.pool.plainly()
+            )));
+        }
+        let (header, records) = match header.state {
+            HeaderState::Claimed => self.complete(device, header)?,
+            HeaderState::Ready => {
+                let records = self.attach(&header)?;
+                self.check_records(&header, &records.device)?;
+                (header, records)
+            }
+        };
+        let folder = folder(header.id);
+        self.mount(&records.device, &folder)?;
+        Ok(Some(OpenRecords { folder, header }))
+    }
+
+    fn new_header(&self) -> PoolHeader {
+        PoolHeader {
+            state: HeaderState::Claimed,
+            written: 0,
+            id: PoolId(self.host.random_uuid()),
+            home: self.claim.home,
+            fs: self.host.random_uuid(),
+            records_bytes: self.records_bytes(),
+        }
+    }
+
+    /// Allocates all blocks of the records and creates their file system, which has never been
+    /// mounted. Only after that the header says so.
+    fn complete(
+        &self,
+        device: &HeaderDevice<'_>,
+        header: PoolHeader,
+    ) -> Result<(PoolHeader, DeviceHold)> {
+        if !self.has_device(RECORDS_ID)? {
+            let id = RECORDS_ID;
+            self.send(ThinMessage::CreateThin { id }, "create the records")?;
+        }
+        let records = self.attach(&header)?;
+        let claimed = self.host.is_claimed(&records.device);
+        if claimed.context(|| format!("examine {}", records.device.path.display()))? {
+            let path = records.device.path.display();
+            return Err(self.busy(format!("{path} is in use")));
+        }
+        let zeros = Effect::FillWithZeros {
+            device: &records.device,
+        };
+        self.perform(&zeros, "allocate the records")?;
+        let format = Effect::Format {
+            device: &records.device,
+            fs: FsType::Ext4,
+            uuid: header.fs,
+            options: &[],
+            keep_blocks: true,
+        };
+        self.perform(&format, "format the records")?;
+        let ready = PoolHeader {
+            state: HeaderState::Ready,
+            written: header.written + 1,
+            ..header
+        };
+        let written = device.write(&ready);
+        written.context(|| format!("write the header of pool {}", self.pool.name))?;
+        Ok((ready, records))
+    }
+
+    /// The device with the records, which stays until `pool release`. It never gives blocks back.
+    fn attach(&self, header: &PoolHeader) -> Result<DeviceHold> {
+        let uuid = &records_device(header.id);
+        let doing = || format!("attach the records of pool {}", self.pool.name);
+        let table = ThinTable {
+            pool: self.mapped.to_string(),
+            id: RECORDS_ID,
+            bytes: header.records_bytes,
+        };
+        let found = mapped_device(self.host, self.mapped, uuid).context(doing)?;
+        match found {
+            Some(found) if found.table.as_ref() == Some(&table) && !found.suspended => {}
+            Some(found) if found.table.is_some() => {
+                return Err(self.busy(format!(
+                    "the device {uuid} is suspended, or has another table than this driver gives it; if no program uses it: dmsetup remove {uuid}"
+                )));
+            }
+            found => {
+                if found.is_some() {
+                    self.perform(&Effect::RemoveMapped { uuid }, "attach the records")?;
+                }
+                self.show(uuid, &table)?;
+            }
+        }
+        let hold = self.host.hold_mapped(uuid).context(doing)?;
+        let hold = hold.ok_or_else(|| gone(uuid)).context(doing)?;
+        let effect = Effect::DisableDiscard {
+            device: &hold.device,
+        };
+        self.perform(&effect, "disable discard on the records")?;
+        Ok(hold)
+    }
+
+    fn show(&self, uuid: &str, table: &ThinTable) -> Result<()> {
+        let steps = [
+            Effect::CreateMapped { uuid },
+            Effect::LoadTable {
+                uuid,
+                table,
+                read_only: false,
+            },
+            Effect::ResumeMapped { uuid },
+        ];
+        for step in &steps {
+            self.perform(step, "attach the records")?;
+        }
+        Ok(())
+    }
+
+    fn check_records(&self, header: &PoolHeader, device: &Device) -> Result<()> {
+        let doing = || format!("probe the records of pool {}", self.pool.name);
+        match self.host.signature(device).context(doing)? {
+            Signature::Fs { name, uuid, .. }
+                if name == FsType::Ext4.name() && uuid == header.fs.to_string() => {}
+            found => {
+                return Err(self.damaged(format!(
+                    "the ext4 {} was created for its records, but {found:?} was found; it is never formatted again, so repair or restore it",
+                    header.fs
+                )));
+            }
+        }
+        let unclean = self.host.is_unclean(device, FsType::Ext4).context(doing)?;
+        if unclean && !self.host.is_claimed(device).context(doing)? {
+            let fs = FsType::Ext4;
+            let how = Check::Preen;
+            self.perform(&Effect::CheckFs { device, fs, how }, "check the records")?;
+        }
+        Ok(())
+    }
+
+    /// Mounts the records unless they are mounted.
+    fn mount(&self, device: &Device, target: &Path) -> Result<()> {
+        make_folders(self.host, target)?;
+        let table = self.host.mounts();
+        let table = table.context(|| "read the mount table".into())?;
+        match table.iter().rfind(|mount| mount.mount_point == target) {
+            Some(mount) if mount.device == device.rdev => return Ok(()),
+            Some(mount) => {
+                return Err(self.busy(format!(
+                    "{} ({}) is mounted at {}; unmount it",
+                    mount.source.display(),
+                    mount.fs_name,
+                    target.display()
+                )));
+            }
+            None => {}
+        }
+        let options = OPTIONS.map(str::to_string);
+        let spec = MountSpec {
+            device,
+            target,
+            fs: FsType::Ext4,
+            options: &options,
+            read_only: false,
+        };
+        self.perform(&Effect::Mount(spec), "mount the records")
+    }
+}

@@ -1,0 +1,176 @@
+//! Where a pool is found: its folder, after everything that must be opened or mounted for it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::ground;
+use super::image::{self, OpenImage};
+use super::lvm::{self, Claim, OpenRecords};
+use super::make::{self, Probe};
+use super::pool::folder;
+use crate::backend::PoolBackend;
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+
+/// What must stay open while the folder of a pool is in use.
+#[derive(Debug)]
+pub enum OpenPlace {
+    /// The image that contains the pool.
+    Image(OpenImage),
+    /// The records of a pool of LVM.
+    Records(OpenRecords),
+}
+
+impl OpenPlace {
+    /// The pool's folder.
+    pub fn folder(&self) -> &Path {
+        match self {
+            OpenPlace::Image(image) => &image.folder,
+            OpenPlace::Records(records) => &records.folder,
+        }
+    }
+
+    /// The ID that the pool has, if that is known without its folder.
+    pub fn id(&self) -> Option<PoolId> {
+        match self {
+            OpenPlace::Image(_) => None,
+            OpenPlace::Records(records) => Some(records.header.id),
+        }
+    }
+
+    /// Unmounts it, unless it is in use. No file of the pool may be open any more. Returns whether
+    /// it was unmounted.
+    pub fn close(self, host: &dyn Host) -> Result<bool> {
+        match self {
+            OpenPlace::Image(image) => image::close(host, image),
+            OpenPlace::Records(records) => lvm::close(host, &records),
+        }
+    }
+}
+
+/// The place of a pool.
+pub struct FoundPlace {
+    /// The path of the definition.
+    pub outer: PathBuf,
+    /// What was opened.
+    pub open: Option<OpenPlace>,
+    /// What is in the pool's folder.
+    pub found: Probe,
+}
+
+impl FoundPlace {
+    /// The pool's folder.
+    pub fn folder(&self) -> PathBuf {
+        let inner = self.open.as_ref().map(OpenPlace::folder);
+        inner.unwrap_or(&self.outer).to_path_buf()
+    }
+}
+
+/// How to open a place.
+pub struct Opening<'a> {
+    pub claim: Claim,
+    /// How long to wait for a lock.
+    pub patience: Duration,
+    /// Folders on the file systems that have the machine's own files.
+    pub machine: &'a [PathBuf],
+}
+
+/// Opens the place of a definition: mounts the image or the records of the pool, and creates them
+/// where that is allowed.
+pub fn open(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    opening: &Opening<'_>,
+) -> Result<FoundPlace> {
+    match definition.place {
+        PoolPlace::Lvm { .. } => open_records(host, definition, opening),
+        PoolPlace::File { .. } | PoolPlace::Memory { .. } => open_folder(host, definition, opening),
+    }
+}
+
+fn open_records(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    opening: &Opening<'_>,
+) -> Result<FoundPlace> {
+    let open = lvm::open(host, definition, opening.claim, opening.patience)?;
+    let found = match &open {
+        Some(open) => {
+            let found = make::probe(host, &open.folder)?;
+            lvm::check_folder(host, definition, open, &found)?;
+            found
+        }
+        None => Probe::Blank,
+    };
+    Ok(FoundPlace {
+        outer: folder(definition),
+        open: open.map(OpenPlace::Records),
+        found,
+    })
+}
+
+fn open_folder(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    opening: &Opening<'_>,
+) -> Result<FoundPlace> {
+    let outer = folder(definition);
+    image::unmount_dead(host, definition, &outer)?;
+    let found = make::probe(host, &outer)?;
+    image::check_kind(definition, &found)?;
+    let may_create = definition.init && !opening.claim.is_known;
+    let is_nothing = matches!(found, Probe::Blank | Probe::Missing);
+    if is_nothing && may_create {
+        ground::check_mount(host, definition, &outer)?;
+    }
+    let mut place = FoundPlace {
+        outer,
+        open: None,
+        found,
+    };
+    let Some(size) = definition.image else {
+        return Ok(place);
+    };
+    match place.found {
+        Probe::Image(_) => {}
+        Probe::Blank if may_create => {}
+        Probe::Missing if may_create => make::make_folder(host, &place.outer)?,
+        _ => return Ok(place),
+    }
+    let image = image::open(host, definition, size, opening.patience, opening.machine)?;
+    place.found = make::probe(host, &image.folder)?;
+    place.open = Some(OpenPlace::Image(image));
+    Ok(place)
+}
+
+/// The ID and the home of the pool at a place, if there is one. An image is mounted to read it, and
+/// stays mounted for the opening.
+pub fn identify(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    machine: &[PathBuf],
+) -> Result<Option<(PoolId, HomeId)>> {
+    if let PoolPlace::Lvm { pool } = &definition.place {
+        let found = lvm::identify(host, pool)?;
+        return Ok(found.map(|header| (header.id, header.home)));
+    }
+    let path = folder(definition);
+    let found = match (definition.image, make::probe(host, &path)?) {
+        (Some(size), Probe::Image(_)) => {
+            let image = image::open(host, definition, size, Duration::ZERO, machine)?;
+            PoolBackend::identify(host, &image.folder)?
+        }
+        (None, Probe::Pool(pool)) => Some(pool),
+        _ => None,
+    };
+    Ok(found.map(|pool| (pool.id, pool.home)))
+}
+
+/// The error for a pool that does not outlive its process, or that is not in a directory.
+pub fn not_a_folder(pool: &PoolDefinition) -> Error {
+    Error::refused(
+        format!("pool {}", pool.name),
+        "a memory pool does not outlive its process; it cannot be created or adopted",
+    )
+}
