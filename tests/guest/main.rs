@@ -3,4 +3,5 @@
 
 mod guest_dm;
 mod guest_ext4;
+mod guest_thin_host;
 mod guest_udev;

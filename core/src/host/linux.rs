@@ -28,6 +28,7 @@ mod session;
 mod superblock;
 mod sys;
 mod target_path;
+mod thin;
 mod trim;
 
 use std::collections::BTreeMap;
@@ -38,8 +39,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::{
-    Account, BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept,
-    Known, LoopDevice, LoopHold, LoopStatus, Mount, MountRoot, Result, Signature, Space,
+    Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
+    Host, Kept, Known, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount, MountRoot, Result,
+    Signature, Space, ThinPoolStatus,
 };
 use crate::error::HostError;
 use crate::fault;
@@ -156,14 +158,7 @@ impl LinuxHost {
             | Effect::LoadTable { .. }
             | Effect::SuspendMapped { .. }
             | Effect::ResumeMapped { .. }
-            | Effect::RemoveMapped { .. } => {
-                let what = "this release has no thin pools of LVM";
-                return Err(HostError::unexpected(
-                    effect.name(),
-                    Path::new("/dev/mapper"),
-                    what,
-                ));
-            }
+            | Effect::RemoveMapped { .. } => thin::act(effect),
             Effect::StartSession(ref spec) => return session::start(spec),
         }
         .map(|()| Done::Plain)
@@ -279,6 +274,26 @@ impl Host for LinuxHost {
 
     fn hold_loop(&self, number: u32, backing: FileId) -> Result<Option<LoopHold>> {
         loop_device::hold(number, backing)
+    }
+
+    fn thin_pool(&self, name: &str) -> Result<Option<ThinPoolStatus>> {
+        thin::pool(name)
+    }
+
+    fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
+        thin::thin_devices(pool)
+    }
+
+    fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
+        thin::devices(pool, prefix)
+    }
+
+    fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        thin::hold(uuid)
+    }
+
+    fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
+        thin::claim(uuid)
     }
 
     fn read_blocks(&self, device: &Device, offset: u64, length: usize) -> Result<Vec<u8>> {

@@ -1,0 +1,322 @@
+//! Thin pools and thin devices of the kernel's dm-thin.
+//!
+//! A mapped device is found by its UUID and opened by its number, at the node that devtmpfs creates.
+//! Links in /dev/mapper exist only where udev runs.
+
+mod status;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use nix::errno::Errno;
+use nix::sys::stat::minor;
+
+use self::status::{Pool, number, pool_of};
+use super::blocks;
+use super::device_mapper::{DeviceMapper, Info, Listed, Selector, Suspend, Target};
+use super::loop_device::{open_exclusive, open_verified};
+use crate::error::HostError;
+use crate::host::mapper::mapped_path;
+use crate::host::{
+    Device, DeviceHold, Effect, MappedDevice, Result, ThinMessage, ThinPoolStatus, ThinTable,
+};
+use crate::thin_metadata::{self, BLOCK, Damage, Metadata};
+
+const SECTOR: u64 = 512;
+
+fn failed(action: &'static str, subject: &str) -> impl Fn(Errno) -> HostError {
+    move |errno| HostError::errno(action, subject, errno)
+}
+
+fn not_understood(subject: &str, line: &str) -> HostError {
+    let what = format!("the device mapper answered `{line}`, which is not understood");
+    HostError::unexpected("examine", subject, what)
+}
+
+/// The status of a thin pool; `None` if no device has this name, or if it has no table.
+pub(super) fn pool(name: &str) -> Result<Option<ThinPoolStatus>> {
+    let found = find_pool(&mut DeviceMapper::open()?, name)?;
+    Ok(found.map(|pool| pool.status))
+}
+
+fn find_pool(mapper: &mut DeviceMapper, name: &str) -> Result<Option<Pool>> {
+    let failed = failed("examine", name);
+    let device = Selector::Name(name);
+    let Some(info) = mapper
+        .info(device)
+        .map_err(&failed)?
+        .filter(|info| info.has_table)
+    else {
+        return Ok(None);
+    };
+    // The name may belong to another device by now, but its number does not while it is one device.
+    let device = Selector::Number(info.rdev);
+    let table = only(mapper.table(device).map_err(&failed)?, name)?;
+    let status = only(mapper.status(device).map_err(&failed)?, name)?;
+    let line = || {
+        not_understood(
+            name,
+            &format!("{} / {}", table.parameters, status.parameters),
+        )
+    };
+    let pool = pool_of(info.rdev, &table.parameters, &status.parameters);
+    Ok(Some(pool.ok_or_else(line)?))
+}
+
+/// The only target of a thin pool.
+fn only(targets: Vec<Target>, name: &str) -> Result<Target> {
+    match <[Target; 1]>::try_from(targets) {
+        Ok([target]) if target.kind == "thin-pool" => Ok(target),
+        Ok([target]) => {
+            let what = format!("it is no thin pool, but a device of type {}", target.kind);
+            Err(HostError::unexpected("examine", name, what))
+        }
+        Err(_) => {
+            let what = "it is no thin pool, but a device with several parts";
+            Err(HostError::unexpected("examine", name, what))
+        }
+    }
+}
+
+fn number_text(rdev: u64) -> String {
+    format!("{}:{}", nix::sys::stat::major(rdev), minor(rdev))
+}
+
+fn node(rdev: u64) -> Device {
+    Device {
+        path: PathBuf::from(format!("/dev/dm-{}", minor(rdev))),
+        rdev,
+    }
+}
+
+fn get_pool(mapper: &mut DeviceMapper, name: &str) -> Result<Pool> {
+    let absent = || HostError::unexpected("examine", name, "there is no such thin pool");
+    find_pool(mapper, name)?.ok_or_else(absent)
+}
+
+/// The devices on thin devices of this pool, and those without a table whose UUID has this prefix.
+pub(super) fn devices(pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
+    let mapper = &mut DeviceMapper::open()?;
+    let rdev = get_pool(mapper, pool)?.status.rdev;
+    devices_on(mapper, pool, rdev, prefix)
+}
+
+fn devices_on(
+    mapper: &mut DeviceMapper,
+    pool: &str,
+    rdev: u64,
+    prefix: &str,
+) -> Result<Vec<MappedDevice>> {
+    let listed = mapper.list().map_err(failed("list", "mapped devices"))?;
+    let mut found = Vec::new();
+    for Listed { rdev: number, name } in listed {
+        let examined = examine(mapper, number);
+        let examined = examined.map_err(failed("examine", &name))?;
+        let Some((info, uuid, table)) = examined else {
+            continue;
+        };
+        let table = table.and_then(|table| thin_table(&table, pool, rdev));
+        if table.is_some() || (!info.has_table && uuid.starts_with(prefix)) {
+            found.push(MappedDevice {
+                device: node(info.rdev),
+                uuid,
+                table,
+                read_only: info.read_only,
+                suspended: info.suspended,
+                deferred_remove: info.deferred_remove,
+            });
+        }
+    }
+    Ok(found)
+}
+
+type Examined = (Info, String, Option<Vec<Target>>);
+
+/// What is known of a device; `None` if it was removed meanwhile.
+fn examine(mapper: &mut DeviceMapper, number: u64) -> std::result::Result<Option<Examined>, Errno> {
+    let device = Selector::Number(number);
+    let Some(info) = mapper.info(device)? else {
+        return Ok(None);
+    };
+    let uuid = mapper.uuid().to_owned();
+    let table = match info.has_table.then(|| mapper.table(device)).transpose() {
+        Err(Errno::ENXIO) => return Ok(None),
+        table => table?,
+    };
+    Ok(Some((info, uuid, table)))
+}
+
+/// The table of a device that shows a thin device of the pool with this device number.
+fn thin_table(targets: &[Target], pool: &str, rdev: u64) -> Option<ThinTable> {
+    let mut thin = targets.iter().filter(|target| target.kind == "thin");
+    thin.find_map(|target| {
+        let mut words = target.parameters.split_ascii_whitespace();
+        let is_it = number(words.next()?)? == rdev;
+        let id = words.next()?.parse().ok()?;
+        is_it.then(|| ThinTable {
+            pool: pool.into(),
+            id,
+            bytes: target.sectors * SECTOR,
+        })
+    })
+}
+
+/// Only one snapshot of the metadata can exist, so only one thread of this process may want it.
+static METADATA: Mutex<()> = Mutex::new(());
+
+/// The thin devices of a pool, each with the bytes of its blocks.
+pub(super) fn thin_devices(pool: &str) -> Result<BTreeMap<u32, u64>> {
+    let devices = with_metadata(pool, |metadata| {
+        let bytes = metadata.superblock().data_block_bytes;
+        let devices = metadata.devices()?.into_iter();
+        Ok(devices.map(move |(id, device)| (id, device.mapped_blocks * bytes)))
+    })?;
+    Ok(devices.collect())
+}
+
+/// Reads the metadata of an active pool from a snapshot of it, which the pool holds meanwhile. If the
+/// process is killed, the pool keeps the snapshot.
+fn with_metadata<T>(
+    pool: &str,
+    read: impl FnOnce(&Metadata<'_>) -> thin_metadata::Result<T>,
+) -> Result<T> {
+    let _alone = METADATA.lock().unwrap_or_else(PoisonError::into_inner);
+    let mapper = &mut DeviceMapper::open()?;
+    let found = get_pool(mapper, pool)?;
+    let number = Selector::Number(found.status.rdev);
+    let reserved = mapper.message(number, "reserve_metadata_snap");
+    reserved.map_err(failed("reserve a snapshot of the metadata of", pool))?;
+    let result = read_snapshot(pool, found.metadata, read);
+    let released = mapper.message(number, "release_metadata_snap");
+    released.map_err(failed("release the snapshot of the metadata of", pool))?;
+    result
+}
+
+fn read_snapshot<T>(
+    pool: &str,
+    metadata: u64,
+    read: impl FnOnce(&Metadata<'_>) -> thin_metadata::Result<T>,
+) -> Result<T> {
+    let device = &node(metadata);
+    let read_block = |block: u64| {
+        let offset = block
+            .checked_mul(BLOCK as u64)
+            .ok_or("it is beyond the end")?;
+        blocks::read(device, offset, BLOCK).map_err(|error| error.to_string())
+    };
+    let unreadable = |damage: Damage| HostError::unexpected("examine", pool, damage.to_string());
+    let absent = || HostError::unexpected("examine", pool, "it has no snapshot of its metadata");
+    let metadata = Metadata::open_snapshot(&read_block).map_err(unreadable)?;
+    read(&metadata.ok_or_else(absent)?).map_err(unreadable)
+}
+
+/// Opens the device with a UUID; `None` if there is none. An open device keeps its number.
+pub(super) fn hold(uuid: &str) -> Result<Option<DeviceHold>> {
+    open(uuid, open_verified)
+}
+
+/// Like [`hold`], and no file system and no other process can claim it meanwhile.
+pub(super) fn claim(uuid: &str) -> Result<Option<DeviceHold>> {
+    open(uuid, open_exclusive)
+}
+
+fn open(uuid: &str, open: impl Fn(&Device) -> Result<File>) -> Result<Option<DeviceHold>> {
+    let mapper = &mut DeviceMapper::open()?;
+    let find = |mapper: &mut DeviceMapper| {
+        let found = mapper.info(Selector::Uuid(uuid));
+        found.map_err(failed("examine", uuid))
+    };
+    let Some(info) = find(mapper)? else {
+        return Ok(None);
+    };
+    let device = node(info.rdev);
+    let file = open(&device)?;
+    // Before it was open, the number could pass to another device.
+    Ok(find(mapper)?
+        .filter(|now| now.rdev == info.rdev)
+        .map(|_| DeviceHold {
+            device,
+            keep: Box::new(OwnedFd::from(file)),
+        }))
+}
+
+/// Performs the effects on thin pools and mapped devices.
+pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
+    let mapper = &mut DeviceMapper::open()?;
+    let named = |uuid: &str| failed_on(effect, mapped_path(uuid));
+    match *effect {
+        Effect::ThinMessage { pool, message } => send(mapper, pool, message),
+        Effect::CreateMapped { uuid } => {
+            // LVM's filters match names, so devices of this driver have a common one.
+            let created = mapper.create(&uuid.to_ascii_lowercase(), uuid);
+            created.map(drop).map_err(named(uuid))
+        }
+        Effect::LoadTable {
+            uuid,
+            table,
+            read_only,
+        } => {
+            let rdev = get_pool(mapper, &table.pool)?.status.rdev;
+            let target = Target {
+                start: 0,
+                sectors: table.bytes / SECTOR,
+                kind: "thin".into(),
+                parameters: format!("{} {}", number_text(rdev), table.id),
+            };
+            let loaded = mapper.load(Selector::Uuid(uuid), &[target], read_only);
+            loaded.map_err(named(uuid))
+        }
+        Effect::SuspendMapped { uuid } => {
+            let how = Suspend {
+                skip_lockfs: true,
+                no_flush: false,
+            };
+            let suspended = mapper.suspend(Selector::Uuid(uuid), how);
+            suspended.map(drop).map_err(named(uuid))
+        }
+        Effect::ResumeMapped { uuid } => {
+            let resumed = mapper.resume(Selector::Uuid(uuid));
+            resumed.map(drop).map_err(named(uuid))
+        }
+        Effect::RemoveMapped { uuid } => match mapper.remove(Selector::Uuid(uuid), true) {
+            Ok(()) | Err(Errno::ENXIO) => Ok(()),
+            Err(errno) => Err(named(uuid)(errno)),
+        },
+        _ => Err(failed_on(effect, PathBuf::new())(Errno::ENOSYS)),
+    }
+}
+
+fn failed_on(effect: &Effect<'_>, path: PathBuf) -> impl FnOnce(Errno) -> HostError {
+    let action = effect.name();
+    move |errno| HostError::errno(action, path, errno)
+}
+
+fn send(mapper: &mut DeviceMapper, name: &str, message: ThinMessage) -> Result<()> {
+    let failed = failed(message.name(), name);
+    let pool = get_pool(mapper, name)?;
+    let device = Selector::Number(pool.status.rdev);
+    // LVM suspends a pool while it extends it. A message to a suspended pool would wait for it.
+    let info = mapper.info(device).map_err(&failed)?;
+    if info.is_some_and(|info| info.suspended) {
+        return Err(failed(Errno::EAGAIN));
+    }
+    if let ThinMessage::CreateSnap { origin, .. } = message {
+        let devices = devices_on(mapper, name, pool.status.rdev, "")?;
+        let on_origin = |it: &&MappedDevice| it.table.as_ref().is_some_and(|on| on.id == origin);
+        let active = devices.iter().filter(on_origin).find(|it| !it.suspended);
+        if let Some(active) = active {
+            let what = format!("{} is active on thin device {origin}", active.uuid);
+            return Err(HostError::unexpected(message.name(), name, what));
+        }
+    }
+    let text = match message {
+        ThinMessage::CreateThin { id } => format!("create_thin {id}"),
+        ThinMessage::CreateSnap { id, origin } => format!("create_snap {id} {origin}"),
+        ThinMessage::Delete { id } => format!("delete {id}"),
+        ThinMessage::SetTransactionId { from, to } => format!("set_transaction_id {from} {to}"),
+    };
+    mapper.message(device, &text).map_err(failed)
+}

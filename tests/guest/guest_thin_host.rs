@@ -1,0 +1,220 @@
+//! The thin pools and mapped devices of the real host, on a pool that LVM has created.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use slackwater::host::linux::LinuxHost;
+use slackwater::host::{Effect, Host, MappedDevice, Result, ThinMessage, ThinPoolMode, ThinTable};
+use slackwater_testkit::guest::{self, in_guest};
+use slackwater_testkit::run;
+
+const MIB: u64 = 1 << 20;
+const DISKS: [&str; 1] = ["pool:512M"];
+/// Device mapper's name for the pool `thin` of the group `slackwater-vg`.
+const POOL: &str = "slackwater--vg-thin";
+const ONE: &str = "SLACKWATER-default-one";
+const TWO: &str = "SLACKWATER-default-two";
+
+fn create_pool() -> LinuxHost {
+    let disk = guest::disk("pool");
+    run("vgcreate", &["slackwater-vg", &disk]);
+    let size = [
+        "--size",
+        "256M",
+        "--poolmetadatasize",
+        "8M",
+        "--chunksize",
+        "64k",
+    ];
+    let named = ["--type", "thin-pool", "--name", "thin", "slackwater-vg"];
+    run("lvcreate", &[&size[..], &named[..]].concat());
+    run("lvchange", &["--errorwhenfull", "y", "slackwater-vg/thin"]);
+    LinuxHost::new(vec![PathBuf::from("/tmp")])
+}
+
+fn send(host: &LinuxHost, message: ThinMessage) -> Result<()> {
+    let pool = POOL;
+    host.perform(&Effect::ThinMessage { pool, message })
+        .map(drop)
+}
+
+fn load(host: &LinuxHost, uuid: &str, id: u32, bytes: u64) -> Result<()> {
+    let table = &ThinTable {
+        pool: POOL.into(),
+        id,
+        bytes,
+    };
+    let read_only = false;
+    host.perform(&Effect::LoadTable {
+        uuid,
+        table,
+        read_only,
+    })?;
+    host.perform(&Effect::ResumeMapped { uuid }).map(drop)
+}
+
+fn activate(host: &LinuxHost, uuid: &str, id: u32, bytes: u64) -> PathBuf {
+    host.perform(&Effect::CreateMapped { uuid }).unwrap();
+    load(host, uuid, id, bytes).unwrap();
+    find(host, uuid).unwrap().device.path
+}
+
+fn find(host: &LinuxHost, uuid: &str) -> Option<MappedDevice> {
+    let found = host.mapped_devices(POOL, "SLACKWATER-").unwrap();
+    found.into_iter().find(|device| device.uuid == uuid)
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T>) -> Option<Errno> {
+    result.unwrap_err().code()
+}
+
+fn write(path: &PathBuf, at: u64, byte: u8) {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(&[byte; 4096], at).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn first_byte(path: &PathBuf) -> u8 {
+    let mut byte = [0];
+    let file = fs::File::open(path).unwrap();
+    file.read_exact_at(&mut byte, 0).unwrap();
+    byte[0]
+}
+
+#[test]
+fn thin_devices_are_created_and_deleted_once() {
+    in_guest(
+        "guest_thin_host::thin_devices_are_created_and_deleted_once",
+        &DISKS,
+        || {
+            let host = create_pool();
+            let status = host.thin_pool(POOL).unwrap().unwrap();
+            assert_eq!(status.mode, ThinPoolMode::ReadWrite);
+            assert_eq!((status.transaction_id, status.block_bytes), (0, 64 << 10));
+            assert_eq!((status.data.used, status.data.total), (0, 256 * MIB));
+            assert!(status.errors_when_full && status.zeroes_blocks);
+            assert!(!status.needs_check && !status.holds_metadata);
+            assert!(host.thin_pool("slackwater--vg-absent").unwrap().is_none());
+
+            send(&host, ThinMessage::CreateThin { id: 7 }).unwrap();
+            assert_eq!(
+                errno(send(&host, ThinMessage::CreateThin { id: 7 })),
+                Some(Errno::EEXIST)
+            );
+            let snapshot = ThinMessage::CreateSnap { id: 8, origin: 9 };
+            assert_eq!(errno(send(&host, snapshot)), Some(Errno::ENODATA));
+            assert_eq!(
+                errno(send(&host, ThinMessage::Delete { id: 9 })),
+                Some(Errno::ENODATA)
+            );
+            let claim = ThinMessage::SetTransactionId {
+                from: 0,
+                to: 1 << 40,
+            };
+            send(&host, claim).unwrap();
+            assert_eq!(errno(send(&host, claim)), Some(Errno::EINVAL));
+            assert_eq!(
+                host.thin_pool(POOL).unwrap().unwrap().transaction_id,
+                1 << 40
+            );
+
+            let path = activate(&host, ONE, 7, 32 * MIB);
+            write(&path, 0, 1);
+            write(&path, 5 * MIB, 1);
+            let devices = host.thin_devices(POOL).unwrap();
+            assert_eq!(devices.into_iter().collect::<Vec<_>>(), [(7, 128 << 10)]);
+            assert!(!host.thin_pool(POOL).unwrap().unwrap().holds_metadata);
+            assert_eq!(
+                errno(send(&host, ThinMessage::Delete { id: 7 })),
+                Some(Errno::EBUSY)
+            );
+
+            host.perform(&Effect::RemoveMapped { uuid: ONE }).unwrap();
+            host.perform(&Effect::RemoveMapped { uuid: ONE }).unwrap();
+            send(&host, ThinMessage::Delete { id: 7 }).unwrap();
+            assert!(host.thin_devices(POOL).unwrap().is_empty());
+        },
+    );
+}
+
+#[test]
+fn a_snapshot_needs_an_origin_that_is_suspended() {
+    in_guest(
+        "guest_thin_host::a_snapshot_needs_an_origin_that_is_suspended",
+        &DISKS,
+        || {
+            let host = create_pool();
+            send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+            let path = activate(&host, ONE, 1, 32 * MIB);
+            write(&path, 0, 1);
+            let snapshot = ThinMessage::CreateSnap { id: 2, origin: 1 };
+            let refused = format!("{:?}", send(&host, snapshot).unwrap_err());
+            assert!(refused.contains("is active on thin device 1"), "{refused}");
+
+            host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
+            assert!(find(&host, ONE).unwrap().suspended);
+            send(&host, snapshot).unwrap();
+            host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
+            assert!(!find(&host, ONE).unwrap().suspended);
+            write(&path, 0, 2);
+
+            let copy = activate(&host, TWO, 2, 32 * MIB);
+            assert_eq!((first_byte(&path), first_byte(&copy)), (2, 1));
+        },
+    );
+}
+
+#[test]
+fn a_device_is_found_by_its_uuid_and_keeps_its_number_while_it_is_open() {
+    let test =
+        "guest_thin_host::a_device_is_found_by_its_uuid_and_keeps_its_number_while_it_is_open";
+    in_guest(test, &DISKS, || {
+        let host = create_pool();
+        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+        host.perform(&Effect::CreateMapped { uuid: ONE }).unwrap();
+        assert_eq!(
+            errno(host.perform(&Effect::CreateMapped { uuid: ONE })),
+            Some(Errno::EBUSY)
+        );
+        assert!(find(&host, ONE).unwrap().table.is_none());
+        assert_eq!(errno(load(&host, ONE, 3, MIB)), Some(Errno::ENODATA));
+        load(&host, ONE, 1, 32 * MIB).unwrap();
+        let found = find(&host, ONE).unwrap();
+        let table = found.table.unwrap();
+        assert_eq!((table.id, table.bytes), (1, 32 * MIB));
+        assert_eq!(
+            run(
+                "dmsetup",
+                &["info", "-c", "--noheadings", "-o", "name", "-u", ONE]
+            )
+            .trim(),
+            ONE.to_lowercase()
+        );
+
+        let held = host.hold_mapped(ONE).unwrap().unwrap();
+        assert_eq!(held.device, found.device);
+        assert!(host.hold_mapped(TWO).unwrap().is_none());
+        // It grows while it is open.
+        load(&host, ONE, 1, 64 * MIB).unwrap();
+        assert_eq!(host.device_bytes(&held.device).unwrap(), 64 * MIB);
+        // And it exists until it is closed.
+        host.perform(&Effect::RemoveMapped { uuid: ONE }).unwrap();
+        assert!(find(&host, ONE).unwrap().deferred_remove);
+        drop(held);
+        run("udevadm", &["settle"]);
+        assert!(find(&host, ONE).is_none());
+
+        let path = activate(&host, ONE, 1, 32 * MIB);
+        let claimed = host.claim_mapped(ONE).unwrap().unwrap();
+        assert_eq!(errno(host.claim_mapped(ONE)), Some(Errno::EBUSY));
+        assert_eq!(claimed.device.path, path);
+    });
+}
