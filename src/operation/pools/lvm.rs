@@ -345,3 +345,6 @@ impl<'a> HeaderDevice<'a> {
 fn gone(uuid: &str) -> HostError {
     HostError::errno("open", crate::host::mapped_path(uuid), Errno::ENXIO)
 }
+
+#[cfg(test)]
+mod tests;

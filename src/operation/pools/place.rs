@@ -51,7 +51,7 @@ impl OpenPlace {
 
 /// The place of a pool.
 pub struct FoundPlace {
-    /// The path of the definition.
+    /// The path of the definition, or that of the records.
     pub outer: PathBuf,
     /// What was opened.
     pub open: Option<OpenPlace>,
@@ -103,8 +103,9 @@ fn open_records(
         }
         None => Probe::Blank,
     };
+    let inner = open.as_ref().map(|open| open.folder.clone());
     Ok(FoundPlace {
-        outer: folder(definition),
+        outer: inner.unwrap_or_else(|| definition.place.to_string().into()),
         open: open.map(OpenPlace::Records),
         found,
     })

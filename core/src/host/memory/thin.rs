@@ -187,6 +187,14 @@ impl Machine {
         }
     }
 
+    /// Exchanges the names of two pools. Devices stay on their pools.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn swap_pools(&mut self, one: &str, other: &str) {
+        let [first, second] = [one, other].map(|name| self.thin_pool(name).clone());
+        self.thin_pools.insert(one.into(), second);
+        self.thin_pools.insert(other.into(), first);
+    }
+
     /// Changes what an administrator has set up.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn set_up_pool(&mut self, name: &str, change: impl FnOnce(&mut PoolSetup)) {

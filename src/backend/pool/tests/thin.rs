@@ -4,6 +4,7 @@ use super::*;
 use crate::backend::AttachMode;
 use crate::host::Host;
 use crate::host::memory::Unreadable;
+use crate::model::PoolId;
 use crate::operation::pools::make::make_pool_of_kind;
 
 const KIND: PoolKind<'_> = PoolKind::Thin { pool: "pool" };
@@ -23,7 +24,8 @@ fn open(host: &MemoryHost) -> PoolBackend {
 fn pool() -> (MemoryHost, PoolBackend) {
     let host = MemoryHost::with_capacity(4 * GIB);
     let home = HomeId(Uuid::from_u128(1));
-    make_pool_of_kind(&host, "pool", Path::new(POOL), KIND, home).unwrap();
+    let id = PoolId(host.random_uuid());
+    make_pool_of_kind(&host, "pool", Path::new(POOL), KIND, (id, home)).unwrap();
     let backend = open(&host);
     (host, backend)
 }
@@ -40,8 +42,8 @@ fn volumes_snapshots_and_restores_are_thin_devices() {
     let image = Image::Snapshot(snapshot.uuid);
     let wanted = restored(&backend, 3, Allocation::Thin, image);
     let made = restore(&backend, &wanted, image);
-    assert_eq!((source.image, snapshot.image, made.image), (1, 2, 3));
-    assert_eq!(thin_ids(&host), [1, 2, 3]);
+    assert_eq!((source.image, snapshot.image, made.image), (3, 4, 5));
+    assert_eq!(thin_ids(&host), [3, 4, 5]);
     assert_eq!(backend.image_problem(&made).unwrap(), None);
     backend.volumes.delete(source.uuid).unwrap();
     backend.volumes.delete(made.uuid).unwrap();
@@ -57,11 +59,11 @@ fn a_number_is_not_used_again_before_the_next_start() {
     let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     backend.volumes.delete(made.uuid).unwrap();
     let made = backend.create(volume(2, Allocation::Thin), &any).unwrap();
-    assert_eq!(made.image, 2);
+    assert_eq!(made.image, 4);
     drop(backend);
     let backend = open(&host);
     let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
-    assert_eq!(made.image, 1);
+    assert_eq!(made.image, 3);
 }
 
 #[test]

@@ -35,6 +35,11 @@ impl MemoryHost {
         self.lock().set_up_pool(name, change);
     }
 
+    /// Two volume groups exchange their names.
+    pub fn swap_pools(&self, one: &str, other: &str) {
+        self.lock().swap_pools(one, other);
+    }
+
     /// Whether this process is alive.
     pub fn is_alive(&self) -> bool {
         self.lock().is_alive(self.process)
