@@ -23,7 +23,7 @@ use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{
-    self, Budget, Device, Effect, FileId, Host, Space, ThinMessage, ThinPoolStatus, mapped_path,
+    self, Budget, Device, Effect, FileId, Host, MappedDevice, Space, ThinMessage, ThinPoolStatus,
 };
 use crate::model::size::image_bytes;
 use crate::model::{PoolId, Wipe, size};
@@ -345,11 +345,14 @@ impl Store for ThinStore {
     /// Messages are durable at once. What was written to a device is durable after its fsync, which
     /// the store itself does before it closes a device.
     fn sync(&self, image: Image) -> host::Result<()> {
-        let own = &self.device_uuid(self.get_image(image)?.uuid);
-        let path = &mapped_path(own);
-        match self.is_active(own)? {
-            true => self.perform(Effect::SyncFile { path }),
-            false => Ok(()),
+        let own = self.device_uuid(self.get_image(image)?.uuid);
+        let active = self.mapped()?.into_iter().find(|found| found.uuid == own);
+        match active {
+            Some(MappedDevice { device, table, .. }) if table.is_some() => {
+                let path = &device.path;
+                self.perform(Effect::SyncFile { path })
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -3,5 +3,6 @@
 
 mod guest_dm;
 mod guest_ext4;
+mod guest_lvm;
 mod guest_thin_host;
 mod guest_udev;

@@ -91,6 +91,9 @@ pub enum ThinMessage {
         /// The new one.
         to: u64,
     },
+    /// Gives up the snapshot of the metadata that a process holds, which may be one that has died.
+    /// EINVAL if there is none.
+    ReleaseMetadata,
 }
 
 impl ThinMessage {
@@ -101,6 +104,7 @@ impl ThinMessage {
             ThinMessage::CreateSnap { .. } => "create_snap",
             ThinMessage::Delete { .. } => "delete_thin",
             ThinMessage::SetTransactionId { .. } => "set_transaction_id",
+            ThinMessage::ReleaseMetadata => "release_metadata_snap",
         }
     }
 }

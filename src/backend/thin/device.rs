@@ -22,7 +22,7 @@ const FOR_A_COPY: AttachMode = AttachMode {
 };
 
 impl ThinStore {
-    fn mapped(&self) -> host::Result<Vec<MappedDevice>> {
+    pub(super) fn mapped(&self) -> host::Result<Vec<MappedDevice>> {
         self.host.mapped_devices(&self.pool, &self.prefix)
     }
 

@@ -316,6 +316,7 @@ fn send(mapper: &mut DeviceMapper, name: &str, message: ThinMessage) -> Result<(
         ThinMessage::CreateThin { id } => format!("create_thin {id}"),
         ThinMessage::CreateSnap { id, origin } => format!("create_snap {id} {origin}"),
         ThinMessage::Delete { id } => format!("delete {id}"),
+        ThinMessage::ReleaseMetadata => "release_metadata_snap".into(),
         ThinMessage::SetTransactionId { from, to } => format!("set_transaction_id {from} {to}"),
     };
     mapper.message(device, &text).map_err(failed)

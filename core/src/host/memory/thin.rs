@@ -302,6 +302,10 @@ impl Machine {
                 }
                 self.thin_pool(name).transaction_id = to;
             }
+            ThinMessage::ReleaseMetadata if !pool.setup.holds_metadata => {
+                return Err(Errno::EINVAL);
+            }
+            ThinMessage::ReleaseMetadata => self.thin_pool(name).setup.holds_metadata = false,
         }
         self.commit(name)
     }

@@ -64,7 +64,14 @@ pub fn open(
         status,
         claim,
     };
-    if !opening.claim_pool()? || !opening.make_header_device()? {
+    if !opening.claim_pool()? {
+        return Ok(None);
+    }
+    if status.holds_metadata {
+        // A process that has read the metadata was killed meanwhile.
+        opening.send(ThinMessage::ReleaseMetadata, "release the metadata")?;
+    }
+    if !opening.make_header_device()? {
         return Ok(None);
     }
     let device = claim_header(host, pool, opening.mapped, &status, patience)?;

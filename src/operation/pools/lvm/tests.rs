@@ -229,6 +229,15 @@ fn a_pool_that_is_set_up_unsafely_is_served_once_the_command_in_the_refusal_has_
 }
 
 #[test]
+fn a_snapshot_of_the_metadata_that_a_crash_has_left_is_released() {
+    let host = MemoryHost::new();
+    end(start(&host));
+    host.set_up_pool(NAME, |setup| setup.holds_metadata = true);
+    assert_eq!(refusal(&start(&host)), None);
+    assert!(!host.thin_pool(NAME).unwrap().unwrap().holds_metadata);
+}
+
+#[test]
 fn without_init_no_pool_is_created() {
     let host = MemoryHost::new();
     let plain = pool("default=lvm:vg/pool");

@@ -1,0 +1,367 @@
+//! Pools in thin pools of LVM, with the real LVM and the real driver as a process.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs::{self, OpenOptions};
+use std::future::Future;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use slackwater::csi::VolumeCapability;
+use slackwater_testkit::guest::{self, in_guest};
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, binary, block, mount, run};
+
+const MIB: u64 = 1 << 20;
+const DISKS: [&str; 1] = ["pool:1G"];
+const GROUP: &str = "slackwater-vg";
+/// Device mapper's name for the thin pool `thin` of this group.
+const MAPPED: &str = "slackwater--vg-thin";
+const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
+
+fn create_group() {
+    run("vgcreate", &[GROUP, &guest::disk("pool")]);
+}
+
+fn create_pool(size: &str) {
+    create_group();
+    let size = ["--size", size, "--poolmetadatasize", "8M"];
+    let named = [
+        "--chunksize",
+        "64k",
+        "--type",
+        "thin-pool",
+        "--name",
+        "thin",
+    ];
+    run("lvcreate", &[&size[..], &named[..], &[GROUP]].concat());
+    run("lvchange", &["--errorwhenfull", "y", "slackwater-vg/thin"]);
+}
+
+/// Runs a program that must fail, and returns what it prints.
+fn fails(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(!output.status.success(), "{program} {arguments:?}");
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !check().await {
+        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// A volume and its paths.
+struct Volume {
+    id: String,
+    how: VolumeCapability,
+    staging: PathBuf,
+    target: PathBuf,
+}
+
+impl Volume {
+    fn of(scratch: &Scratch, name: &str, id: String, how: VolumeCapability) -> Volume {
+        Volume {
+            id,
+            how,
+            staging: scratch.join("kubelet").join(format!("{name}.staging")),
+            target: scratch.join("kubelet").join(name),
+        }
+    }
+
+    async fn up(&self, client: &Client) {
+        fs::create_dir_all(&self.staging).unwrap();
+        let (id, how) = (&self.id, self.how.clone());
+        client.stage(id, &self.staging, how.clone()).await.unwrap();
+        let published = client.publish(id, &self.staging, &self.target, how, false);
+        published.await.unwrap();
+    }
+
+    async fn down(&self, client: &Client) {
+        client.unpublish(&self.id, &self.target).await.unwrap();
+        client.unstage(&self.id, &self.staging).await.unwrap();
+    }
+}
+
+async fn created(scratch: &Scratch, client: &Client, name: &str, how: VolumeCapability) -> Volume {
+    let id = client.create(name, 64 * MIB, how.clone(), &[]).await;
+    Volume::of(scratch, name, id.unwrap(), how)
+}
+
+async fn restore(
+    scratch: &Scratch,
+    client: &Client,
+    snapshot: &str,
+    how: VolumeCapability,
+) -> Volume {
+    let source = from_snapshot(snapshot);
+    let name = format!("of-{snapshot}");
+    let made = client.create_from(&name, 64 * MIB, how.clone(), source, &[]);
+    Volume::of(scratch, &name, made.await.unwrap().volume_id, how)
+}
+
+fn write_at(device: &Path, at: u64, byte: u8) {
+    let file = OpenOptions::new().write(true).open(device).unwrap();
+    file.write_all_at(&[byte; 4096], at).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn read_at(device: &Path, at: u64) -> u8 {
+    let mut bytes = [0; 4096];
+    let file = fs::File::open(device).unwrap();
+    file.read_exact_at(&mut bytes, at).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    bytes[0]
+}
+
+fn end(mut server: Server) {
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.wait(), Some(0), "{}", server.log());
+}
+
+fn mapped_names() -> String {
+    run("dmsetup", &["ls", "--target", "thin"])
+}
+
+#[test]
+fn volumes_of_both_kinds_are_created_snapshotted_restored_and_deleted() {
+    let test = "guest_lvm::volumes_of_both_kinds_are_created_snapshotted_restored_and_deleted";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let mut server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let files = created(&scratch, &client, "files", mount("ext4")).await;
+            let raw = created(&scratch, &client, "raw", block()).await;
+            files.up(&client).await;
+            raw.up(&client).await;
+            fs::write(files.target.join("data"), "before").unwrap();
+            run("sync", &[]);
+            write_at(&raw.target, MIB, 1);
+            let class = [("consistency", "crash")];
+            let cut = client.snapshot("cut", &files.id, &class).await.unwrap();
+            let raw_cut = client.snapshot("raw-cut", &raw.id, &class).await.unwrap();
+            fs::write(files.target.join("data"), "after").unwrap();
+            write_at(&raw.target, MIB, 2);
+
+            // The driver is killed while both are in use.
+            server.kill();
+            server.restart();
+            let client = server.client();
+            assert_eq!(client.list().await.unwrap().len(), 2);
+            let read = fs::read_to_string(files.target.join("data")).unwrap();
+            assert_eq!((read.as_str(), read_at(&raw.target, MIB)), ("after", 2));
+
+            let restored = restore(&scratch, &client, &cut.snapshot_id, mount("ext4")).await;
+            let raw_restored = restore(&scratch, &client, &raw_cut.snapshot_id, block()).await;
+            restored.up(&client).await;
+            raw_restored.up(&client).await;
+            let read = fs::read_to_string(restored.target.join("data")).unwrap();
+            assert_eq!(
+                (read.as_str(), read_at(&raw_restored.target, MIB)),
+                ("before", 1)
+            );
+            for volume in [&files, &raw, &restored, &raw_restored] {
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+            for id in [cut.snapshot_id, raw_cut.snapshot_id] {
+                client.delete_snapshot(&id).await.unwrap();
+            }
+            assert_eq!(client.list().await.unwrap().len(), 0);
+        });
+        end(server);
+        // Only the records are left.
+        assert_eq!(mapped_names().lines().count(), 1, "{}", mapped_names());
+        run("vgck", &[GROUP]);
+    });
+}
+
+#[test]
+fn lvm_leaves_a_pool_alone_until_it_is_released() {
+    let test = "guest_lvm::lvm_leaves_a_pool_alone_until_it_is_released";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        let client = server.client();
+        let volume = runtime().block_on(created(&scratch, &client, "a", mount("ext4")));
+        let release = |server: Option<&Server>| {
+            let mut command = Command::new(binary());
+            command.args(["pool", "release", "default=lvm:slackwater-vg/thin"]);
+            command.args(["--node-record", scratch.join("node.json").to_str().unwrap()]);
+            let output = command.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.success(), server.is_none(), "{text}");
+            text
+        };
+        let text = release(Some(&server));
+        assert!(text.contains("another slackwater process"), "{text}");
+        end(server);
+        fails("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
+        fails("lvremove", &["--yes", "slackwater-vg/thin"]);
+        let thin = ["--virtualsize", "64M", "--thin", "--name", "theirs"];
+        fails("lvcreate", &[&thin[..], &["slackwater-vg/thin"]].concat());
+        run("lvextend", &["--size", "+64M", "slackwater-vg/thin"]);
+
+        release(None);
+        run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
+        run("lvchange", &["--activate", "y", "slackwater-vg/thin"]);
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            assert_eq!(client.list().await.unwrap(), [volume.id.clone()]);
+            client.delete(&volume.id).await.unwrap();
+        });
+        end(server);
+    });
+}
+
+#[test]
+fn a_group_that_is_activated_late_is_served() {
+    let test = "guest_lvm::a_group_that_is_activated_late_is_served";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        run("vgchange", &["--activate", "n", GROUP]);
+        let scratch = Scratch::new();
+        let server = Server::spawn(&scratch, &[POOL], &[], &[]);
+        runtime().block_on(async {
+            let client = server.client();
+            until("the driver answers", async || client.is_ready().await).await;
+            let refused = client.list().await.unwrap_err();
+            let text = refused.message();
+            assert!(
+                text.contains("vgchange --activate y slackwater-vg"),
+                "{text}"
+            );
+            run("vgchange", &["--activate", "y", GROUP]);
+            until("the pool is served", async || client.list().await.is_ok()).await;
+        });
+        end(server);
+    });
+}
+
+#[test]
+fn pools_as_other_programs_leave_them_are_refused_and_not_changed() {
+    let test = "guest_lvm::pools_as_other_programs_leave_them_are_refused_and_not_changed";
+    in_guest(test, &DISKS, || {
+        create_group();
+        let message = |text: &str| {
+            run("dmsetup", &["message", MAPPED, "0", text]);
+        };
+        let containerd = || {
+            message("create_thin 1");
+            message("create_thin 7");
+            message("delete 1");
+        };
+        let docker = || {
+            message("create_thin 1");
+            message("set_transaction_id 0 1");
+        };
+        let lvm = || {
+            let thin = ["--virtualsize", "64M", "--thin", "--name", "theirs"];
+            run("lvcreate", &[&thin[..], &["slackwater-vg/thin"]].concat());
+        };
+        let no_zeroing = || {
+            run("lvchange", &["--zero", "n", "slackwater-vg/thin"]);
+        };
+        let queueing = || {
+            run("lvchange", &["--errorwhenfull", "n", "slackwater-vg/thin"]);
+        };
+        let cases: [(&str, &dyn Fn()); 5] = [
+            ("the thin device 7", &containerd),
+            ("its transaction ID is 1", &docker),
+            ("thin volumes of its own", &lvm),
+            ("lvchange --zero y slackwater-vg/thin", &no_zeroing),
+            ("lvchange --errorwhenfull y slackwater-vg/thin", &queueing),
+        ];
+        for (expected, use_it) in cases {
+            let size = ["--size", "512M", "--poolmetadatasize", "8M"];
+            let named = [
+                "--chunksize",
+                "64k",
+                "--type",
+                "thin-pool",
+                "--name",
+                "thin",
+            ];
+            run("lvcreate", &[&size[..], &named[..], &[GROUP]].concat());
+            run("lvchange", &["--errorwhenfull", "y", "slackwater-vg/thin"]);
+            use_it();
+            let before = run("dmsetup", &["status"]);
+            let node_record = Scratch::new();
+            let node_record = node_record.join("node.json");
+            let text = fails(
+                binary(),
+                &[
+                    "pool",
+                    "init",
+                    "default=lvm:slackwater-vg/thin",
+                    "--node-record",
+                    node_record.to_str().unwrap(),
+                ],
+            );
+            assert!(text.contains(expected), "{expected}: {text}");
+            assert_eq!(run("dmsetup", &["status"]), before, "{expected}");
+            run("lvremove", &["--yes", "--force", "slackwater-vg/thin"]);
+        }
+    });
+}
+
+#[test]
+fn records_are_written_and_volumes_deleted_while_the_pool_is_full() {
+    let test = "guest_lvm::records_are_written_and_volumes_deleted_while_the_pool_is_full";
+    in_guest(test, &DISKS, || {
+        create_pool("320M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let raw = created(&scratch, &client, "raw", block()).await;
+            let other = created(&scratch, &client, "other", block()).await;
+            raw.up(&client).await;
+            // The records take no discards, so their blocks stay.
+            let table = fs::read_to_string("/proc/self/mounts").unwrap();
+            let folder = table
+                .lines()
+                .filter_map(|line| line.split(' ').nth(1))
+                .find(|at| at.starts_with("/run/slackwater/pools/"))
+                .unwrap();
+            fails("fstrim", &[folder]);
+            let device = OpenOptions::new().write(true).open(&raw.target).unwrap();
+            let mut full = false;
+            for at in 0..64 {
+                let written = device.write_all_at(&[1; MIB as usize], at * MIB);
+                full |= written.and_then(|()| device.sync_all()).is_err();
+            }
+            drop(device);
+            assert!(full, "{}", run("dmsetup", &["status", MAPPED]));
+            let id = client.create("refused", 64 * MIB, block(), &[]).await;
+            assert!(id.is_err());
+            raw.down(&client).await;
+            client.delete(&other.id).await.unwrap();
+            client.delete(&raw.id).await.unwrap();
+            created(&scratch, &client, "again", block()).await;
+        });
+        end(server);
+    });
+}
