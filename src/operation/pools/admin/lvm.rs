@@ -52,7 +52,9 @@ fn leave(host: &dyn Host, pool: &PoolDefinition, open: Option<OpenPlace>) {
 
 pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
     let mut node = load_node(host, node_record)?;
-    let found = lvm::identify(host, lvm::thin_pool(pool)?)?;
+    let name = lvm::thin_pool(pool)?;
+    lvm::usable(host, pool, name)?;
+    let found = lvm::identify(host, name)?;
     let home = machine_home(host, &node, &[])?;
     let home = home.unwrap_or_else(|| match &found {
         Some(found) => found.home,
@@ -93,7 +95,9 @@ pub(super) fn adopt(
     dry_run: bool,
 ) -> Result<Adopted> {
     let mut node = load_node(host, node_record)?;
-    let found = lvm::identify(host, lvm::thin_pool(pool)?)?;
+    let name = lvm::thin_pool(pool)?;
+    lvm::usable(host, pool, name)?;
+    let found = lvm::identify(host, name)?;
     let found = found.ok_or_else(|| no_pool(pool))?;
     let others = others.iter().filter(|other| other.place != pool.place);
     let others: Vec<_> = others.cloned().collect();
