@@ -10,6 +10,7 @@ mod freeze;
 mod kernel;
 mod lvm;
 mod pool;
+mod server;
 mod trial;
 mod udev;
 

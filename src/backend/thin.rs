@@ -58,6 +58,11 @@ pub const RECORDS_ID: u32 = 2;
 /// The first ID of a volume or snapshot.
 const FIRST_ID: u32 = 3;
 
+/// The UUID of the mapped device of a volume or snapshot.
+pub fn device_uuid(pool: PoolId, uuid: Uuid) -> String {
+    format!("{DEVICE_PREFIX}{pool}-{uuid}")
+}
+
 /// The UUID of the mapped device with the records of a pool.
 pub fn records_device(id: PoolId) -> String {
     format!("{DEVICE_PREFIX}{id}{RECORDS_SUFFIX}")

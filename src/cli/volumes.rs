@@ -34,7 +34,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
             ));
             continue;
         };
-        let found = inventory::read(host.as_ref(), &pool.name, id, path)?;
+        let found = inventory::read_entry(host.as_ref(), &pool, id, path)?;
         whole.volumes.extend(found.volumes);
         whole.snapshots.extend(found.snapshots);
         whole.damaged.extend(found.damaged);
@@ -46,6 +46,11 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
             ["ID", "NAME", "POOL", "SIZE", "USED", "FORMAT", "STATE"],
             &whole.volumes.iter().map(row).collect::<Vec<_>>(),
         );
+        let thin: Vec<_> = whole.volumes.iter().filter_map(thin_row).collect();
+        if !thin.is_empty() {
+            println!();
+            print::table(["ID", "THIN ID", "MAPPED", "DEVICE"], &thin);
+        }
         if !whole.snapshots.is_empty() {
             println!();
             print::table(
@@ -119,6 +124,16 @@ fn row(entry: &VolumeEntry) -> [String; 7] {
     ]
 }
 
+fn thin_row(entry: &VolumeEntry) -> Option<[String; 4]> {
+    let thin = entry.thin.as_ref()?;
+    Some([
+        id(entry),
+        thin.id.to_string(),
+        Human(entry.allocated).to_string(),
+        thin.device.clone(),
+    ])
+}
+
 fn snapshot_state(entry: &SnapshotEntry) -> &'static str {
     match entry.record.state {
         SnapshotState::Preparing => "preparing",
@@ -167,14 +182,19 @@ fn as_json(whole: &Inventory, unread: &[String]) -> Value {
         .iter()
         .map(|entry| {
             let record = &entry.record;
-            json!({
+            let mut listed = json!({
                 "id": id(entry), "name": record.name, "pool": entry.pool, "state": state(entry),
                 "size_bytes": record.size, "allocated_bytes": entry.allocated,
                 "allocation": record.allocation.word(), "block_size": record.block_size,
                 "wipe": record.wipe.word(), "formatted": formatted_as(entry),
                 "ephemeral": record.ephemeral, "created_at": record.created_at,
                 "last_staging_path": record.last_stage.as_ref().map(|stage| &stage.staging_path),
-            })
+            });
+            if let Some(thin) = &entry.thin {
+                listed["thin_id"] = thin.id.into();
+                listed["device"] = thin.device.clone().into();
+            }
+            listed
         })
         .collect();
     let damaged: Vec<Value> = whole

@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use super::pool::{identity, records, server, subject};
+use super::pool::{identity, records, subject};
+use super::server::server;
 use super::{Check, Subject, kernel};
 use crate::error::chain;
 use crate::host::mapper::Usage;

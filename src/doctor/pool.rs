@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use super::server::server;
 use super::{Check, Subject, checksums, kernel, lvm};
-use crate::backend::records::{LOCK_FILE, VOLUMES};
+use crate::backend::records::VOLUMES;
 use crate::error::chain;
-use crate::host::{BackingFs, FileId, Host};
+use crate::host::{BackingFs, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
@@ -359,46 +360,6 @@ fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     }
 }
 
-/// Which process serves the pool, from the kernel's list of locks; taking the lock could disturb a
-/// starting driver.
-pub(super) fn server(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
-    let subject = format!("{}: lock", subject(pool));
-    let locks = host.read_file(Path::new("/proc/locks")).ok().flatten();
-    let file = host.stat(&path.join(LOCK_FILE)).ok().flatten();
-    let holder = file.and_then(|file| {
-        let text = String::from_utf8_lossy(locks.as_deref().unwrap_or_default()).into_owned();
-        holder(&text, file.id)
-    });
-    Check::ok(
-        subject,
-        match holder {
-            Some(process) => format!("served by process {process}"),
-            None => "no process that is visible from here serves it".into(),
-        },
-    )
-}
-
-/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:393 0 EOF`. The device is that of the superblock, which on
-/// btrfs differs from st_dev: there only the inode is compared.
-fn holder(locks: &str, file: FileId) -> Option<String> {
-    let device = format!(
-        "{:02x}:{:02x}",
-        nix::sys::stat::major(file.device),
-        nix::sys::stat::minor(file.device)
-    );
-    let inode = file.inode.to_string();
-    let held = locks.lines().filter_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let &[_, "FLOCK", _, "WRITE", process, place, ..] = &words[..] else {
-            return None;
-        };
-        let (on, number) = place.rsplit_once(':')?;
-        let same_device = on == device || nix::sys::stat::major(file.device) == 0;
-        (number == inode && same_device).then(|| process.to_string())
-    });
-    held.into_iter().next()
-}
-
 pub(super) fn records(
     host: &dyn Host,
     pool: &PoolDefinition,
@@ -423,37 +384,5 @@ pub(super) fn records(
             std::iter::once(count).chain(damaged).collect()
         }
         Err(error) => vec![Check::fail(subject, chain(&error), "check the disk")],
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
-        let table = "\
-1: FLOCK  ADVISORY  WRITE 12 08:01:393 0 EOF
-2: POSIX  ADVISORY  WRITE 13 08:01:394 0 EOF
-3: FLOCK  ADVISORY  WRITE 14 fe:10:394 0 EOF
-";
-        let file = |major, minor, inode| FileId {
-            device: nix::sys::stat::makedev(major, minor),
-            inode,
-        };
-        assert_eq!(holder(table, file(8, 1, 393)), Some("12".into()));
-        assert_eq!(holder(table, file(8, 1, 394)), None);
-        assert_eq!(holder(table, file(0xfe, 0x10, 394)), Some("14".into()));
-        assert_eq!(holder("", file(8, 1, 393)), None);
-    }
-
-    #[test]
-    fn fuzz_the_table_of_locks() {
-        let file = FileId {
-            device: nix::sys::stat::makedev(8, 1),
-            inode: 393,
-        };
-        let table = "1: FLOCK  ADVISORY  WRITE 12 08:01:393 0 EOF\n";
-        slackwater_core::fuzz::fuzz_text("locks", &[table], |table| holder(table, file));
     }
 }

@@ -163,6 +163,18 @@ fn volumes_of_both_kinds_are_created_snapshotted_restored_and_deleted() {
             fs::write(files.target.join("data"), "after").unwrap();
             write_at(&raw.target, MIB, 2);
 
+            let listed = run(
+                binary(),
+                &[
+                    "volumes",
+                    "--json",
+                    "--node-record",
+                    scratch.join("node.json").to_str().unwrap(),
+                ],
+            );
+            assert!(listed.contains("\"thin_id\": 3"), "{listed}");
+            assert!(listed.contains("\"thin_id\": 4"), "{listed}");
+
             // The driver is killed while both are in use.
             server.kill();
             server.restart();

@@ -30,6 +30,7 @@ mod loops;
 mod machine;
 mod mounts;
 mod perform;
+mod pool_setup;
 mod targets;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
@@ -50,9 +51,9 @@ use disk::Ino;
 pub use fault::FaultMode;
 pub use freezer::FOREIGN_TOKEN;
 use machine::{Machine, Process};
+pub use pool_setup::PoolSetup;
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Held, Hung};
-pub use thin::PoolSetup;
 pub use unreadable::Unreadable;
 
 /// The directory that exists on every simulated machine, on its pool's disk; pools are created

@@ -12,7 +12,7 @@ use crate::model::{PoolDefinition, PoolPlace};
 use crate::operation::pools::image::MOUNT_POINT;
 use crate::operation::pools::lvm;
 use crate::operation::pools::make::{self, Probe};
-use crate::operation::pools::pool::folder;
+use crate::operation::pools::place::folder;
 
 /// Queries by the name of a pool, some of which may never return.
 pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;

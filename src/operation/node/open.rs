@@ -10,7 +10,7 @@ use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::operation::pools::lvm::Claim;
-use crate::operation::pools::place::{self, FoundPlace, OpenPlace};
+use crate::operation::pools::place::{self, OpenPlace};
 use crate::operation::pools::pool::{folders, pool_kind};
 use crate::operation::pools::{ground, make};
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
@@ -61,22 +61,19 @@ impl Driver {
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
         let patience = self.lock_patience();
+        let claim = Claim {
+            home: self.pools.home(),
+            init: definition.init,
+            is_known: known.is_some(),
+        };
         let opening = place::Opening {
-            claim: Claim {
-                home: self.pools.home(),
-                init: definition.init,
-                is_known: known.is_some(),
-            },
+            claim,
             patience,
             machine: &self.machine_folders(),
         };
         let place = place::open(host, definition, &opening)?;
         let path = place.folder();
-        let FoundPlace {
-            outer,
-            open: place,
-            found,
-        } = place;
+        let (outer, found, place) = (place.outer, place.found, place.open);
         match found {
             make::Probe::Pool(pool) if pool.home != self.pools.home() => {
                 return refused(

@@ -11,7 +11,8 @@ use crate::backend::file::object_of;
 use crate::backend::thin;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
-use crate::operation::pools::pool::{Former, folder};
+use crate::operation::pools::place::folder;
+use crate::operation::pools::pool::Former;
 use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
 
 /// How long the space of a pool may take to read: the query examines each image.

@@ -22,7 +22,6 @@ use std::time::Duration;
 use super::lvm;
 use super::make::{self, Probe};
 use super::node_record::known_as;
-use super::place::not_a_folder;
 use crate::backend::PoolBackend;
 use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Result, chain};
@@ -334,6 +333,9 @@ pub fn blank_but_known(pool: &PoolDefinition, id: PoolId) -> Error {
 pub fn file_folder(pool: &PoolDefinition) -> Result<&PathBuf> {
     match &pool.place {
         PoolPlace::File { path } => Ok(path),
-        PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => Err(not_a_folder(pool)),
+        PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => Err(Error::refused(
+            format!("pool {}", pool.name),
+            "a memory pool does not outlive its process; it cannot be created or adopted",
+        )),
     }
 }

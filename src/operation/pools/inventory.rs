@@ -6,8 +6,8 @@ use super::image::probe_path;
 use super::lvm;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
-use crate::backend::file;
-use crate::error::{Result, chain};
+use crate::backend::{file, thin};
+use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
@@ -173,6 +173,16 @@ pub struct VolumeEntry {
     pub record: VolumeRecord,
     /// Bytes of the blocks that its image has.
     pub allocated: u64,
+    /// Its thin device, on a pool of LVM.
+    pub thin: Option<ThinEntry>,
+}
+
+/// A thin device, which LVM does not list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThinEntry {
+    pub id: u32,
+    /// The UUID of its mapped device while it is attached.
+    pub device: String,
 }
 
 /// A snapshot on a pool.
@@ -219,6 +229,7 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
                 pool_id,
                 record,
                 allocated,
+                thin: None,
             }),
             Err(problem) => inventory.damaged.push(damaged(name, dir, problem)),
         }
@@ -233,6 +244,33 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
             }),
             Err(problem) => inventory.damaged.push(damaged(name, dir, problem)),
         }
+    }
+    Ok(inventory)
+}
+
+/// Like [`read`], with the thin devices of a pool of LVM and the bytes that they have.
+pub fn read_entry(
+    host: &dyn Host,
+    pool: &PoolEntry,
+    pool_id: PoolId,
+    path: &Path,
+) -> Result<Inventory> {
+    let mut inventory = read(host, &pool.name, pool_id, path)?;
+    let Ok(PoolPlace::Lvm { pool: name }) = pool.place.parse() else {
+        return Ok(inventory);
+    };
+    let devices = host.thin_devices(name.mapped());
+    let devices = devices.context(|| format!("list the thin devices of {name}"))?;
+    let bytes = |id: u32| devices.get(&id).copied().unwrap_or(0);
+    for entry in &mut inventory.volumes {
+        entry.allocated = bytes(entry.record.image);
+        entry.thin = Some(ThinEntry {
+            id: entry.record.image,
+            device: thin::device_uuid(pool_id, entry.record.uuid),
+        });
+    }
+    for entry in &mut inventory.snapshots {
+        entry.allocated = bytes(entry.record.image);
     }
     Ok(inventory)
 }

@@ -7,9 +7,8 @@ use super::ground;
 use super::image::{self, OpenImage};
 use super::lvm::{self, Claim, OpenRecords};
 use super::make::{self, Probe};
-use super::pool::folder;
 use crate::backend::PoolBackend;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 
@@ -168,10 +167,15 @@ pub fn identify(
     Ok(found.map(|pool| (pool.id, pool.home)))
 }
 
-/// The error for a pool that does not outlive its process, or that is not in a directory.
-pub fn not_a_folder(pool: &PoolDefinition) -> Error {
-    Error::refused(
-        format!("pool {}", pool.name),
-        "a memory pool does not outlive its process; it cannot be created or adopted",
-    )
+/// The path of a pool on the simulated host.
+fn memory_path(name: &str) -> PathBuf {
+    Path::new("/memory").join(name)
+}
+
+pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
+    match &definition.place {
+        PoolPlace::File { path } => path.clone(),
+        PoolPlace::Lvm { pool } => Path::new(lvm::FOLDER).join(pool.mapped()),
+        PoolPlace::Memory { .. } => memory_path(&definition.name),
+    }
 }

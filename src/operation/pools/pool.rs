@@ -1,13 +1,11 @@
 //! The types of pools: served ones, and refused ones with the reason.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use uuid::Uuid;
 
 use super::ground::PoolGround;
-use super::lvm;
 use super::place::OpenPlace;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
@@ -101,19 +99,6 @@ pub struct Former {
     pub(in crate::operation) device: u64,
     /// The folders of its volumes.
     pub(in crate::operation) volumes: HashSet<String>,
-}
-
-/// The path of a pool on the simulated host.
-fn memory_path(name: &str) -> PathBuf {
-    Path::new("/memory").join(name)
-}
-
-pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
-    match &definition.place {
-        PoolPlace::File { path } => path.clone(),
-        PoolPlace::Lvm { pool } => Path::new(lvm::FOLDER).join(pool.mapped()),
-        PoolPlace::Memory { .. } => memory_path(&definition.name),
-    }
 }
 
 /// How the pool of a definition stores images.

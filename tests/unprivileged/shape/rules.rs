@@ -14,13 +14,18 @@ const DOOR: &[&str] = &["main", "bin", "lib", "cli", "config", "doctor", "demo"]
 /// be added here.
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
+    ("crc32c", &[]),
+    ("thin_metadata", &["crc32c"]),
     ("model", &["error"]),
     ("csi", &[]),
     // `cut` for the steps that are messages here.
     ("agent", &["cut", "model"]),
     ("tls", &["error"]),
     ("fault", &["error"]),
-    ("host", &["fault", "model", "error"]),
+    (
+        "host",
+        &["crc32c", "thin_metadata", "fault", "model", "error"],
+    ),
     ("record", &["host", "model", "error"]),
     ("backend", &["host", "record", "model", "error"]),
     ("guard", &["fault", "host", "record", "model", "error"]),
@@ -33,7 +38,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "operation",
-        &["cut", "backend", "host", "record", "model", "error"],
+        &[
+            "cut", "backend", "host", "record", "crc32c", "model", "error",
+        ],
     ),
     ("telemetry", &["operation", "model", "error"]),
     (
@@ -155,6 +162,7 @@ const FILE_STORE_USERS: &[(&str, &[&str])] = &[
             "backing_fs",
         ],
     ),
+    ("operation/pools/lvm/opening.rs", &["DisableDiscard"]),
     ("operation/pools/make.rs", &["backing_fs"]),
 ];
 

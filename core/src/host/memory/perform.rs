@@ -124,10 +124,6 @@ impl Machine {
             Effect::DetachDeadLoop { number, name } => self.detach_dead(*number, name)?,
             Effect::ResizeLoop { number } => self.resize_loop(*number)?,
             Effect::SetDirectIo { number } => self.dev_mut(*number)?.direct_io = true,
-            Effect::DisableDiscard { device } => {
-                let number = number_of(device).ok_or(Errno::ENOTBLK)?;
-                self.dev_mut(number)?.no_discard = true;
-            }
             // Free devices of the simulation have no limits that a re-creation would clear; all
             // images are of one kind; and no disk below supports discard.
             Effect::RecreateLoop { .. }
@@ -138,12 +134,9 @@ impl Machine {
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }
             | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
-            Effect::WriteBlocks {
-                device,
-                offset,
-                bytes,
-            } => self.write_blocks(process, device, *offset as usize, bytes)?,
-            Effect::FillWithZeros { device } => self.fill_with_zeros(device)?,
+            Effect::WriteBlocks { .. }
+            | Effect::FillWithZeros { .. }
+            | Effect::DisableDiscard { .. } => self.act_on_device(process, effect)?,
             Effect::MakeTarget { path, kind } => self.make_target(path, *kind)?,
             Effect::RemoveTarget { path } => self.remove_target(path)?,
             Effect::Mount(spec) => self.mount(spec)?,
@@ -158,6 +151,23 @@ impl Machine {
             other => self.act_on_mapped(other)?,
         }
         Ok(Acted::Plain)
+    }
+
+    fn act_on_device(&mut self, process: Process, effect: &Effect<'_>) -> Result<(), HostCause> {
+        match effect {
+            Effect::WriteBlocks {
+                device,
+                offset,
+                bytes,
+            } => self.write_blocks(process, device, *offset as usize, bytes),
+            Effect::FillWithZeros { device } => self.fill_with_zeros(device),
+            Effect::DisableDiscard { device } => {
+                let number = number_of(device).ok_or(Errno::ENOTBLK)?;
+                self.dev_mut(number)?.no_discard = true;
+                Ok(())
+            }
+            _ => Err(Errno::ENOSYS.into()),
+        }
     }
 
     fn act_on_fs(&mut self, effect: &Effect<'_>) -> Result<Acted, HostCause> {

@@ -14,8 +14,9 @@ use super::freezer::Froze;
 use super::loops::{Backing, LoopDev};
 use super::machine::Machine;
 use super::mounts::Shown;
+use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
-use crate::host::mapper::{MAX_THIN_ID, ThinPoolMode, Usage};
+use crate::host::mapper::{MAX_THIN_ID, Usage};
 use crate::host::{
     Device, Effect, FileId, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
 };
@@ -50,31 +51,6 @@ pub(super) struct ThinPool {
     pub(super) metadata_bytes: u64,
     /// What a test has changed of the state that an administrator creates.
     pub(super) setup: PoolSetup,
-}
-
-/// How an administrator has created a pool, and what has happened to it since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolSetup {
-    /// LVM has activated it.
-    pub active: bool,
-    pub mode: ThinPoolMode,
-    pub zeroes_blocks: bool,
-    pub errors_when_full: bool,
-    pub needs_check: bool,
-    pub holds_metadata: bool,
-}
-
-impl Default for PoolSetup {
-    fn default() -> PoolSetup {
-        PoolSetup {
-            active: true,
-            mode: ThinPoolMode::ReadWrite,
-            zeroes_blocks: true,
-            errors_when_full: true,
-            needs_check: false,
-            holds_metadata: false,
-        }
-    }
 }
 
 /// What a mapped device has beyond a loop device.
@@ -116,7 +92,7 @@ impl Machine {
     }
 
     /// A thin pool. Each name is that of a pool that an administrator has just created.
-    fn thin_pool(&mut self, name: &str) -> &mut ThinPool {
+    pub(super) fn thin_pool(&mut self, name: &str) -> &mut ThinPool {
         let data_bytes = self.disk.capacity;
         let minor = self.thin_pools.len() as u32;
         let folder = self.find(0, &Path::new(super::POOLS).join(name));
@@ -176,29 +152,6 @@ impl Machine {
             needs_check: pool.setup.needs_check,
             holds_metadata: pool.setup.holds_metadata,
         }
-    }
-
-    /// Whether LVM has activated a pool. LVM has a device of this name only if it uses the pool
-    /// itself, as a test must have said.
-    pub(super) fn is_active_pool(&self, name: &str) -> bool {
-        match self.thin_pools.get(name) {
-            Some(pool) => pool.setup.active,
-            None => !name.ends_with("-tpool"),
-        }
-    }
-
-    /// Exchanges the names of two pools. Devices stay on their pools.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn swap_pools(&mut self, one: &str, other: &str) {
-        let [first, second] = [one, other].map(|name| self.thin_pool(name).clone());
-        self.thin_pools.insert(one.into(), second);
-        self.thin_pools.insert(other.into(), first);
-    }
-
-    /// Changes what an administrator has set up.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn set_up_pool(&mut self, name: &str, change: impl FnOnce(&mut PoolSetup)) {
-        change(&mut self.thin_pool(name).setup);
     }
 
     pub(super) fn thin_devices(&mut self, pool: &str) -> BTreeMap<u32, u64> {

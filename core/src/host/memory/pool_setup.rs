@@ -1,0 +1,54 @@
+//! How an administrator sets up a thin pool with LVM, and the states into which it gets.
+
+use super::machine::Machine;
+use crate::host::mapper::ThinPoolMode;
+
+/// How an administrator has created a pool, and what has happened to it since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSetup {
+    /// LVM has activated it.
+    pub active: bool,
+    pub mode: ThinPoolMode,
+    pub zeroes_blocks: bool,
+    pub errors_when_full: bool,
+    pub needs_check: bool,
+    pub holds_metadata: bool,
+}
+
+impl Default for PoolSetup {
+    fn default() -> PoolSetup {
+        PoolSetup {
+            active: true,
+            mode: ThinPoolMode::ReadWrite,
+            zeroes_blocks: true,
+            errors_when_full: true,
+            needs_check: false,
+            holds_metadata: false,
+        }
+    }
+}
+
+impl Machine {
+    /// Whether LVM has activated a pool. LVM has a device of this name only if it uses the pool
+    /// itself, as a test must have said.
+    pub(super) fn is_active_pool(&self, name: &str) -> bool {
+        match self.thin_pools.get(name) {
+            Some(pool) => pool.setup.active,
+            None => !name.ends_with("-tpool"),
+        }
+    }
+
+    /// Exchanges the names of two pools. Devices stay on their pools.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn swap_pools(&mut self, one: &str, other: &str) {
+        let [first, second] = [one, other].map(|name| self.thin_pool(name).clone());
+        self.thin_pools.insert(one.into(), second);
+        self.thin_pools.insert(other.into(), first);
+    }
+
+    /// Changes what an administrator has set up.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn set_up_pool(&mut self, name: &str, change: impl FnOnce(&mut PoolSetup)) {
+        change(&mut self.thin_pool(name).setup);
+    }
+}
