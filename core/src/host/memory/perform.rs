@@ -134,9 +134,6 @@ impl Machine {
             | Effect::CheckFs { .. }
             | Effect::GrowFs { .. }
             | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
-            Effect::WriteBlocks { .. }
-            | Effect::FillWithZeros { .. }
-            | Effect::DisableDiscard { .. } => self.act_on_device(process, effect)?,
             Effect::MakeTarget { path, kind } => self.make_target(path, *kind)?,
             Effect::RemoveTarget { path } => self.remove_target(path)?,
             Effect::Mount(spec) => self.mount(spec)?,
@@ -148,7 +145,7 @@ impl Machine {
             Effect::BindDevice { device, target } => self.bind_device(device, target)?,
             Effect::Unmount { target } => self.unmount(target)?,
             Effect::StartSession(_) => return Err(no_programs()),
-            other => self.act_on_mapped(other)?,
+            other => self.act_on_device(process, other)?,
         }
         Ok(Acted::Plain)
     }
@@ -166,7 +163,7 @@ impl Machine {
                 self.dev_mut(number)?.no_discard = true;
                 Ok(())
             }
-            _ => Err(Errno::ENOSYS.into()),
+            other => self.act_on_mapped(other),
         }
     }
 
