@@ -29,6 +29,7 @@ const ISSUER: &[&str] = &[
     "--set=certificates.issuerRef.name=ours",
 ];
 const POOL: &[&str] = &["--set=pools[0].name=a,pools[0].path=/disks/a"];
+const LVM_POOL: &[&str] = &["--set=pools[0].name=a,pools[0].lvm=vg/pool,pools[0].path=null"];
 
 const ATTACH: &[&str] = &["--set=csiDriver.attach=true"];
 const INLINE: &[&str] = &["--set=csiDriver.inlineEphemeral=true"];
@@ -44,6 +45,7 @@ const CHANGES: &[Change] = &[
     ("imagePullSecrets", "{}", &[]),
     ("pools[0].name", "fast", POOL),
     ("pools[0].path", "/disks/fast", POOL),
+    ("pools[0].lvm", "vg/fast", LVM_POOL),
     ("pools[0].init", "true", POOL),
     ("pools[0].image", "20Gi", POOL),
     ("pools[0].mount", "any", POOL),
@@ -268,6 +270,18 @@ fn invalid_values_are_refused_by_name() {
             &["/pools/0", "missing property 'path'"],
         ),
         (&["pools[0].name=A,pools[0].path=/a"], &["/pools/0/name"]),
+        (
+            &["pools[0].name=a,pools[0].lvm=vg/pool,pools[0].path=/a"],
+            &["/pools/0"],
+        ),
+        (&["pools[0].name=a,pools[0].lvm=vg"], &["/pools/0/lvm"]),
+        (
+            &[
+                "pools[0].name=a,pools[0].lvm=vg/a",
+                "pools[1].name=b,pools[1].lvm=vg/a",
+            ],
+            &["vg/a", "a directory of its own"],
+        ),
         (
             &["pools[0].name=a,pools[0].path=relative"],
             &["/pools/0/path"],
