@@ -77,10 +77,11 @@ fn print_guard(scratch: &Scratch, disk: &Disk) {
             device: 0,
             inode: 0,
         },
-        fs: FsType::Xfs,
-        root: host
-            .open_mount_root(&disk.mount_point, &device, FsType::Xfs)
-            .expect("a root"),
+        root: Some(
+            host.open_mount_root(&disk.mount_point, &device, FsType::Xfs)
+                .expect("a root"),
+        ),
+        mapped: None,
     };
     let guard = GuardClient::new(host.clone(), state.clone())
         .with_program(env!("CARGO_BIN_EXE_slackwater-guard").into());

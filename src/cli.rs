@@ -166,7 +166,7 @@ struct ServeArgs {
 
 #[derive(Debug, Subcommand)]
 enum PoolCommand {
-    /// Create a pool in an empty directory, or in a thin pool of LVM that nobody has used
+    /// Create a pool in an empty directory, or in a thin pool of LVM that was never used
     Init {
         /// NAME=file:/path or NAME=lvm:VG/POOL
         #[arg(value_name = "NAME=file:/path|NAME=lvm:VG/POOL")]

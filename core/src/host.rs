@@ -207,7 +207,7 @@ pub struct LoopHold {
     /// N of /dev/loopN.
     pub number: u32,
     /// The handle that keeps it open.
-    pub keep: Box<dyn std::any::Any + Send>,
+    pub keep: Box<dyn std::any::Any + Send + Sync>,
 }
 
 impl LoopHold {
@@ -226,8 +226,8 @@ impl std::fmt::Debug for LoopHold {
 /// reused.
 pub struct DeviceHold {
     pub device: Device,
-    /// The handle that keeps it open.
-    pub keep: Box<dyn std::any::Any + Send>,
+    /// The handle that keeps it open: an [`std::os::fd::OwnedFd`] on the real host.
+    pub keep: Box<dyn std::any::Any + Send + Sync>,
 }
 
 impl From<LoopHold> for DeviceHold {

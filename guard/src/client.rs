@@ -1,8 +1,8 @@
 //! A freeze session, on the driver's side.
 //!
 //! A separate thread, the keeper, reads the guard's messages. It also acts without the guard: when
-//! the connection ends early, or the guard is a second late with a request, the keeper thaws
-//! through the driver's own descriptors and then kills the guard, unless another session relies on
+//! the connection ends early, or the guard is a second late with a request, the keeper resumes and
+//! thaws through the driver's own descriptors and then kills the guard, unless another session relies on
 //! it. Only the keeper removes the journal entry, when everything is known to be thawed; in a
 //! session whose FIFREEZE hangs, that may be long after the session was dropped.
 
@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use super::journal::Own;
 use super::keeper;
 use super::load::Admitted;
-use super::protocol::{Ask, code};
+use super::protocol::{Ask, Version, code, encode_long};
 use super::shared::{Answers, Member, Phase, Shared, State};
 use slackwater_core::error::{HostCause, HostError, chain};
 use slackwater_core::fault;
@@ -54,14 +54,24 @@ impl Session {
             freeze: limits.freeze,
             expedite: grace_periods == GracePeriods::Expedited,
         };
-        let mut fds: Vec<_> = members.iter().map(|member| member.root.as_fd()).collect();
+        let passed: Vec<_> = members.iter().map(Member::passed).collect();
+        let version = version_of(&members);
+        let short = begin.encode(version);
+        let long = encode_long(begin, &passed);
+        let message = match version {
+            Version::One => short.as_slice(),
+            Version::Two => long.as_slice(),
+        };
+        let mut fds = Vec::new();
+        for member in &members {
+            fds.extend(member.root.as_ref().map(AsFd::as_fd));
+            fds.extend(member.mapped.as_ref().map(AsFd::as_fd));
+        }
         fds.push(journal.lock().as_fd());
         let sent = fault::effect("guard_begin", || {
-            channel
-                .send_with_fds(&begin.encode(), &fds)
-                .map_err(|errno| {
-                    HostError::errno("hand the file systems over to", "the freeze guard", errno)
-                })
+            channel.send_with_fds(message, &fds).map_err(|errno| {
+                HostError::errno("hand the file systems over to", "the freeze guard", errno)
+            })
         });
         if let Err(error) = sent {
             journal.remove_entry();
@@ -72,6 +82,7 @@ impl Session {
             state: Mutex::new(State::of(members.len())),
             members,
             channel,
+            version,
             guard,
             journal: Mutex::new(Some(journal)),
             limits,
@@ -109,6 +120,16 @@ impl Session {
             (Some(errno), _) if errno == Errno::EPROTO as i32 => {
                 let guard = "the freeze guard, which is of a release with another protocol; it is waited for until it exits";
                 HostError::errno("hand the file systems over to", guard, Errno::EPROTO)
+            }
+            (Some(errno), _) if errno == Errno::EOPNOTSUPP as i32 => {
+                let guard = "the freeze guard, which finds no device mapper; load the module dm_mod, and let the guard's container see /dev/mapper/control";
+                HostError::errno("hand a mapped device over to", guard, Errno::EOPNOTSUPP)
+            }
+            // The driver has checked the same a moment before.
+            (Some(errno), _) if errno == Errno::EBUSY as i32 => {
+                let guard =
+                    "the freeze guard: another program has just suspended a device of the cut";
+                HostError::errno("hand mapped devices over to", guard, Errno::EBUSY)
             }
             (Some(errno), _) if errno > 0 => {
                 let errno = Errno::from_raw(errno);
@@ -161,22 +182,35 @@ impl Session {
         }
         self.0.ask("freeze", Ask::Freeze)?;
         let answer = self.0.wait(late_at, |state| {
-            let frozen = || state.answers.iter().map(|answers| answers.frozen);
-            if let Some((at, errno)) = first_failure(frozen()) {
-                return Some(Err(Some((at, errno))));
+            let answers = || state.answers.iter();
+            let frozen = || answers().map(|answers| answers.frozen);
+            let suspended = || answers().map(|answers| answers.suspended);
+            // A suspend that was cancelled is not the cause of a freeze that failed.
+            for (doing, failure) in [
+                ("freeze", first_failure(frozen())),
+                ("suspend", first_failure(suspended())),
+            ] {
+                if let Some((at, errno)) = failure {
+                    return Some(Err(Some((doing, at, errno))));
+                }
             }
             // The deadline may pass while the last answer is still on its way.
             let early = state.answers.iter().any(|answers| answers.thawed.is_some());
             if state.lost || state.ended || early {
                 return Some(Err(None));
             }
-            frozen().all(|answer| answer.is_some()).then_some(Ok(()))
+            let is_mapped = self.0.members.iter().map(|member| member.mapped.is_some());
+            let all_suspended = is_mapped
+                .zip(suspended())
+                .all(|(is_mapped, answer)| !is_mapped || answer.is_some());
+            let all_frozen = frozen().all(|answer| answer.is_some());
+            (all_frozen && all_suspended).then_some(Ok(()))
         });
         match answer {
             Some(Ok(())) => Ok(()),
-            Some(Err(Some((at, errno)))) => {
+            Some(Err(Some((doing, at, errno)))) => {
                 self.settle(late_at);
-                Err(self.0.error("freeze", at, errno))
+                Err(self.0.error(doing, at, errno))
             }
             Some(Err(None)) => {
                 self.settle(late_at);
@@ -226,12 +260,19 @@ const SILENT: &str = "the freeze guard did not answer; it was killed and is bein
 const STUCK: &str = "the freeze guard does not answer, and this process cannot kill it";
 const RELIED_ON: &str =
     "the freeze guard does not answer, but it is not killed because another cut depends on it";
-const TOO_LATE: &str =
-    "not all file systems were frozen before the deadline; all are thawed again or will be";
+const TOO_LATE: &str = "not all file systems and devices were frozen before the deadline; all are thawed again or will be";
 
 /// Whether an error means that no guard was there to take the session over.
 pub(super) fn is_gone(error: &HostError) -> bool {
     matches!(&error.cause, HostCause::Unexpected(what) if what == GONE || what == SILENT)
+}
+
+/// The version that a session with these members needs.
+pub(super) fn version_of(members: &[Member]) -> Version {
+    match members.iter().any(|member| member.mapped.is_some()) {
+        true => Version::Two,
+        false => Version::One,
+    }
 }
 
 /// The failure that caused the others: a member that was only cancelled is not the cause.
@@ -299,15 +340,19 @@ impl Freeze for Session {
 }
 
 impl Session {
-    /// Checks with the driver's own copies of the descriptors. They share one open file with the
+    /// Checks the file systems with the driver's own copies of the descriptors. They share one open file with the
     /// guard's, so that the kernel reports what has failed since the guard's last syncfs. Each
     /// check runs in a thread, since it may hang.
     fn written_back(&self) -> Result<()> {
         let (done, answers) = channel();
-        let members = &self.0.members;
-        for (at, member) in members.iter().enumerate() {
+        let members = self.0.members.iter().enumerate();
+        let with_root =
+            members.filter_map(|(at, member)| Some((at, member, member.root.as_ref()?)));
+        let mut started = 0;
+        for (at, member, root) in with_root {
+            started += 1;
             let failed = |error| HostError::io("write back", &member.device, &error);
-            let (root, done) = (member.root.try_clone().map_err(failed)?, done.clone());
+            let (root, done) = (root.try_clone().map_err(failed)?, done.clone());
             let syncing = thread::Builder::new().name("write-back".into());
             let synced = syncing.spawn(move || {
                 let errno = code(freeze::sync(root.as_fd()));
@@ -317,7 +362,7 @@ impl Session {
             synced.map_err(failed)?;
         }
         let until = Instant::now() + self.0.limits.sync;
-        for _ in members {
+        for _ in 0..started {
             let left = until.saturating_duration_since(Instant::now());
             match answers.recv_timeout(left) {
                 Ok((_, 0)) => {}

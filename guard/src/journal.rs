@@ -1,10 +1,10 @@
-//! The journal of freezes: an entry is written before its file systems are frozen, in
-//! `STATE/freezes/<uuid>.json`, with a lock file next to it.
+//! The journal of freezes: an entry is written before its file systems are frozen and its mapped
+//! devices are suspended, in `STATE/freezes/<uuid>.json`, with a lock file next to it.
 //!
 //! The driver and the guard hold the lock through one open file until neither can freeze any more;
 //! this includes a guard that is being killed while a FIFREEZE of it hangs. So the file systems of
-//! an entry whose lock is free cannot become frozen again, and the entry is removed once they are
-//! thawed.
+//! an entry whose lock is free cannot become frozen again, nor its devices suspended, and the entry
+//! is removed once they are resumed and thawed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -38,13 +38,12 @@ pub struct Entry {
     /// set.
     pub until: u64,
     /// FIFREEZE may have been called. Before that, no other process acts on an entry whose lock is
-    /// held.
+    /// held, and a device that is suspended was suspended by another program.
     pub freezing: bool,
-    /// The file systems.
     pub members: Vec<EntryMember>,
 }
 
-/// One file system of an [`Entry`].
+/// One member of an [`Entry`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryMember {
     pub volume_id: String,
@@ -55,20 +54,26 @@ pub struct EntryMember {
     /// st_dev of its image.
     pub image_device: u64,
     pub image_inode: u64,
-    /// Type of the file system.
-    pub fs: FsType,
+    /// Type of its file system, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fs: Option<FsType>,
+    /// UUID of its mapped device, if that may be suspended; `device` and `rdev` are then those of the
+    /// mapped device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<String>,
 }
 
 impl EntryMember {
-    /// Creates the entry of a member of a session.
-    pub fn of(member: &FreezeMember) -> EntryMember {
+    /// Creates the entry of a member of a session, with the UUID of its mapped device.
+    pub fn of(member: &FreezeMember, device: &Device, mapped: Option<String>) -> EntryMember {
         EntryMember {
             volume_id: member.volume_id.clone(),
-            device: member.root.device.path.clone(),
-            rdev: member.root.device.rdev,
+            device: device.path.clone(),
+            rdev: device.rdev,
             image_device: member.image.device,
             image_inode: member.image.inode,
-            fs: member.fs,
+            fs: member.root.as_ref().map(|root| root.fs),
+            mapped,
         }
     }
 
@@ -88,8 +93,16 @@ impl EntryMember {
 }
 
 impl Record for Entry {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const WHAT: &'static str = "freeze journal entry";
+
+    /// A program that knows no mapped devices must not thaw a file system on one that is suspended.
+    fn written_version(&self) -> u32 {
+        match self.members.iter().any(|member| member.mapped.is_some()) {
+            true => 2,
+            false => 1,
+        }
+    }
 }
 
 /// The directory of the entries.
@@ -218,7 +231,7 @@ impl Journal {
         Ok(ids.filter_map(|id| id.parse().ok()).collect())
     }
 
-    /// The freezes in the journal, one for each file system.
+    /// The freezes in the journal, one for each member.
     pub fn journalled(&self) -> Result<Vec<Journalled>> {
         let Entries { entries, errors } = self.entries()?;
         if let Some(error) = errors.into_iter().next() {
@@ -235,6 +248,7 @@ impl Journal {
                 since: entry.since,
                 until: entry.until,
                 held,
+                mapped: member.mapped,
             }));
         }
         Ok(found)
@@ -349,21 +363,33 @@ mod tests {
             rdev: 1799,
             image_device: 64768,
             image_inode: u64::MAX,
-            fs,
+            fs: Some(fs),
+            mapped: None,
         };
-        let entry = |freezing| Entry {
+        let members = Vec::from([FsType::Ext4, FsType::Xfs, FsType::Btrfs].map(member));
+        let entry = |freezing, members| Entry {
             boot: Uuid::from_u128(1),
             owner: 4711,
             since: 1_700_000_000,
             until: 1_700_000_010,
             freezing,
-            members: [FsType::Ext4, FsType::Xfs, FsType::Btrfs]
-                .map(member)
-                .into(),
+            members,
         };
+        let mapped = |volume: &str, fs| EntryMember {
+            volume_id: volume.into(),
+            device: "/dev/mapper/SLACKWATER-pool-volume".into(),
+            rdev: 64774,
+            image_device: 64768,
+            image_inode: 17,
+            fs,
+            mapped: Some("SLACKWATER-pool-volume".into()),
+        };
+        let both = mapped("pool.mounted", Some(FsType::Xfs));
+        let suspended = vec![both, mapped("pool.raw", None), members[0].clone()];
         let expected = vec![
-            ("announced.json", entry(false)),
-            ("freezing.json", entry(true)),
+            ("announced.json", entry(false, members.clone())),
+            ("freezing.json", entry(true, members)),
+            ("suspending.json", entry(true, suspended)),
         ];
         formats::check("freeze-journal", expected);
     }

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::client::KILL_DELAY;
 use super::journal::Own;
-use super::protocol::{Ask, MESSAGE, Say, code};
+use super::protocol::{Ask, MESSAGE, Say};
 use super::shared::{Answers, Shared};
 use slackwater_core::host::linux::freeze;
 
@@ -63,10 +63,10 @@ fn listen(shared: &Shared) -> Ending {
             continue;
         }
         match shared.channel.receive(&mut bytes) {
-            Ok(Some(())) => match Say::decode(&bytes) {
+            Ok(Some(())) => match decode(shared, &bytes) {
                 Some(Say::Bye) => return Ending::Bye,
                 Some(say) => note(shared, say),
-                // This guard speaks another protocol version, so it has refused the session and
+                // This guard does not know the version of the session, so it has refused it and
                 // nothing is frozen. It is not killed, because it may hold a freeze of another
                 // driver.
                 None if shared.state().ready.is_none() => {
@@ -80,6 +80,12 @@ fn listen(shared: &Shared) -> Ending {
             Err(_) => return Ending::Late,
         }
     }
+}
+
+/// A message of the guard; `None` if it is invalid in this session.
+fn decode(shared: &Shared, bytes: &[u8; MESSAGE]) -> Option<Say> {
+    let (version, say) = Say::decode(bytes)?;
+    (version == shared.version).then_some(say)
 }
 
 /// Whether to stop waiting for the guard. A guard with a FIFREEZE that hangs, which has thawed
@@ -110,7 +116,7 @@ fn is_late(shared: &Shared) -> bool {
         drop(state);
         // A guard that has ended the session normally has sent a message about it, which is read
         // next.
-        let _ = shared.channel.send(&Ask::Ping.encode());
+        let _ = shared.channel.send(&Ask::Ping.encode(shared.version));
         return false;
     }
     if now < late_at {
@@ -161,6 +167,11 @@ fn note(shared: &Shared, say: Say) {
             let soon = Instant::now() + KILL_DELAY;
             state.late_at = state.late_at.map(|late_at| late_at.max(soon));
         }
+        Say::Suspended(member, errno) => {
+            if let Some(answers) = state.answers.get_mut(member as usize) {
+                answers.suspended = Some(errno);
+            }
+        }
         Say::Thawed {
             member,
             errno,
@@ -178,7 +189,7 @@ fn note(shared: &Shared, say: Say) {
     shared.tell();
 }
 
-/// Whether the guard's last FITHAWs left nothing frozen.
+/// Whether the guard's last resumes and FITHAWs left nothing suspended or frozen.
 fn all_thawed(shared: &Shared) -> bool {
     let state = shared.state();
     state.answers.iter().all(|answers| match answers.thawed {
@@ -205,7 +216,7 @@ fn guard_has_ended(shared: &Shared) -> bool {
             // Messages that it sent before its exit count; they may report, for example, which
             // members it never froze.
             Ok(Some(())) => {
-                if let Some(say) = Say::decode(&bytes) {
+                if let Some(say) = decode(shared, &bytes) {
                     note(shared, say);
                 }
             }
@@ -215,7 +226,7 @@ fn guard_has_ended(shared: &Shared) -> bool {
     }
 }
 
-/// Thaws everything through the driver's own descriptors, each in a thread, since one may hang.
+/// Resumes and thaws everything through the driver's own descriptors, each member in a thread, since one may hang.
 /// With `is_late`, the guard is then killed. Returns true if everything is finally thawed.
 fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     {
@@ -270,14 +281,59 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
     for _ in 0..waited_for {
         let answer = loop {
             match answers.recv_timeout(THAW_RETRY_INTERVAL) {
-                Err(RecvTimeoutError::Timeout) if is_late => kill(shared),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    resume_again(shared);
+                    if is_late {
+                        kill(shared);
+                    }
+                }
                 answer => break answer,
             }
         };
         thawed += usize::from(answer == Ok(true));
     }
     thawed == shared.members.len()
+}
+
+/// Resumes what the guard has suspended since the first attempt: a FITHAW waits for that, in its
+/// thread.
+fn resume_again(shared: &Shared) {
+    for at in 0..shared.members.len() {
+        if !is_none_of_ours(shared, at) {
+            // The next attempt comes soon.
+            let _ = resume(shared, at);
+        }
+    }
+}
+
+/// Resumes the device of a member, unless another program has suspended it. EBUSY if it may be
+/// suspended afterwards.
+fn resume(shared: &Shared, at: usize) -> Result<(), Errno> {
+    let Some(mapped) = &shared.members[at].mapped else {
+        return Ok(());
+    };
+    let is_foreign = shared.state().answers[at]
+        .suspended
+        .is_some_and(|errno| errno != 0);
+    match is_foreign {
+        true if mapped.is_suspended()? => Err(Errno::EBUSY),
+        true => Ok(()),
+        false => mapped.resume(),
+    }
+}
+
+/// Resumes the device of a member, and then thaws its file system. Success if neither was suspended
+/// or frozen.
+fn release(shared: &Shared, at: usize) -> Result<(), Errno> {
+    // FITHAW would wait for a device that is suspended.
+    resume(shared, at)?;
+    match &shared.members[at].root {
+        Some(root) => match freeze::thaw(root.as_fd()) {
+            Err(Errno::EINVAL) => Ok(()),
+            thawed => thawed,
+        },
+        None => Ok(()),
+    }
 }
 
 /// Whether the guard never froze the member, or has thawed it: a freeze that exists now is foreign.
@@ -288,8 +344,8 @@ fn is_none_of_ours(shared: &Shared, at: usize) -> bool {
     never || answers.by_guard
 }
 
-/// Thaws one member until the guard has exited and the kernel reports that the file system is not
-/// frozen.
+/// Resumes and thaws one member until the guard has exited and the kernel reports that the device is
+/// not suspended and the file system is not frozen.
 fn thaw_one(shared: &Shared, at: usize) -> bool {
     let member = &shared.members[at];
     for _ in 0..TRIES {
@@ -299,8 +355,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
         // Checked before the FITHAW, so that the FITHAW covers everything that was frozen before
         // the guard's exit.
         let final_word = guard_has_ended(shared);
-        let errno = code(freeze::thaw(member.root.as_fd()));
-        let thawed = errno == 0 || errno == Errno::EINVAL as i32;
+        let thawed = release(shared, at).is_ok();
         if thawed {
             let mut state = shared.state();
             state.answers[at].thawed.get_or_insert((0, true));

@@ -1,11 +1,13 @@
-//! The freeze guard: a separate process that freezes all file systems, and always thaws them, even
-//! if the driver dies. The driver links this crate too, for its side of a session.
+//! The freeze guard: a separate process that freezes all file systems and suspends mapped devices,
+//! and always resumes and thaws them, even if the driver dies. The driver links this crate too, for
+//! its side of a session.
 //!
 //! | module | content |
 //! |---|---|
 //! | `command` | the command line of `slackwater-guard` |
 //! | `program`, `session` | the guard process: a socket, a session per connection, a thread per
 //! member |
+//! | `mapped` | a mapped device, as both sides use it |
 //! | `client`, `shared`, `keeper` | the driver's side of a session, and what the driver does
 //! without the guard |
 //! | `journal`, `sweep` | freezes are recorded before they start, and thawed by the next process
@@ -23,13 +25,14 @@ pub mod command;
 mod journal;
 mod keeper;
 mod load;
+mod mapped;
 pub mod program;
 mod protocol;
 mod session;
 mod shared;
 mod sweep;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -41,14 +44,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use client::Session;
 use journal::{Entry, EntryMember, Journal, Own};
 use load::{Admitted, Load};
-pub use protocol::MOST_MEMBERS;
-use protocol::{Ask, MESSAGE, Say};
+use mapped::{Mapped, Mapper};
+use protocol::{Ask, MESSAGE, Say, Version};
+pub use protocol::{MOST_DESCRIPTORS, MOST_MEMBERS};
 use shared::Member;
 use slackwater_core::error::HostError;
 use slackwater_core::host::freezer::{FreezeLimits, GracePeriods, Journalled};
 use slackwater_core::host::linux::freeze::{self, Process, Started};
 use slackwater_core::host::linux::seqpacket::Channel;
-use slackwater_core::host::{Freeze, FreezeMember, Freezer, Host, Result};
+use slackwater_core::host::{Device, Freeze, FreezeMember, Freezer, Host, Result};
 use sweep::Sweeper;
 
 /// Name of the program. It is installed next to the driver's.
@@ -88,6 +92,7 @@ pub struct GuardClient {
     state_dir: PathBuf,
     starter: Starter,
     grace_periods: GracePeriods,
+    mapper: Mapper,
     /// What this driver has passed to the guard.
     load: Load,
     /// The guards that this process has started.
@@ -105,6 +110,7 @@ impl GuardClient {
             state_dir,
             starter: Starter::Ourselves(None),
             grace_periods: GracePeriods::default(),
+            mapper: Mapper::default(),
             load: Load::default(),
             started: Mutex::default(),
         }
@@ -215,15 +221,30 @@ impl GuardClient {
         until: Instant,
         admitted: &Arc<Admitted>,
     ) -> Result<Session> {
-        let copies = members.iter().map(copy).collect::<Result<Vec<_>>>()?;
+        let copies = members.iter().map(|member| self.copy(member));
+        let copies = copies.collect::<Result<Vec<(Member, EntryMember)>>>()?;
+        let (copies, entries): (Vec<_>, Vec<_>) = copies.into_iter().unzip();
         let (channel, guard) = self.connect(until)?;
-        let journal = self.write_down(members, limits)?;
+        if client::version_of(&copies) == Version::Two {
+            // No descriptor is passed to a guard that does not know what it is for.
+            self.check_version(&channel)?;
+        }
+        let journal = self.write_down(entries, limits)?;
         let (how, patience) = (self.grace_periods, START_TIMEOUT / 2);
         let held = (copies, admitted.clone());
         Session::begin(channel, guard, held, journal, limits, how, patience)
     }
 
-    fn write_down(&self, members: &[FreezeMember], limits: FreezeLimits) -> Result<Own> {
+    /// EPROTONOSUPPORT if the guard does not know mapped devices. A guard that does not answer is
+    /// treated when the session begins.
+    fn check_version(&self, channel: &Channel) -> Result<()> {
+        match ping(channel, Version::Two) {
+            Pong::Refused => Err(outdated()),
+            Pong::Same | Pong::None => Ok(()),
+        }
+    }
+
+    fn write_down(&self, members: Vec<EntryMember>, limits: FreezeLimits) -> Result<Own> {
         let now = self.host.now();
         let entry = Entry {
             boot: self.host.boot_id()?,
@@ -231,9 +252,71 @@ impl GuardClient {
             since: now,
             until: now + (limits.sync + limits.freeze).as_secs() + 1,
             freezing: false,
-            members: members.iter().map(EntryMember::of).collect(),
+            members,
         };
         Journal::new(self.host.clone(), self.state_dir.clone()).begin(entry)
+    }
+
+    /// Creates a member with its own copies of the descriptors, and its entry of the journal.
+    fn copy(&self, member: &FreezeMember) -> Result<(Member, EntryMember)> {
+        let nothing = || HostError::unexpected("freeze", &member.volume_id, NOTHING);
+        let device = member.device().ok_or_else(nothing)?;
+        let copy = |fd: BorrowedFd<'_>| {
+            let copy = fd.try_clone_to_owned();
+            copy.map_err(|error| {
+                HostError::io("duplicate the file descriptor of", &device.path, &error)
+            })
+        };
+        let root = match &member.root {
+            Some(root) if root.device.rdev != device.rdev => {
+                let what = format!("its file system is on {}", root.device.path.display());
+                return Err(HostError::unexpected("suspend", &device.path, what));
+            }
+            Some(root) => Some(copy(freeze::root_fd(root)?)?),
+            None => None,
+        };
+        let mut uuid = None;
+        let mut mapped = None;
+        if let Some(hold) = &member.mapped {
+            let opened = self.mapped(device, copy(freeze::device_fd(hold)?)?)?;
+            uuid = Some(opened.1);
+            mapped = Some(opened.0);
+        }
+        let entry = EntryMember::of(member, device, uuid);
+        let member = Member {
+            volume_id: member.volume_id.clone(),
+            device: device.path.clone(),
+            root,
+            mapped,
+        };
+        Ok((member, entry))
+    }
+
+    /// A device that may be suspended, and its UUID.
+    fn mapped(&self, device: &Device, open: OwnedFd) -> Result<(Mapped, String)> {
+        let name = device.path.display();
+        let refused = |errno| {
+            let subject = match errno {
+                Errno::EPERM => format!("{name}, which is not a mapped device of this driver"),
+                Errno::EBUSY => format!(
+                    "{name}, which another program has suspended or is about to give another table; see dmsetup info, and resume it"
+                ),
+                Errno::EOPNOTSUPP => format!("{name} without the device mapper of the kernel"),
+                _ => name.to_string(),
+            };
+            HostError::errno("suspend", subject, errno)
+        };
+        let mapped = self
+            .mapper
+            .open()
+            .and_then(|mapper| Mapped::new(mapper, open));
+        let mapped = mapped.map_err(refused)?;
+        if mapped.rdev() != device.rdev {
+            let what = "the open device has another number";
+            return Err(HostError::unexpected("suspend", &device.path, what));
+        }
+        let uuid = mapped.check().map_err(refused)?;
+        Ok((mapped, uuid))
     }
 }
 
@@ -255,18 +338,39 @@ pub fn program() -> Result<PathBuf> {
 
 const NO_REPLY: &str = "the freeze guard does not answer; check that its container is running and executes `slackwater guard` with the same --state-dir";
 
-/// Whether a guard answers a ping.
-fn answers(channel: &Channel) -> bool {
-    if channel.send(&Ask::Ping.encode()).is_err() {
-        return false;
+const NOTHING: &str = "it has neither a file system nor a mapped device";
+
+/// The error of a guard that does not know mapped devices.
+fn outdated() -> HostError {
+    let guard = "the freeze guard, which is of an earlier release that cannot suspend devices; update the guard: install slackwater-guard of this release, or use one image for all containers";
+    HostError::errno("hand mapped devices over to", guard, Errno::EPROTONOSUPPORT)
+}
+
+/// The answer of a guard to a ping.
+enum Pong {
+    /// It knows this version.
+    Same,
+    /// It is alive, and does not know this version.
+    Refused,
+    None,
+}
+
+fn ping(channel: &Channel, version: Version) -> Pong {
+    if channel.send(&Ask::Ping.encode(version)).is_err() {
+        return Pong::None;
     }
     let timeout = PollTimeout::try_from(PONG_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
     let mut bytes = [0; MESSAGE];
-    // A guard of an older release refuses the ping, which shows that it is alive too. A guard with
-    // another protocol version is of no use.
-    answered && matches!(channel.receive(&mut bytes), Ok(Some(()))) && Say::decode(&bytes).is_some()
+    if !answered || !matches!(channel.receive(&mut bytes), Ok(Some(()))) {
+        return Pong::None;
+    }
+    match Say::decode(&bytes) {
+        // A guard of an older release refuses every ping, which shows that it is alive too.
+        Some((answer, Say::Pong | Say::Ready(_))) if answer == version => Pong::Same,
+        _ => Pong::Refused,
+    }
 }
 
 /// The process at the other end, if it is visible in this PID namespace; `None` if it is gone.
@@ -283,14 +387,20 @@ fn prove(channel: &Channel) -> Option<Option<Process>> {
 }
 
 impl Freezer for GuardClient {
-    fn ready(&self) -> Result<()> {
+    fn ready(&self, mapped: bool) -> Result<()> {
         if matches!(self.starter, Starter::Ourselves(_)) {
             return Ok(());
         }
         let socket = self.socket();
-        match Channel::connect(&socket)? {
-            Some(channel) if answers(&channel) => Ok(()),
-            Some(_) | None => Err(HostError::unexpected("ask", &socket, NO_REPLY)),
+        let version = if mapped { Version::Two } else { Version::One };
+        let answer = match Channel::connect(&socket)? {
+            Some(channel) => ping(&channel, version),
+            None => Pong::None,
+        };
+        match answer {
+            Pong::Same => Ok(()),
+            Pong::Refused if mapped => Err(outdated()),
+            Pong::Refused | Pong::None => Err(HostError::unexpected("ask", &socket, NO_REPLY)),
         }
     }
 
@@ -302,10 +412,16 @@ impl Freezer for GuardClient {
                 members.len()
             ));
         }
-        if let Some(member) = twice(&members) {
+        let descriptors: usize = members.iter().map(descriptors).sum();
+        if descriptors > MOST_DESCRIPTORS {
+            return refused(format!(
+                "a freeze of {descriptors} file systems and devices was requested; at most {MOST_DESCRIPTORS} are possible"
+            ));
+        }
+        if let Some(device) = twice(&members) {
             return refused(format!(
                 "{} is listed twice; a file system can be frozen only once",
-                member.root.device.path.display()
+                device.path.display()
             ));
         }
         let namespaces: Vec<_> = members.iter().map(|one| one.namespace.clone()).collect();
@@ -323,6 +439,14 @@ impl Freezer for GuardClient {
                     if error.code() == Some(Errno::EPROTO) {
                         thread::sleep(RESTART_DELAY);
                     }
+                }
+                // The guard of an earlier driver exits, and the one of this release is started.
+                Err(error)
+                    if error.code() == Some(Errno::EPROTONOSUPPORT)
+                        && matches!(self.starter, Starter::Ourselves(_))
+                        && Instant::now() < until =>
+                {
+                    thread::sleep(RESTART_DELAY);
                 }
                 Err(error) => return Err(error),
             }
@@ -347,29 +471,21 @@ impl Freezer for GuardClient {
     }
 }
 
-/// Creates a member with its own copy of the descriptor.
-fn copy(member: &FreezeMember) -> Result<Member> {
-    let device = &member.root.device.path;
-    let root = freeze::root_fd(&member.root)?.try_clone_to_owned();
-    Ok(Member {
-        volume_id: member.volume_id.clone(),
-        device: device.clone(),
-        root: root
-            .map_err(|error| HostError::io("duplicate the file descriptor of", device, &error))?,
-    })
-}
-
 /// Whether the guard exited between the connection and the transfer of the session.
 fn is_gone(error: &HostError) -> bool {
-    // EPROTO: a guard of a release with another protocol version, which exits with its last
-    // session.
+    // EPROTO: a guard of a release without any version that this one knows, which exits with its
+    // last session.
     let codes = [Errno::EPIPE, Errno::ECONNRESET, Errno::EPROTO];
     error.code().is_some_and(|code| codes.contains(&code)) || client::is_gone(error)
 }
 
-fn twice(members: &[FreezeMember]) -> Option<&FreezeMember> {
+/// How many descriptors of a member are passed.
+fn descriptors(member: &FreezeMember) -> usize {
+    usize::from(member.root.is_some()) + usize::from(member.mapped.is_some())
+}
+
+fn twice(members: &[FreezeMember]) -> Option<&Device> {
     let mut seen = std::collections::BTreeSet::new();
-    members
-        .iter()
-        .find(|member| !seen.insert(member.root.device.rdev))
+    let mut devices = members.iter().filter_map(FreezeMember::device);
+    devices.find(|device| !seen.insert(device.rdev))
 }

@@ -17,12 +17,10 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::journal::Journal;
-use super::load::Load;
-use super::session;
+use super::session::{self, Common};
 use super::sweep::Sweeper;
 use slackwater_core::error::{HostError, chain};
 use slackwater_core::fault;
-use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
 use slackwater_core::host::linux::seqpacket::Listener;
 use slackwater_core::host::{Effect, Host, Kept, Result};
@@ -71,8 +69,12 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
     sweep(host.clone(), options);
     let listener = Listener::bind(&options.socket)?;
     freeze::stay_in_memory();
+    freeze::allow_interrupts()
+        .map_err(|errno| HostError::errno("handle", "the signal for suspends that wait", errno))?;
     let (stop, stopped) = stop_line(options)?;
-    let (expedite, load) = (Arc::new(Expedite::default()), Load::default());
+    let common = Arc::new(Common::default());
+    // Without device mapper there are no devices to suspend; a session with one tries it again.
+    let _ = common.mapper.open();
     let mut sessions: Vec<JoinHandle<()>> = Vec::new();
     let end = loop {
         match wait(&listener, &signals, options.with_parent) {
@@ -86,12 +88,10 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
             thread::sleep(Duration::from_millis(u64::from(DRAIN_POLL_MILLISECONDS)));
             continue;
         };
-        let (line, expedite, load) = (stopped.clone(), expedite.clone(), load.clone());
+        let (line, common) = (stopped.clone(), common.clone());
         // If no thread can be started, the connection is closed, and the driver reports that.
         let serving = thread::Builder::new().stack_size(session::STACK);
-        if let Ok(session) =
-            serving.spawn(move || session::serve(channel, line.as_fd(), &expedite, &load))
-        {
+        if let Ok(session) = serving.spawn(move || session::serve(channel, line.as_fd(), &common)) {
             sessions.push(session);
         }
     };

@@ -1,9 +1,11 @@
 //! The protocol between driver and guard: messages of a fixed size, over a socket that preserves
-//! message boundaries. One connection is one freeze session; when it ends, everything in it is
+//! message boundaries. One connection is one session; when it ends, everything in it is resumed and
 //! thawed.
 //!
 //! Driver and guard are usually of the same release; the version number matters only during an
-//! update.
+//! update. A session has the lowest version that it needs, and the guard answers in the version in
+//! which it was asked. So a session without mapped devices works with a guard, and with a driver, of
+//! a release that does not know them.
 
 use std::time::Duration;
 
@@ -11,35 +13,90 @@ use nix::errno::Errno;
 
 pub use slackwater_core::host::linux::seqpacket::MESSAGE;
 
-/// Version of this protocol.
-const VERSION: u32 = 1;
+/// The version of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// All members are file systems.
+    One = 1,
+    /// Members may have mapped devices.
+    Two = 2,
+}
 
-/// Maximum number of file systems in one session: all descriptors are sent in one message (the
-/// kernel's SCM_MAX_FD is 253), and each needs a thread in the guard.
+/// Maximum number of members in one session: each needs a thread in the guard.
 pub const MOST_MEMBERS: usize = 128;
+/// Maximum number of descriptors of all members together. They are sent in one message with the
+/// lock of the journal entry, and the kernel's SCM_MAX_FD is 253.
+pub const MOST_DESCRIPTORS: usize = 252;
+
+/// The length of [`Ask::Begin`] in [`Version::Two`]: the message, and two bits for each member.
+pub const LONG_MESSAGE: usize = MESSAGE + MOST_MEMBERS / 4;
+
+/// Which descriptors of a member follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// The root directory of its file system.
+    Root = 1,
+    /// Its mapped device.
+    Mapped = 2,
+    /// The root directory, and then the mapped device.
+    Both = 3,
+}
+
+impl Passed {
+    /// How many descriptors these are.
+    pub fn count(self) -> usize {
+        match self {
+            Passed::Root | Passed::Mapped => 1,
+            Passed::Both => 2,
+        }
+    }
+}
+
+/// Encodes [`Ask::Begin`] of [`Version::Two`].
+pub fn encode_long(begin: Ask, passed: &[Passed]) -> [u8; LONG_MESSAGE] {
+    let mut bytes = [0; LONG_MESSAGE];
+    bytes[..MESSAGE].copy_from_slice(&begin.encode(Version::Two));
+    for (at, passed) in passed.iter().enumerate().take(MOST_MEMBERS) {
+        bytes[MESSAGE + at / 4] |= (*passed as u8) << (at % 4 * 2);
+    }
+    bytes
+}
+
+/// Which descriptors of each member follow a message of [`Version::Two`]; `None` if that is invalid.
+pub fn decode_passed(bytes: &[u8; LONG_MESSAGE], members: usize) -> Option<Vec<Passed>> {
+    let of = |at: usize| match bytes[MESSAGE + at / 4] >> (at % 4 * 2) & 3 {
+        1 => Some(Passed::Root),
+        2 => Some(Passed::Mapped),
+        3 => Some(Passed::Both),
+        _ => None,
+    };
+    let is_rest_empty = (members..MOST_MEMBERS).all(|at| of(at).is_none());
+    let is_valid = members <= MOST_MEMBERS && is_rest_empty;
+    is_valid.then(|| (0..members).map(of).collect())?
+}
 
 /// A message from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// The first message, with the roots of `members` file systems and the lock of the journal
+    /// The first message, with the descriptors of `members` members and the lock of the journal
     /// entry.
     Begin {
-        /// Number of file systems.
+        /// Number of members.
         members: u32,
-        /// Time limit from the first FIFREEZE until everything is thawed.
+        /// Time limit from the first FIFREEZE until everything is resumed and thawed.
         freeze: Duration,
         /// Whether grace periods are expedited during the freeze.
         expedite: bool,
     },
     /// syncfs of all members.
     Sync,
-    /// FIFREEZE of all members.
+    /// FIFREEZE of all members, and then the suspend of all mapped devices.
     Freeze,
-    /// FITHAW of one member.
+    /// Resume of the mapped device of one member, and then its FITHAW.
     Thaw(u32),
     /// Checks that the guard is alive: a FIFREEZE that hangs is not the guard's fault.
     Ping,
-    /// Thaw all members and end the session; pings are answered until then.
+    /// Resume and thaw all members and end the session; pings are answered until then.
     End,
 }
 
@@ -51,15 +108,18 @@ pub enum Say {
     Ready(i32),
     /// syncfs of a member returned this errno, or 0.
     Synced(u32, i32),
-    /// FIFREEZE of a member returned this errno, or 0.
+    /// FIFREEZE of a member returned this errno, or 0, also if it has no file system.
     Frozen(u32, i32),
-    /// A member is not frozen by this session any more.
+    /// The suspend of a member's mapped device returned this errno, or 0.
+    Suspended(u32, i32),
+    /// A member is neither suspended nor frozen by this session any more.
     Thawed {
         /// The index of the member.
         member: u32,
-        /// The errno of FITHAW, or 0.
+        /// The errno of the resume or of FITHAW, or 0. EINVAL if another program had resumed or
+        /// thawed it before.
         errno: i32,
-        /// It was thawed without a request: at the deadline, at the guard's exit, or after another
+        /// It was resumed and thawed without a request: at the deadline, at the guard's exit, or after another
         /// member's failure.
         early: bool,
     },
@@ -69,9 +129,9 @@ pub enum Say {
     Bye,
 }
 
-fn message(words: [u32; 4], long: u64) -> [u8; MESSAGE] {
+fn message(version: Version, words: [u32; 4], long: u64) -> [u8; MESSAGE] {
     let mut bytes = [0; MESSAGE];
-    bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[..4].copy_from_slice(&(version as u32).to_le_bytes());
     for (at, word) in words.iter().enumerate() {
         bytes[4 + at * 4..8 + at * 4].copy_from_slice(&word.to_le_bytes());
     }
@@ -79,15 +139,21 @@ fn message(words: [u32; 4], long: u64) -> [u8; MESSAGE] {
     bytes
 }
 
-fn words(bytes: &[u8; MESSAGE]) -> Option<([u32; 4], u64)> {
+fn words(bytes: &[u8; MESSAGE]) -> Option<(Version, [u32; 4], u64)> {
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let long = u64::from(word(24)) | u64::from(word(28)) << 32;
-    (word(0) == VERSION).then(|| ([word(4), word(8), word(12), word(16)], long))
+    let version = match word(0) {
+        1 => Version::One,
+        2 => Version::Two,
+        _ => return None,
+    };
+    Some((version, [word(4), word(8), word(12), word(16)], long))
 }
 
 impl Ask {
-    pub fn encode(self) -> [u8; MESSAGE] {
+    pub fn encode(self, version: Version) -> [u8; MESSAGE] {
+        let message = |words, long| message(version, words, long);
         match self {
             Ask::Begin {
                 members,
@@ -106,26 +172,28 @@ impl Ask {
     }
 
     /// Decodes a message; `None` if it is invalid.
-    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Ask> {
-        let ([kind, member, expedite, _], nanos) = words(bytes)?;
-        match kind {
-            1 => Some(Ask::Begin {
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<(Version, Ask)> {
+        let (version, [kind, member, expedite, _], nanos) = words(bytes)?;
+        let ask = match kind {
+            1 => Ask::Begin {
                 members: member,
                 freeze: Duration::from_nanos(nanos),
                 expedite: expedite != 0,
-            }),
-            2 => Some(Ask::Sync),
-            3 => Some(Ask::Freeze),
-            4 => Some(Ask::Thaw(member)),
-            5 => Some(Ask::Ping),
-            6 => Some(Ask::End),
-            _ => None,
-        }
+            },
+            2 => Ask::Sync,
+            3 => Ask::Freeze,
+            4 => Ask::Thaw(member),
+            5 => Ask::Ping,
+            6 => Ask::End,
+            _ => return None,
+        };
+        Some((version, ask))
     }
 }
 
 impl Say {
-    pub fn encode(self) -> [u8; MESSAGE] {
+    pub fn encode(self, version: Version) -> [u8; MESSAGE] {
+        let message = |words, long| message(version, words, long);
         let code = |errno: i32| errno.unsigned_abs();
         match self {
             Say::Ready(errno) => message([1, 0, code(errno), 0], 0),
@@ -138,26 +206,29 @@ impl Say {
             } => message([4, member, code(errno), u32::from(early)], 0),
             Say::Pong => message([5, 0, 0, 0], 0),
             Say::Bye => message([6, 0, 0, 0], 0),
+            Say::Suspended(member, errno) => message([7, member, code(errno), 0], 0),
         }
     }
 
     /// Decodes a message; `None` if it is invalid.
-    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<Say> {
-        let ([kind, member, errno, early], _) = words(bytes)?;
+    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<(Version, Say)> {
+        let (version, [kind, member, errno, early], _) = words(bytes)?;
         let errno = i32::try_from(errno).ok()?;
-        match kind {
-            1 => Some(Say::Ready(errno)),
-            2 => Some(Say::Synced(member, errno)),
-            3 => Some(Say::Frozen(member, errno)),
-            4 => Some(Say::Thawed {
+        let say = match kind {
+            1 => Say::Ready(errno),
+            2 => Say::Synced(member, errno),
+            3 => Say::Frozen(member, errno),
+            4 => Say::Thawed {
                 member,
                 errno,
                 early: early != 0,
-            }),
-            5 => Some(Say::Pong),
-            6 => Some(Say::Bye),
-            _ => None,
-        }
+            },
+            5 => Say::Pong,
+            6 => Say::Bye,
+            7 => Say::Suspended(member, errno),
+            _ => return None,
+        };
+        Some((version, say))
     }
 }
 
@@ -194,6 +265,7 @@ mod tests {
             errno.clone().prop_map(Say::Ready),
             (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Synced(member, errno)),
             (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Frozen(member, errno)),
+            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Suspended(member, errno)),
             (any::<u32>(), errno, any::<bool>()).prop_map(|(member, errno, early)| Say::Thawed {
                 member,
                 errno,
@@ -204,37 +276,83 @@ mod tests {
         ]
     }
 
+    fn versions() -> impl Strategy<Value = Version> {
+        prop_oneof![Just(Version::One), Just(Version::Two)]
+    }
+
+    fn passed() -> impl Strategy<Value = Passed> {
+        prop_oneof![Just(Passed::Root), Just(Passed::Mapped), Just(Passed::Both)]
+    }
+
     proptest! {
         #[test]
-        fn messages_arrive_unchanged(ask in asks(), say in says()) {
-            prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
-            prop_assert_eq!(Say::decode(&say.encode()), Some(say));
+        fn messages_arrive_unchanged(ask in asks(), say in says(), version in versions()) {
+            prop_assert_eq!(Ask::decode(&ask.encode(version)), Some((version, ask)));
+            prop_assert_eq!(Say::decode(&say.encode(version)), Some((version, say)));
         }
 
         #[test]
         fn an_invalid_message_is_refused(bytes in any::<[u8; MESSAGE]>()) {
-            let another_version = bytes[..4] != VERSION.to_le_bytes();
+            let another_version = !(1..=2).contains(&bytes[0]) || bytes[1..4] != [0; 3];
             prop_assert!(!another_version || Ask::decode(&bytes).is_none());
             prop_assert!(!another_version || Say::decode(&bytes).is_none());
         }
+
+        #[test]
+        fn the_kinds_of_descriptors_arrive_unchanged(
+            passed in prop::collection::vec(passed(), 0..=MOST_MEMBERS)
+        ) {
+            let bytes = encode_long(Ask::Sync, &passed);
+            let members = passed.len();
+            prop_assert_eq!(decode_passed(&bytes, members), Some(passed));
+            prop_assert_eq!(decode_passed(&bytes, members + 1), None);
+            if members > 0 {
+                prop_assert_eq!(decode_passed(&bytes, members - 1), None);
+            }
+        }
+    }
+
+    /// What programs of the first release sent.
+    #[test]
+    fn messages_of_version_1_keep_their_form() {
+        let mut begin = [0; MESSAGE];
+        (begin[0], begin[4], begin[8], begin[12]) = (1, 1, 3, 1);
+        begin[24..].copy_from_slice(&10_000_000_000u64.to_le_bytes());
+        let ask = Ask::Begin {
+            members: 3,
+            freeze: Duration::from_secs(10),
+            expedite: true,
+        };
+        assert_eq!(ask.encode(Version::One), begin);
+        let mut thawed = [0; MESSAGE];
+        (thawed[0], thawed[4], thawed[8], thawed[12], thawed[16]) = (1, 4, 2, 22, 1);
+        let say = Say::Thawed {
+            member: 2,
+            errno: 22,
+            early: true,
+        };
+        assert_eq!(say.encode(Version::One), thawed);
     }
 
     /// A message that is accepted says exactly what its encoding says.
     fn fuzz_messages<T: Copy + PartialEq + std::fmt::Debug>(
         name: &str,
         messages: &[T],
-        encode: impl Fn(T) -> [u8; MESSAGE],
-        decode: impl Fn(&[u8; MESSAGE]) -> Option<T>,
+        encode: impl Fn(Version, T) -> [u8; MESSAGE],
+        decode: impl Fn(&[u8; MESSAGE]) -> Option<(Version, T)>,
     ) {
-        let seeds: Vec<Vec<u8>> = messages.iter().map(|one| encode(*one).to_vec()).collect();
+        let seeds = [Version::One, Version::Two].map(|version| {
+            let bytes = |one: &T| encode(version, *one).to_vec();
+            messages.iter().map(bytes).collect::<Vec<_>>()
+        });
         let read = |bytes: &[u8]| decode(bytes.try_into().ok()?);
         let target = |bytes: &[u8]| {
-            if let Some(message) = read(bytes) {
-                assert_eq!(read(&encode(message)), Some(message));
+            if let Some((version, message)) = read(bytes) {
+                assert_eq!(read(&encode(version, message)), Some((version, message)));
             }
         };
-        slackwater_core::fuzz::fuzz(name, &seeds, target, |bytes| {
-            assert!(read(bytes).is_none_or(|message| messages.contains(&message)));
+        slackwater_core::fuzz::fuzz(name, &seeds.concat(), target, |bytes| {
+            assert!(read(bytes).is_none_or(|(_, message)| messages.contains(&message)));
         });
     }
 
@@ -251,7 +369,8 @@ mod tests {
             Ask::Thaw(2),
             Ask::End,
         ];
-        fuzz_messages("guard requests", &requests, Ask::encode, Ask::decode);
+        let encode = |version, ask: Ask| ask.encode(version);
+        fuzz_messages("guard requests", &requests, encode, Ask::decode);
     }
 
     #[test]
@@ -259,6 +378,7 @@ mod tests {
         let answers = [
             Say::Ready(0),
             Say::Frozen(1, 16),
+            Say::Suspended(1, 4),
             Say::Thawed {
                 member: 1,
                 errno: 0,
@@ -266,6 +386,7 @@ mod tests {
             },
             Say::Bye,
         ];
-        fuzz_messages("guard answers", &answers, Say::encode, Say::decode);
+        let encode = |version, say: Say| say.encode(version);
+        fuzz_messages("guard answers", &answers, encode, Say::decode);
     }
 }

@@ -1,23 +1,31 @@
 //! One freeze session in the guard: a thread that waits for the driver's messages and for the
-//! deadline, and a thread for each file system, which alone syncs, freezes and thaws it.
+//! deadline, and a thread for each member ([`member`]), which alone syncs, freezes and thaws its file
+//! system, and suspends and resumes its mapped device.
 //!
-//! The code of this file follows these rules:
+//! The code of these files follows these rules:
 //! 1. All threads exist before the first FIFREEZE. From then until the last FITHAW nothing here
-//!    allocates, logs, or accesses a file; threads wait and wake each other with futexes, and
-//!    answers are sent without blocking. Grace periods are expedited only before that, and restored
-//!    only after it.
+//!    allocates, logs, or opens a file; threads wait and wake each other with futexes, and answers
+//!    are sent without blocking. Grace periods are expedited only before that, and restored only
+//!    after it.
 //! 2. The thread that froze a file system thaws it: it remembers that its FIFREEZE succeeded, and
-//!    only then calls FITHAW. So a foreign freeze (EBUSY) is never thawed.
-//! 3. `over` is set once and never cleared: by the deadline, the end of the connection, a signal,
-//!    or a failure of any member. From then on nothing is frozen any more; a thread whose FIFREEZE
-//!    returns late sees it and thaws at once. A member that hangs does not delay any other member.
-//! 4. The session ends when all its threads have ended. Until then the lock of the journal entry is
+//!    only then calls FITHAW. So a foreign freeze (EBUSY) is never thawed. The same is true of
+//!    devices.
+//! 3. No device is suspended before the last file system is frozen. A device is resumed before the
+//!    file system on it is thawed, and FITHAW is not called while the device is suspended, because
+//!    it would wait for the device.
+//! 4. `over` is set once and never cleared: by the deadline, the end of the connection, a signal,
+//!    or a failure of any member. From then on nothing is frozen or suspended any more; a thread
+//!    whose FIFREEZE returns late sees it and thaws at once, and one that waits in a suspend is
+//!    interrupted. A member that hangs does not delay any other member.
+//! 5. The session ends when all its threads have ended. Until then the lock of the journal entry is
 //!    held.
+
+mod member;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,7 +33,11 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::load::Load;
-use super::protocol::{Ask, MESSAGE, MOST_MEMBERS, Say, code};
+use super::mapped::{Mapped, Mapper};
+use super::protocol::{
+    Ask, LONG_MESSAGE, MESSAGE, MOST_DESCRIPTORS, MOST_MEMBERS, Passed, Say, Version, decode_passed,
+};
+use member::{Member, Order, attend};
 use slackwater_core::fault;
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
@@ -35,52 +47,40 @@ use slackwater_core::model::snapshot::MAX_FREEZE_TIMEOUT;
 /// Threads here call only a few system calls; a larger stack would waste locked memory.
 pub(super) const STACK: usize = 64 << 10;
 
-/// A file system whose thaw fails stays frozen, and a later attempt may succeed; if none does, it
-/// stays in the journal.
-const THAW_TRIES: u32 = 20;
-/// Time between two attempts.
-const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-
 /// Poll interval for the end of all threads; it grows by this amount each time.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What a thread must do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    Wait,
-    Sync,
-    Freeze,
-    Thaw,
+/// How often a session with mapped devices looks for a suspend that must be interrupted, and how
+/// often it is interrupted.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What all sessions of this process share.
+#[derive(Default)]
+pub(super) struct Common {
+    pub(super) expedite: Expedite,
+    pub(super) load: Load,
+    pub(super) mapper: Mapper,
 }
 
 /// State that the threads of a session share.
 struct Shared {
     channel: Channel,
+    version: Version,
     limit: Duration,
     /// Whether grace periods are expedited while something may be frozen.
     expedite: bool,
     /// When everything must be thawed; set before the first FIFREEZE.
     deadline: OnceLock<Instant>,
     over: AtomicBool,
+    /// How many members are not frozen yet. The devices are suspended when none is left.
+    unfrozen: AtomicUsize,
     members: Vec<Member>,
-}
-
-struct Member {
-    root: OwnedFd,
-    order: Mutex<Order>,
-    changed: Condvar,
-}
-
-impl Member {
-    fn order(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Shared {
     /// Sends a message without blocking: if the driver does not read, the deadline passes.
     fn say(&self, say: Say) {
-        let _ = self.channel.send(&say.encode());
+        let _ = self.channel.send(&say.encode(self.version));
     }
 
     fn is_late(&self) -> bool {
@@ -97,125 +97,57 @@ impl Shared {
     fn stop(&self) {
         self.over.store(true, Ordering::SeqCst);
         for member in &self.members {
-            // The lock is held so that no notification is lost between a thread's check of `over`
-            // and its wait.
-            let _order = member.order();
-            member.changed.notify_one();
+            member.wake();
         }
     }
 
-    fn command(&self, member: &Member, order: Order) {
-        *member.order() = order;
-        member.changed.notify_one();
-    }
-
-    /// The next order; `None` once the session is over and no order is left.
-    fn next(&self, member: &Member) -> Option<Order> {
-        let mut order = member.order();
-        loop {
-            if *order != Order::Wait {
-                return Some(std::mem::replace(&mut *order, Order::Wait));
-            }
-            if self.over.load(Ordering::SeqCst) {
-                return None;
-            }
-            order = member
-                .changed
-                .wait(order)
-                .unwrap_or_else(PoisonError::into_inner);
+    fn command_all(&self, order: Order) {
+        for member in &self.members {
+            member.command(order);
         }
     }
-}
 
-/// The main function of a member's thread.
-fn attend(shared: &Shared, at: u32) {
-    let Some(member) = shared.members.get(at as usize) else {
-        return;
-    };
-    let mut frozen = false;
-    while let Some(order) = shared.next(member) {
-        match order {
-            Order::Wait => {}
-            Order::Sync => sync(shared, member, at),
-            Order::Freeze => frozen = freeze(shared, member, at),
-            Order::Thaw => {
-                thaw(shared, member, at, frozen, false);
-                frozen = false;
+    /// Interrupts the suspends that wait, once the session is over.
+    fn interrupt(&self, threads: &[JoinHandle<()>]) {
+        if !self.is_over() {
+            return;
+        }
+        for (member, thread) in self.members.iter().zip(threads) {
+            if member.is_suspending() {
+                freeze::interrupt(thread);
             }
         }
-        // A member that failed ends the session for all; a member that returned late finds it
-        // ended.
-        if frozen && shared.is_over() {
-            thaw(shared, member, at, frozen, true);
-            frozen = false;
-        }
     }
-    if frozen {
-        thaw(shared, member, at, frozen, true);
-    }
-}
 
-fn sync(shared: &Shared, member: &Member, at: u32) {
-    let errno = fault::around("guard", "sync", || code(freeze::sync(member.root.as_fd())));
-    shared.say(Say::Synced(at, errno));
-}
-
-/// Returns whether the file system is now frozen by this session.
-fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
-    let errno = fault::around("guard", "freeze", || {
-        match (shared.is_late(), shared.is_over()) {
-            (true, _) => Errno::ETIMEDOUT as i32,
-            // Another member has failed, and has reported that before.
-            (false, true) => Errno::ECANCELED as i32,
-            (false, false) => code(freeze::freeze(member.root.as_fd())),
-        }
-    });
-    shared.say(Say::Frozen(at, errno));
-    if errno != 0 {
-        shared.stop();
+    fn has_mapped(&self) -> bool {
+        self.members.iter().any(|member| member.mapped.is_some())
     }
-    errno == 0
-}
-
-/// Thaws the file system if this session froze it; afterwards it does not hold it frozen.
-fn thaw(shared: &Shared, member: &Member, at: u32, frozen: bool, unasked: bool) {
-    let early = unasked || !frozen || shared.is_over();
-    let mut errno = 0;
-    if frozen {
-        fault::around("guard", "thaw", || {
-            for _ in 0..THAW_TRIES {
-                errno = code(freeze::thaw(member.root.as_fd()));
-                if errno == 0 || errno == Errno::EINVAL as i32 {
-                    break;
-                }
-                thread::sleep(THAW_RETRY_INTERVAL);
-            }
-        });
-    }
-    shared.say(Say::Thawed {
-        member: at,
-        errno,
-        early,
-    });
 }
 
 /// Serves one connection until it ends.
-pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite, load: &Load) {
+pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, common: &Common) {
     fault::reach("guard", "accepted");
     // Only root and the guard's own user are served; the mode of the socket ensures the same.
     let own_user = nix::unistd::geteuid().as_raw();
     if !matches!(channel.peer(), Ok((_, user)) if user == 0 || user == own_user) {
         return;
     }
-    let (shared, lock) = match receive(channel, stop) {
-        Ok(begun) => begun,
-        Err(None) => return,
-        Err(Some((channel, errno))) => {
-            let _ = channel.send(&Say::Ready(errno as i32).encode());
+    let Some(begun) = receive(&channel, stop) else {
+        return;
+    };
+    let open = |begun: Begun| {
+        let version = begun.version;
+        let open = begun.open(&common.mapper);
+        open.map_err(|errno| (version, errno))
+    };
+    let (shared, lock) = match begun.and_then(open) {
+        Ok(open) => open.share(channel),
+        Err((version, errno)) => {
+            let _ = channel.send(&Say::Ready(errno as i32).encode(version));
             return;
         }
     };
-    let admitted = load.admit(&vec![None; shared.members.len()]);
+    let admitted = common.load.admit(&vec![None; shared.members.len()]);
     let Ok(_admitted) = admitted else {
         shared.say(Say::Ready(Errno::EAGAIN as i32));
         return;
@@ -232,85 +164,163 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, expedite: &Expedite,
     let mut expedited = None;
     listen(&shared, &threads, stop, || {
         if shared.expedite {
-            expedited = Some(expedite.begin());
+            expedited = Some(common.expedite.begin());
             fault::reach("guard", "expedited");
         }
     });
     shared.stop();
+    while shared.members.iter().any(Member::is_suspending) {
+        shared.interrupt(&threads);
+        thread::sleep(EXIT_POLL_INTERVAL);
+    }
     for thread in threads {
         // The thread cannot panic, and if it did, there would be nothing more to do.
         let _ = thread.join();
     }
     drop(expedited);
     fault::reach("guard", "ended");
-    // The root descriptors are also closed before the driver is notified of the end, because it may
+    // The descriptors are also closed before the driver is notified of the end, because it may
     // unmount then.
     let Ok(shared) = Arc::try_unwrap(shared) else {
         return;
     };
     drop(shared.members);
     drop(lock);
-    let _ = shared.channel.send(&Say::Bye.encode());
+    let _ = shared.channel.send(&Say::Bye.encode(shared.version));
 }
 
-/// Receives the first message.
-#[expect(
-    clippy::type_complexity,
-    reason = "a refusal is returned through the channel on which the request arrived"
-)]
-fn receive(
-    channel: Channel,
-    stop: BorrowedFd<'_>,
-) -> Result<(Arc<Shared>, File), Option<(Channel, Errno)>> {
-    let mut bytes = [0; MESSAGE];
-    let (members, limit, expedite, fds) = loop {
-        match wait(&channel, stop, None) {
-            (_, true) => return Err(None),
+/// A refusal, and the version in which it is sent.
+type Refused = (Version, Errno);
+
+/// The first message.
+struct Begun {
+    version: Version,
+    limit: Duration,
+    expedite: bool,
+    passed: Vec<Passed>,
+    fds: Vec<OwnedFd>,
+}
+
+/// A session whose devices were verified.
+struct Open {
+    version: Version,
+    limit: Duration,
+    expedite: bool,
+    members: Vec<Member>,
+    lock: File,
+}
+
+/// Receives the first message; `None` if there is none.
+fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refused>> {
+    let mut bytes = [0; LONG_MESSAGE];
+    loop {
+        match wait(channel, stop, None) {
+            (_, true) => return None,
             (true, false) => {}
             // The call was interrupted.
             (false, false) => continue,
         }
-        let fds = match channel.receive_with_fds(&mut bytes, MOST_MEMBERS + 1) {
-            Ok(Some(fds)) => fds,
-            Ok(None) => return Err(None),
-            Err(errno) => return Err(Some((channel, errno))),
+        let (length, fds) = match channel.receive_with_fds(&mut bytes, MOST_DESCRIPTORS + 1) {
+            Ok(received) => received?,
+            Err(errno) => return Some(Err((Version::One, errno))),
         };
-        match Ask::decode(&bytes) {
-            Some(Ask::Begin {
-                members,
-                freeze,
-                expedite,
-            }) => break (members, freeze, expedite, fds),
-            // The driver only checks whether the guard is alive.
-            Some(Ask::Ping) if fds.is_empty() => {
-                let _ = channel.send(&Say::Pong.encode());
+        match (length, bytes.first_chunk().and_then(Ask::decode)) {
+            // The driver only checks whether the guard is alive, and knows this version.
+            (MESSAGE, Some((version, Ask::Ping))) if fds.is_empty() => {
+                let _ = channel.send(&Say::Pong.encode(version));
             }
-            Some(_) | None => return Err(Some((channel, Errno::EPROTO))),
+            (MESSAGE | LONG_MESSAGE, Some((version, ask))) => {
+                let begun = begun(version, ask, &bytes, (length, fds));
+                return Some(begun.map_err(|errno| (version, errno)));
+            }
+            _ => return Some(Err((Version::One, Errno::EPROTO))),
         }
+    }
+}
+
+fn begun(
+    version: Version,
+    ask: Ask,
+    bytes: &[u8; LONG_MESSAGE],
+    (length, fds): (usize, Vec<OwnedFd>),
+) -> Result<Begun, Errno> {
+    let Ask::Begin {
+        members,
+        freeze,
+        expedite,
+    } = ask
+    else {
+        return Err(Errno::EPROTO);
     };
     let members = members as usize;
-    if members == 0 || members > MOST_MEMBERS || fds.len() != members + 1 {
-        return Err(Some((channel, Errno::E2BIG)));
+    if members == 0 || members > MOST_MEMBERS {
+        return Err(Errno::E2BIG);
     }
-    let mut fds = fds;
-    let Some(lock) = fds.pop() else {
-        return Err(Some((channel, Errno::EPROTO)));
+    let passed = match (version, length) {
+        (Version::One, MESSAGE) => vec![Passed::Root; members],
+        (Version::Two, LONG_MESSAGE) => decode_passed(bytes, members).ok_or(Errno::EPROTO)?,
+        _ => return Err(Errno::EPROTO),
     };
-    let members = fds.into_iter().map(|root| Member {
-        root,
-        order: Mutex::new(Order::Wait),
-        changed: Condvar::new(),
-    });
-    let shared = Shared {
-        channel,
+    let descriptors: usize = passed.iter().map(|passed| passed.count()).sum();
+    if fds.len() != descriptors + 1 {
+        return Err(Errno::E2BIG);
+    }
+    Ok(Begun {
+        version,
         // The limit applies whatever the driver requests.
-        limit: limit.min(MAX_FREEZE_TIMEOUT),
+        limit: freeze.min(MAX_FREEZE_TIMEOUT),
         expedite,
-        deadline: OnceLock::new(),
-        over: AtomicBool::new(false),
-        members: members.collect(),
-    };
-    Ok((Arc::new(shared), File::from(lock)))
+        passed,
+        fds,
+    })
+}
+
+impl Begun {
+    /// Verifies the mapped devices: a device that the guard may not suspend ends the session before
+    /// anything is frozen.
+    fn open(self, mapper: &Mapper) -> Result<Open, Errno> {
+        let mut fds = self.fds.into_iter();
+        let mut next = || fds.next().ok_or(Errno::E2BIG);
+        let mut members = Vec::with_capacity(self.passed.len());
+        for passed in self.passed {
+            let root = match passed {
+                Passed::Root | Passed::Both => Some(next()?),
+                Passed::Mapped => None,
+            };
+            let mapped = match passed {
+                Passed::Root => None,
+                Passed::Mapped | Passed::Both => {
+                    let mapped = Mapped::new(mapper.open()?, next()?)?;
+                    mapped.check()?;
+                    Some(mapped)
+                }
+            };
+            members.push(Member::new(root, mapped));
+        }
+        Ok(Open {
+            version: self.version,
+            limit: self.limit,
+            expedite: self.expedite,
+            members,
+            lock: File::from(next()?),
+        })
+    }
+}
+
+impl Open {
+    fn share(self, channel: Channel) -> (Arc<Shared>, File) {
+        let shared = Shared {
+            channel,
+            version: self.version,
+            limit: self.limit,
+            expedite: self.expedite,
+            deadline: OnceLock::new(),
+            over: AtomicBool::new(false),
+            unfrozen: AtomicUsize::new(self.members.len()),
+            members: self.members,
+        };
+        (Arc::new(shared), self.lock)
+    }
 }
 
 fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
@@ -342,18 +352,23 @@ fn listen(
 ) {
     let mut bytes = [0; MESSAGE];
     let mut looks = None;
+    let has_mapped = shared.has_mapped();
     loop {
         let deadline = shared.deadline.get().copied();
         let pending = deadline.filter(|_| !shared.over.load(Ordering::SeqCst));
+        let interrupt = deadline.filter(|_| has_mapped);
+        let interrupt = interrupt.map(|_| after(INTERRUPT_INTERVAL));
         // Once the session is to end, its threads have usually ended before the first poll.
         let look = looks.map(|looks: u32| after(EXIT_POLL_INTERVAL.saturating_mul(looks.min(20))));
         if look.is_some() && threads.iter().all(JoinHandle::is_finished) {
             return;
         }
-        let (readable, stopped) = wait(&shared.channel, stop, pending.or(look));
+        let until = [pending.or(look), interrupt].into_iter().flatten().min();
+        let (readable, stopped) = wait(&shared.channel, stop, until);
         if stopped {
             return;
         }
+        shared.interrupt(threads);
         looks = looks.map(|looks| looks + 1);
         if pending.is_some_and(|deadline| Instant::now() >= deadline) {
             fault::reach("guard", "deadline");
@@ -368,20 +383,21 @@ fn listen(
             // The driver has finished or is gone; a driver never sends an invalid message.
             Ok(None) | Err(_) => return,
         }
-        match Ask::decode(&bytes) {
-            Some(Ask::Sync) => command_all(shared, Order::Sync),
+        let ask = Ask::decode(&bytes).filter(|(version, _)| *version == shared.version);
+        match ask.map(|(_, ask)| ask) {
+            Some(Ask::Sync) => shared.command_all(Order::Sync),
             Some(Ask::Freeze) => {
                 // A second freeze would exceed the deadline in any case.
                 if shared.deadline.set(after(shared.limit)).is_err() {
                     return;
                 }
                 before();
-                command_all(shared, Order::Freeze);
+                shared.command_all(Order::Freeze);
             }
             Some(Ask::Thaw(member)) => match shared.members.get(member as usize) {
                 // Its thread may have ended already, after thawing.
                 Some(_) if shared.over.load(Ordering::SeqCst) => {}
-                Some(member) => shared.command(member, Order::Thaw),
+                Some(member) => member.command(Order::Thaw),
                 None => return,
             },
             Some(Ask::Ping) => shared.say(Say::Pong),
@@ -398,12 +414,6 @@ fn listen(
 fn after(limit: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(limit).unwrap_or(now)
-}
-
-fn command_all(shared: &Shared, order: Order) {
-    for member in &shared.members {
-        shared.command(member, order);
-    }
 }
 
 /// Waits until the driver sends a message or disconnects, the program must exit, or `until` is

@@ -9,19 +9,32 @@ use nix::errno::Errno;
 
 use super::journal::Own;
 use super::load::Admitted;
-use super::protocol::Ask;
+use super::mapped::Mapped;
+use super::protocol::{Ask, Passed, Version};
 use slackwater_core::error::HostError;
 use slackwater_core::host::Result;
 use slackwater_core::host::freezer::FreezeLimits;
 use slackwater_core::host::linux::freeze::Process;
 use slackwater_core::host::linux::seqpacket::Channel;
 
-/// One file system.
+/// One member.
 pub(super) struct Member {
     pub(super) volume_id: String,
     /// The device, for errors.
     pub(super) device: PathBuf,
-    pub(super) root: OwnedFd,
+    pub(super) root: Option<OwnedFd>,
+    pub(super) mapped: Option<Mapped>,
+}
+
+impl Member {
+    /// What is passed to the guard.
+    pub(super) fn passed(&self) -> Passed {
+        match (&self.root, &self.mapped) {
+            (Some(_), Some(_)) => Passed::Both,
+            (None, Some(_)) => Passed::Mapped,
+            (_, None) => Passed::Root,
+        }
+    }
 }
 
 /// The guard's answers about a member.
@@ -29,16 +42,17 @@ pub(super) struct Member {
 pub(super) struct Answers {
     pub(super) synced: Option<i32>,
     pub(super) frozen: Option<i32>,
-    /// The errno of the thaw, and whether it was unrequested.
+    pub(super) suspended: Option<i32>,
+    /// The errno of the resume or thaw, and whether it was unrequested.
     pub(super) thawed: Option<(i32, bool)>,
     /// When the answer to a thaw request is overdue.
     pub(super) thaw_by: Option<Instant>,
-    /// The guard thawed it, and succeeded.
+    /// The guard resumed and thawed it, and succeeded.
     pub(super) by_guard: bool,
 }
 
 impl Answers {
-    /// Nothing of the member is frozen by the guard, or can become frozen.
+    /// Nothing of the member is frozen or suspended by the guard, or can become so.
     pub(super) fn is_settled(&self) -> bool {
         self.thawed.is_some() || self.frozen.is_some_and(|errno| errno != 0)
     }
@@ -89,6 +103,7 @@ impl State {
 pub(super) struct Shared {
     pub(super) members: Vec<Member>,
     pub(super) channel: Channel,
+    pub(super) version: Version,
     /// The guard's process, if it is visible in this PID namespace.
     pub(super) guard: Option<Process>,
     pub(super) journal: Mutex<Option<Own>>,
@@ -157,8 +172,10 @@ impl Shared {
     }
 
     pub(super) fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
-        self.channel.send(&ask.encode()).map_err(|errno| {
-            self.failure(action, &format!("cannot send to the freeze guard: {errno}"))
-        })
+        self.channel
+            .send(&ask.encode(self.version))
+            .map_err(|errno| {
+                self.failure(action, &format!("cannot send to the freeze guard: {errno}"))
+            })
     }
 }

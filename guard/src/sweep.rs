@@ -1,4 +1,7 @@
-//! Thaws what is in the journal and no longer held by any process, and nothing else.
+//! Resumes and thaws what is in the journal and no longer held by any process, and nothing else.
+//!
+//! A mapped device is found by its UUID, and must have its device number. It is resumed before the
+//! file system on it is thawed, because FITHAW would wait for it.
 //!
 //! A file system is found by its device number in the mount table, and verified on its open root. A
 //! file system that was unmounted while frozen has no mount any more, but keeps its loop device:
@@ -7,6 +10,7 @@
 //! the data.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +22,23 @@ use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
 use super::journal::{Entries, Entry, EntryMember, Hold, Journal};
+use super::mapped;
 use slackwater_core::error::{HostError, chain};
 use slackwater_core::host::freezer::Journalled;
+use slackwater_core::host::linux::device_mapper::{DeviceMapper, Selector};
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
-use slackwater_core::host::{Effect, Host, Kept, Mount, MountRoot, MountSpec, Result};
+use slackwater_core::host::{
+    Device, DeviceHold, Effect, Host, Kept, Mount, MountRoot, MountSpec, Result,
+};
 use slackwater_core::model::FsType;
 
 /// A FITHAW takes less than a millisecond, or hangs as long as a FIFREEZE does.
 const THAW_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a sweep tries to resume a device. If it stays suspended, it stays in the journal.
+const RESUME_TRIES: u32 = 20;
+/// Time between two attempts.
+const RESUME_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long after its deadline an entry is thawed although it is held, in seconds: driver and guard
 /// are then both stopped.
 const DEADLINE_GRACE_SECONDS: u64 = 1;
@@ -48,11 +60,11 @@ pub struct Sweeper {
     hanging: Arc<Mutex<BTreeSet<u64>>>,
 }
 
-/// The result of thawing one file system.
+/// The result of resuming and thawing one member.
 enum Thawed {
-    /// It was frozen.
+    /// It was suspended or frozen.
     Now,
-    /// It was not frozen, or does not exist any more.
+    /// It was neither, or does not exist any more.
     NotFrozen,
 }
 
@@ -78,7 +90,7 @@ impl Sweeper {
         self.journal.journalled()
     }
 
-    /// Thaws entries that no process holds, and those past their deadline; with `all`, every entry.
+    /// Resumes and thaws entries that no process holds, and those past their deadline; with `all`, every entry.
     /// Once the journal is empty, it also restores kernel settings that a crash during a freeze has
     /// left. Returns the IDs of the volumes that were frozen until now. An error is that of the
     /// first file system that could not be thawed, after all others were tried.
@@ -156,7 +168,7 @@ impl Sweeper {
         let mut thawed = Vec::new();
         let mut problem = None;
         for member in &entry.members {
-            match self.thaw_in_time(member) {
+            match self.thaw_in_time(member, entry.freezing) {
                 Ok(Thawed::Now) => thawed.push(member.volume_id.clone()),
                 Ok(Thawed::NotFrozen) => {}
                 Err(error) => {
@@ -179,7 +191,7 @@ impl Sweeper {
     }
 
     /// Runs in a thread: it may hang, and the next sweep then checks it.
-    fn thaw_in_time(&self, member: &EntryMember) -> Result<Thawed> {
+    fn thaw_in_time(&self, member: &EntryMember, freezing: bool) -> Result<Thawed> {
         let hangs = || {
             let what = "thawing hangs, which happens while freezing it hangs; check whether the file system of the pool is frozen or its disk hangs";
             Err(HostError::unexpected("thaw", &member.device, what))
@@ -190,7 +202,7 @@ impl Sweeper {
         let (done, wait) = channel();
         let (sweeper, mine) = (self.clone(), member.clone());
         let spawned = thread::Builder::new().name("thaw".into()).spawn(move || {
-            let thawed = sweeper.thaw(&mine);
+            let thawed = sweeper.release(&mine, freezing);
             sweeper.clear_hanging(mine.rdev);
             let _ = done.send(thawed);
         });
@@ -211,62 +223,92 @@ impl Sweeper {
         hanging.remove(&rdev);
     }
 
-    fn thaw(&self, member: &EntryMember) -> Result<Thawed> {
-        let device = member.device();
+    /// Resumes the device of a member, and then thaws its file system.
+    fn release(&self, member: &EntryMember, freezing: bool) -> Result<Thawed> {
+        let was_suspended = match &member.mapped {
+            Some(uuid) => match resume(member, uuid, freezing)? {
+                Resumed::Now => true,
+                Resumed::NotSuspended => false,
+                // A superblock, frozen or not, keeps its device, so this one is gone. And a device
+                // that another program has suspended before the freeze has no file system that the
+                // session froze.
+                Resumed::NoneOfOurs => return Ok(Thawed::NotFrozen),
+            },
+            None => false,
+        };
+        let thawed = match member.fs {
+            Some(fs) => self.thaw(member, fs)?,
+            None => Thawed::NotFrozen,
+        };
+        Ok(if was_suspended { Thawed::Now } else { thawed })
+    }
+
+    fn thaw(&self, member: &EntryMember, fs: FsType) -> Result<Thawed> {
+        let device = &member.device();
         // While the device is held open, its number cannot be reused for another image.
-        let _hold = if major(member.rdev) == LOOP_MAJOR {
+        let _hold: Option<DeviceHold> = if major(member.rdev) == LOOP_MAJOR {
             match self
                 .host
                 .hold_loop(minor(member.rdev) as u32, member.image())?
             {
-                Some(hold) => Some(hold),
+                Some(hold) => Some(hold.into()),
                 // A superblock, frozen or not, keeps its loop device, so this one is gone.
+                None => return Ok(Thawed::NotFrozen),
+            }
+        } else if let Some(uuid) = &member.mapped {
+            let hold = self.host.hold_mapped(uuid)?;
+            match hold.filter(|hold| hold.device.rdev == member.rdev) {
+                Some(hold) => Some(hold),
                 None => return Ok(Thawed::NotFrozen),
             }
         } else {
             None
         };
-        if let Some(root) = self.find_root(member)? {
+        if let Some(root) = self.find_root(member, device, fs)? {
             return thaw_root(&root);
         }
-        if !self.host.is_claimed(&device)? {
+        if !self.host.is_claimed(device)? {
             return Ok(Thawed::NotFrozen);
         }
-        self.thaw_hidden(member)
+        self.thaw_hidden(device, fs)
     }
 
-    fn find_root(&self, member: &EntryMember) -> Result<Option<MountRoot>> {
+    fn find_root(
+        &self,
+        member: &EntryMember,
+        device: &Device,
+        fs: FsType,
+    ) -> Result<Option<MountRoot>> {
         let is_its = |mount: &&Mount| {
-            mount.fs_name == member.fs.name()
-                && match member.fs {
+            mount.fs_name == fs.name()
+                && match fs {
                     FsType::Ext4 | FsType::Xfs => mount.device == member.rdev,
                     // Its device number is anonymous; the open root is verified later.
-                    FsType::Btrfs => mount.source == member.device,
+                    FsType::Btrfs => mount.source == member.device || shows(mount, member),
                 }
         };
         let mounts = self.host.mounts()?;
         // A mount may be hidden below another one.
         Ok(mounts.iter().filter(is_its).find_map(|mount| {
             self.host
-                .open_mount_root(&mount.mount_point, &member.device(), member.fs)
+                .open_mount_root(&mount.mount_point, device, fs)
                 .ok()
         }))
     }
 
     /// Mounts the same device once more, and thaws it there. A crash leaves that mount, which the
     /// next sweep finds and removes.
-    fn thaw_hidden(&self, member: &EntryMember) -> Result<Thawed> {
+    fn thaw_hidden(&self, device: &Device, fs: FsType) -> Result<Thawed> {
         let folder = Sweeper::private_folder(&self.state_dir);
         let target = folder.join(self.host.random_uuid().to_string());
         self.host.perform(&Effect::MakeDir { path: &folder })?;
         self.host.perform(&Effect::MakeDir { path: &target })?;
-        let device = member.device();
         let options = OPTIONS.map(str::to_string);
         let mount = |read_only| {
             self.host.perform(&Effect::Mount(MountSpec {
-                device: &device,
+                device,
                 target: &target,
-                fs: member.fs,
+                fs,
                 options: &options,
                 read_only,
             }))
@@ -277,7 +319,7 @@ impl Sweeper {
             other => other,
         }
         .and_then(|_| {
-            let root = self.host.open_mount_root(&target, &device, member.fs)?;
+            let root = self.host.open_mount_root(&target, device, fs)?;
             thaw_root(&root)
         });
         self.leave_private_mounts()?;
@@ -305,6 +347,46 @@ impl Sweeper {
             self.host.perform(&Effect::RemoveDir { path: &path })?;
         }
         Ok(())
+    }
+}
+
+/// Whether the source of a mount is another path of a member's device.
+fn shows(mount: &Mount, member: &EntryMember) -> bool {
+    let source = mount.source.metadata();
+    mount.source.starts_with("/dev") && source.is_ok_and(|found| found.rdev() == member.rdev)
+}
+
+/// The result of resuming a mapped device.
+enum Resumed {
+    /// It was suspended.
+    Now,
+    NotSuspended,
+    /// It does not exist any more, or the session has not suspended it.
+    NoneOfOurs,
+}
+
+/// Resumes the device that has this UUID and the number of a member.
+fn resume(member: &EntryMember, uuid: &str, freezing: bool) -> Result<Resumed> {
+    let failed = |errno| HostError::errno("resume", &member.device, errno);
+    let mut mapper = DeviceMapper::open()?;
+    let device = Selector::Uuid(uuid);
+    let info = mapper.info(device).map_err(failed)?;
+    let Some(info) = info.filter(|info| info.rdev == member.rdev) else {
+        return Ok(Resumed::NoneOfOurs);
+    };
+    match (info.suspended, freezing) {
+        (false, _) => Ok(Resumed::NotSuspended),
+        (true, false) => Ok(Resumed::NoneOfOurs),
+        (true, true) => slackwater_core::fault::effect("sweep_resume", || {
+            let resumed = (0..RESUME_TRIES).find_map(|tried| {
+                thread::sleep(RESUME_RETRY_INTERVAL * tried.min(1));
+                mapped::resume(&mut mapper, device).ok()
+            });
+            match resumed {
+                Some(()) => Ok(Resumed::Now),
+                None => Err(failed(Errno::EBUSY)),
+            }
+        }),
     }
 }
 

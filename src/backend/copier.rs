@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::host::{FileId, Result};
+use crate::host::{DeviceHold, FileId, Result};
 
 /// Whether an image is copied in one step, or ahead of the freeze with a remainder within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,11 @@ pub struct CopyCost {
 pub trait Copier: Send + Sync {
     /// The image, as the guard's journal names it.
     fn image(&self) -> FileId;
+
+    /// The mapped device of the image, held open, if it must be suspended while the copy is made.
+    fn mapped(&self) -> Result<Option<DeviceHold>> {
+        Ok(None)
+    }
 
     /// Whether copies on this pool that run in parallel are no faster than one after the other.
     fn is_serial(&self) -> bool;

@@ -29,7 +29,7 @@ use crate::model::size::image_bytes;
 use crate::model::{PoolId, Wipe, size};
 
 /// What the UUIDs of all devices of this driver begin with.
-pub const DEVICE_PREFIX: &str = "SLACKWATER-";
+pub const DEVICE_PREFIX: &str = host::mapper::UUID_PREFIX;
 
 /// The name of the directory of the volume or snapshot with this device.
 pub fn object_of(device: &str) -> Option<&str> {

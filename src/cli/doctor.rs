@@ -31,7 +31,7 @@ pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
     };
     // The running guard, or one whose journal and locks are removed with the temporary directory.
     let running = GuardClient::new(host.clone(), patient.state_dir.clone()).started_by_others();
-    let guard = match running.ready() {
+    let guard = match running.ready(false) {
         Ok(()) => running,
         Err(_) => GuardClient::new(host.clone(), patient.trial_dir.clone()),
     };

@@ -94,6 +94,7 @@ mod tests {
             since: 60,
             until: 70,
             held: true,
+            mapped: None,
         };
         assert_eq!(
             row(&entry),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
-use super::guard::MOST_MEMBERS;
+use super::guard::{MOST_DESCRIPTORS, MOST_MEMBERS};
 use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
@@ -20,7 +20,7 @@ use super::{AbortHandle, CutMember, Seams, Use};
 use crate::backend::{Copier, CopyMode};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
-use crate::host::{Freeze, FreezeMember, Freezer, Host, MountRoot};
+use crate::host::{DeviceHold, Freeze, FreezeMember, Freezer, Host, MountRoot};
 use crate::model::{Level, SnapshotParameters};
 
 /// Time limit of each write-back before a freeze. With sixteen busy volumes it took seconds. Only
@@ -49,6 +49,13 @@ enum MemberMode {
     Frozen,
 }
 
+/// What the guard gets of a member.
+struct Held {
+    root: MountRoot,
+    /// Its mapped device, which is suspended, too.
+    mapped: Option<DeviceHold>,
+}
+
 /// Fails if a pool has less than its headroom free.
 pub type Room = dyn Fn() -> Result<()> + Send + Sync;
 
@@ -65,8 +72,8 @@ pub struct Local {
     is_ahead: bool,
     /// The mode of each member, determined by `ready`.
     ways: Vec<MemberMode>,
-    /// Open root directories of the members that will be frozen, in the order of the members.
-    roots: Vec<MountRoot>,
+    /// What the guard gets of the members that will be frozen, in the order of the members.
+    frozen: Vec<Held>,
     /// Dropped before `held`, which the workers share: dropping the last reference thaws.
     classes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
@@ -89,7 +96,7 @@ impl Local {
             room: Arc::new(|| Ok(())),
             is_ahead: false,
             ways: Vec::new(),
-            roots: Vec::new(),
+            frozen: Vec::new(),
             classes: None,
             held: None,
             abort: AbortHandle::default(),
@@ -129,12 +136,12 @@ impl Local {
     /// Hands the mounted members over to the freeze guard, and creates the workers for their
     /// clones: one for each member, and one for all members whose clones are no faster in parallel.
     fn begin(&mut self) -> Result<()> {
-        let roots = std::mem::take(&mut self.roots);
+        let held = std::mem::take(&mut self.frozen);
         let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
         let mut classes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
-        for (slot, (at, root)) in frozen.into_iter().zip(roots).enumerate() {
+        for (slot, (at, held)) in frozen.into_iter().zip(held).enumerate() {
             let member = &self.members[at];
             let cloned = ClonedMember { at, slot };
             if member.copier.is_serial() {
@@ -142,15 +149,12 @@ impl Local {
             } else {
                 classes.push(vec![cloned]);
             }
-            let Use::Mounted { fs, .. } = member.in_use else {
-                return Err(Error::bug("a frozen file system is mounted"));
-            };
             members.push(FreezeMember {
                 volume_id: member.target.volume_id.clone(),
                 namespace: member.target.namespace(),
                 image: member.copier.image(),
-                fs,
-                root,
+                root: Some(held.root),
+                mapped: held.mapped,
             });
         }
         if !series.is_empty() {
@@ -268,6 +272,13 @@ impl Local {
 fn refusal(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EAGAIN) => Error::unreachable("a cut of volumes in use", chain(&error)),
+        Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EPERM) => {
+            Error::refused("a cut of volumes in use", chain(&error))
+        }
+        Some(Errno::EBUSY) => Error::Busy {
+            subject: "a volume of the cut".into(),
+            holder: chain(&error),
+        },
         Some(_) | None => Error::Host {
             doing: "hand volumes over to the freeze guard".into(),
             source: error,
@@ -339,26 +350,43 @@ impl Local {
             {
                 ready.frozen += 1;
                 let root = self.host.open_mount_root(mount_point, device, *fs);
-                self.roots
-                    .push(root.context(|| format!("open the file system of volume {volume}"))?);
+                let mapped = member.copier.mapped();
+                self.frozen.push(Held {
+                    root: root.context(|| format!("open the file system of volume {volume}"))?,
+                    mapped: mapped.context(|| format!("open the device of volume {volume}"))?,
+                });
             }
         }
-        if self.roots.len() > MOST_MEMBERS {
+        self.check_guard()?;
+        Ok(ready)
+    }
+
+    /// Checks that the guard can hold the members, so that no application is quiesced in vain.
+    fn check_guard(&self) -> Result<()> {
+        let count = self.frozen.len();
+        let mapped = self.frozen.iter().filter(|held| held.mapped.is_some());
+        let mapped = mapped.count();
+        // One descriptor for each file system, and one for each device.
+        let most = match count + mapped > MOST_DESCRIPTORS {
+            true => MOST_DESCRIPTORS / 2,
+            false => MOST_MEMBERS,
+        };
+        if count > most {
             return Err(Error::refused(
                 "the group",
                 format!(
-                    "{} of its volumes are mounted on this node, but at most {MOST_MEMBERS} can be frozen together; create smaller groups",
-                    self.roots.len()
+                    "{count} of its volumes are mounted on this node, but at most {most} can be frozen together; create smaller groups"
                 ),
             ));
         }
-        if !self.roots.is_empty() {
-            // Checked here, so that no application is quiesced in vain.
-            self.freezer
-                .ready()
-                .map_err(|error| Error::unreachable("a cut of volumes in use", chain(&error)))?;
+        if count == 0 {
+            return Ok(());
         }
-        Ok(ready)
+        let ready = self.freezer.ready(mapped > 0);
+        ready.map_err(|error| match error.code() {
+            Some(Errno::EPROTONOSUPPORT) => refusal(error),
+            Some(_) | None => Error::unreachable("a cut of volumes in use", chain(&error)),
+        })
     }
 
     pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
@@ -367,7 +395,7 @@ impl Local {
             extents: self.clone_whole(MemberMode::Quiet)?,
             ..Prepared::default()
         };
-        if self.roots.is_empty() {
+        if self.frozen.is_empty() {
             return Ok(done);
         }
         self.begin()?;

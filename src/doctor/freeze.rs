@@ -123,8 +123,8 @@ fn freeze(host: &dyn Host, freezer: &dyn Freezer, mounted: &Mounted<'_>) -> Resu
         volume_id: MEMBER.into(),
         namespace: None,
         image: mounted.image.id,
-        fs: FsType::Ext4,
-        root,
+        root: Some(root),
+        mapped: None,
     };
     let session = freezer.begin(vec![member], LIMITS).context(doing)?;
     session.sync().context(doing)?;

@@ -34,7 +34,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
             PoolPlace::Lvm { pool: name } => {
-                checks.extend(lvm::examine(host, &node, pool, name, patient))
+                checks.extend(lvm::examine(host, &node, pool, name, patient));
             }
             PoolPlace::Memory { .. } => {
                 checks.push(Check::ok(

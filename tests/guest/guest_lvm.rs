@@ -241,7 +241,10 @@ fn lvm_leaves_a_pool_alone_until_it_is_released() {
         let server = Server::start(&scratch, &[POOL]);
         runtime().block_on(async {
             let client = server.client();
-            assert_eq!(client.list().await.unwrap(), [volume.id.clone()]);
+            assert_eq!(
+                client.list().await.unwrap(),
+                std::slice::from_ref(&volume.id)
+            );
             client.delete(&volume.id).await.unwrap();
         });
         end(server);

@@ -27,14 +27,17 @@ const EFFECTS: &[&str] = &[
     "renew_fs_id", "attach_loop", "detach_loop", "detach_dead_loop", "resize_loop", "set_direct_io",
     "forbid_discard", "renew_loop", "format", "check_fs", "grow_fs", "grow_unmounted",
     "make_target", "remove_target", "mount", "bind", "bind_device", "unmount", "start_session",
-    "create_thin", "create_snap", "delete_thin", "set_transaction_id", "release_metadata_snap", "create_mapped", "load_table",
-    "suspend_mapped", "resume_mapped", "remove_mapped", "write_blocks", "fill_with_zeros",
-    "guard_begin", "guard_sync", "guard_freeze", "guard_thaw", "guard_written", "sweep_thaw",
+    "create_thin", "create_snap", "delete_thin", "set_transaction_id", "release_metadata_snap",
+    "create_mapped", "load_table", "suspend_mapped", "resume_mapped", "remove_mapped",
+    "write_blocks", "fill_with_zeros",
+    "guard_begin", "guard_sync", "guard_freeze", "guard_thaw", "guard_written", "sweep_resume",
+    "sweep_thaw",
 ];
 
 #[rustfmt::skip]
 const GUARD: &[&str] = &[
-    "accepted", "begun", "sync", "expedited", "freeze", "thaw", "deadline", "ended",
+    "accepted", "begun", "sync", "expedited", "freeze", "suspend", "resume", "thaw", "deadline",
+    "ended",
 ];
 
 #[rustfmt::skip]

@@ -1,5 +1,6 @@
 //! The interface to the freeze guard. This process never freezes a file system itself: the guard
-//! does, and thaws even if this process dies.
+//! does, and thaws even if this process dies. The same is true of mapped devices, which the guard
+//! suspends and resumes.
 //!
 //! The real implementation is `cut::guard`; a simulated machine has its own.
 
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Device, FileId, Result};
+use super::{Device, DeviceHold, FileId, Result};
 use crate::model::FsType;
 
 /// The open root directory of a mounted file system, verified to be on its device. While it is
@@ -16,6 +17,8 @@ use crate::model::FsType;
 pub struct MountRoot {
     /// The device of the file system.
     pub device: Device,
+    /// The type of the file system.
+    pub fs: FsType,
     /// The handle that keeps it open: an [`std::os::fd::OwnedFd`] on the real host.
     pub keep: Box<dyn std::any::Any + Send + Sync>,
 }
@@ -26,7 +29,8 @@ impl fmt::Debug for MountRoot {
     }
 }
 
-/// One file system to be frozen.
+/// One volume of a cut: a file system to be frozen, a mapped device to be suspended, or a file system
+/// and the mapped device below it.
 #[derive(Debug)]
 pub struct FreezeMember {
     /// ID of its volume, for the journal, logs and messages.
@@ -36,10 +40,19 @@ pub struct FreezeMember {
     /// The image below the device. After all processes have crashed, the device is identified by
     /// it.
     pub image: FileId,
-    /// The type of the file system.
-    pub fs: FsType,
-    /// Its open root.
-    pub root: MountRoot,
+    /// The open root of its file system, if it is mounted.
+    pub root: Option<MountRoot>,
+    /// Its mapped device, if that is to be suspended. A file system on it is frozen before.
+    pub mapped: Option<DeviceHold>,
+}
+
+impl FreezeMember {
+    /// The device, for the journal and for messages; `None` for a member without anything to freeze
+    /// or to suspend.
+    pub fn device(&self) -> Option<&Device> {
+        let mapped = self.mapped.as_ref().map(|hold| &hold.device);
+        mapped.or_else(|| self.root.as_ref().map(|root| &root.device))
+    }
 }
 
 /// Time limits of a freeze.
@@ -92,19 +105,27 @@ pub struct Journalled {
     pub until: u64,
     /// Whether its owner is alive and holds it.
     pub held: bool,
+    /// The UUID of its mapped device, if that may be suspended.
+    pub mapped: Option<String>,
 }
 
-/// Freezes file systems.
+/// Freezes file systems, and suspends mapped devices.
 pub trait Freezer: Send + Sync + 'static {
-    /// Checks that a guard accepts requests, or can be started. It is called before an application
-    /// is quiesced for a freeze; the result does not guarantee anything for later. Takes at most a
-    /// second.
-    fn ready(&self) -> Result<()> {
+    /// Checks that a guard accepts requests, or can be started; with `mapped`, also requests with
+    /// mapped devices: EPROTO if the guard is of a release that cannot suspend them. It is called
+    /// before an application is quiesced for a freeze; the result does not guarantee anything for
+    /// later. Takes at most a second.
+    fn ready(&self, mapped: bool) -> Result<()> {
+        let _ = mapped;
         Ok(())
     }
 
-    /// Passes file systems to the guard, after they were written into the journal. The guard is
-    /// started if it is not running. Nothing is frozen yet.
+    /// Passes members to the guard, after they were written into the journal. The guard is started
+    /// if it is not running. Nothing is frozen or suspended yet.
+    ///
+    /// Of a mapped device, EPROTO if the guard is of a release that cannot suspend it, EOPNOTSUPP if
+    /// the guard finds no device mapper, EPERM if the device is not one of this driver, and EBUSY if
+    /// another program has suspended it, or has loaded a table that a resume would switch to.
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>>;
 
     /// Thaws every freeze in the journal that has no live owner or is past its deadline, and no
@@ -128,15 +149,16 @@ pub trait Freeze: Send + Sync {
     /// that could not be written is missing from the cut.
     fn sync(&self) -> Result<()>;
 
-    /// FIFREEZE of all members, in parallel; all are frozen when it returns. After an error (one
-    /// was refused, the deadline passed, the guard died) all are thawed again, or are thawed once
-    /// their FIFREEZE returns.
+    /// FIFREEZE of all members with a file system, in parallel, and then the suspend of all members
+    /// with a mapped device, in parallel; all are frozen and suspended when it returns. After an
+    /// error (one was refused, the deadline passed, the guard died) all are resumed and thawed again,
+    /// or are thawed once their FIFREEZE returns.
     fn freeze(&self) -> Result<()>;
 
-    /// FITHAW of one member. Returns true if it was still frozen by this session: only then are the
-    /// copies consistent that were made since [`Freeze::freeze`] returned. Returns false if it was
-    /// thawed early: at the deadline, at the guard's exit, or by a foreign process. Several threads
-    /// may thaw several members.
+    /// Resumes the device of one member, and then thaws its file system. Returns true if both were
+    /// still held by this session: only then are the copies consistent that were made since
+    /// [`Freeze::freeze`] returned. Returns false if it was resumed or thawed early: at the deadline,
+    /// at the guard's exit, or by a foreign process. Several threads may thaw several members.
     fn thaw(&self, member: usize) -> Result<bool>;
 
     /// Checks that everything since the last [`Freeze::sync`] could be written back. FIFREEZE also

@@ -134,6 +134,9 @@ pub struct MappedDevice {
     pub deferred_remove: bool,
 }
 
+/// How the UUID of each mapped device of the driver begins. The guard suspends no other device.
+pub const UUID_PREFIX: &str = "SLACKWATER-";
+
 /// The folder of the nodes of mapped devices.
 pub const MAPPED_FOLDER: &str = "/dev/mapper";
 

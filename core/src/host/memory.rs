@@ -28,6 +28,7 @@ mod kernel;
 mod lasting;
 mod loops;
 mod machine;
+mod mapped;
 mod mounts;
 mod perform;
 mod pool_setup;

@@ -421,11 +421,12 @@ impl Host for World {
         &self,
         mount_point: &Path,
         device: &Device,
-        _fs: FsType,
+        fs: FsType,
     ) -> Result<MountRoot> {
         self.host_event(&format!("root {}", name(mount_point)))?;
         Ok(MountRoot {
             device: device.clone(),
+            fs,
             keep: Box::new(()),
         })
     }

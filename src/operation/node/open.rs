@@ -26,12 +26,8 @@ impl Driver {
         definition: &PoolDefinition,
         error: &Error,
     ) -> ServingState {
-        ServingState::Refused {
-            definition: definition.clone(),
-            id: self.pools.known(definition).map(|(id, _)| id),
-            why: chain(error),
-            was: None,
-        }
+        let known = self.pools.known(definition);
+        ServingState::refused(definition, known.map(|(id, _)| id), chain(error))
     }
 
     /// How long to wait for the lock of a pool. After the start the driver does not wait, because
@@ -50,14 +46,7 @@ impl Driver {
         definition: &PoolDefinition,
         was: Option<u64>,
     ) -> Result<ServingState> {
-        let refused = |id, why: String| {
-            Ok(ServingState::Refused {
-                definition: definition.clone(),
-                id,
-                why,
-                was: None,
-            })
-        };
+        let refused = |id, why| Ok(ServingState::refused(definition, id, why));
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
         let patience = self.lock_patience();
@@ -123,14 +112,7 @@ impl Driver {
         patience: Duration,
         (place, was): (Option<OpenPlace>, Option<u64>),
     ) -> Result<ServingState> {
-        let refused = |id, why| {
-            Ok(ServingState::Refused {
-                definition: definition.clone(),
-                id,
-                why,
-                was: None,
-            })
-        };
+        let refused = |id, why| Ok(ServingState::refused(definition, id, why));
         match PoolBackend::open(self.host.clone(), path, pool_kind(definition), patience)? {
             OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
                 Some(why) => refused(Some(backend.record.id), why),

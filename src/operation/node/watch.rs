@@ -49,7 +49,7 @@ impl Driver {
             ServingState::Serving(pool) => match self.try_disk(pool, patience) {
                 Ok(()) => return,
                 Err(why) => ServingState::Refused {
-                    definition: pool.definition.clone(),
+                    definition: Box::new(pool.definition.clone()),
                     id: Some(pool.id()),
                     why,
                     was: Some(Arc::new(Former {
@@ -100,7 +100,7 @@ impl Driver {
         patience: Duration,
     ) -> ServingState {
         let refused = |id, why| ServingState::Refused {
-            definition: definition.clone(),
+            definition: Box::new(definition.clone()),
             id,
             why,
             was: was.cloned(),

@@ -284,7 +284,7 @@ impl<'a> HeaderDevice<'a> {
         let uuid = format!("{DEVICE_PREFIX}header-{major}-{minor}");
         let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
         let found = mapped_device(host, mapped, &uuid)?;
-        if !found.is_some_and(|found| found.table.is_some()) {
+        if found.is_none_or(|found| found.table.is_none()) {
             // One without a table was left by a crash.
             perform(Effect::RemoveMapped { uuid: &uuid })?;
             perform(Effect::CreateMapped { uuid: &uuid })?;

@@ -70,7 +70,7 @@ pub enum ServingState {
     /// Not served now. The driver tries again in the background.
     Refused {
         /// As configured.
-        definition: PoolDefinition,
+        definition: Box<PoolDefinition>,
         /// Its ID, if it is known.
         id: Option<PoolId>,
         /// Why, and what an administrator can do.
@@ -81,6 +81,20 @@ pub enum ServingState {
 }
 
 impl ServingState {
+    /// A pool that is not served, and that this process has not served before.
+    pub(in crate::operation) fn refused(
+        definition: &PoolDefinition,
+        id: Option<PoolId>,
+        why: String,
+    ) -> ServingState {
+        ServingState::Refused {
+            definition: Box::new(definition.clone()),
+            id,
+            why,
+            was: None,
+        }
+    }
+
     /// As configured.
     pub fn definition(&self) -> &PoolDefinition {
         match self {

@@ -133,6 +133,6 @@ impl Snapshots {
     /// Whether the freeze guard replies, or can be started. Without it nothing is frozen, so no
     /// volume in use is cut. Takes a second at most.
     pub fn guard_alive(&self) -> bool {
-        self.seams.freezer.ready().is_ok()
+        self.seams.freezer.ready(false).is_ok()
     }
 }

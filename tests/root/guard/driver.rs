@@ -237,10 +237,11 @@ fn drive() -> Result<(), HostError> {
                 device: value["image_device"].as_u64().unwrap(),
                 inode: value["image_inode"].as_u64().unwrap(),
             },
-            fs,
-            root: host
-                .open_mount_root(Path::new(&path(&value["mount"])), &device, fs)
-                .unwrap(),
+            root: Some(
+                host.open_mount_root(Path::new(&path(&value["mount"])), &device, fs)
+                    .unwrap(),
+            ),
+            mapped: None,
         }
     });
     let session = guard.begin(opened.collect(), limits)?;

@@ -180,8 +180,8 @@ pub fn member(pool: &Scratch, id: &str, volume: &Volume, fs: FsType) -> FreezeMe
         volume_id: id.into(),
         namespace: None,
         image: volume.image.id,
-        fs,
-        root,
+        root: Some(root),
+        mapped: None,
     }
 }
 

@@ -99,7 +99,7 @@ fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHa
 fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
     let fixture = Fixture::new(&[Ext4]);
     let other = of_another_protocol(&fixture, Duration::from_secs(1));
-    let why = error_of(asked(&fixture).ready());
+    let why = error_of(asked(&fixture).ready(false));
     assert!(why.contains("does not answer"), "{why}");
     // The driver's own guard takes over once the other one has ended.
     let session = fixture.frozen(&[Ext4], long());
@@ -115,7 +115,7 @@ fn a_supervised_guard_is_used_and_never_started() {
     let fixture = Fixture::new(&[Ext4]);
     let guard = asked(&fixture);
     for error_text in [
-        error_of(guard.ready()),
+        error_of(guard.ready(false)),
         error_of(guard.begin(fixture.members(&[Ext4]), long())),
     ] {
         assert!(
@@ -127,7 +127,7 @@ fn a_supervised_guard_is_used_and_never_started() {
     assert!(fixture.journal_is_empty());
 
     let beside = SupervisedGuard::start(&fixture, "");
-    guard.ready().unwrap();
+    guard.ready(false).unwrap();
     let session = guard.begin(fixture.members(&[Ext4]), long()).unwrap();
     session.sync().unwrap();
     session.freeze().unwrap();
@@ -146,20 +146,20 @@ fn a_supervised_guard_is_used_and_never_started() {
 fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
     let fixture = Fixture::new(&[Ext4]);
     let (guard, beside) = (asked(&fixture), SupervisedGuard::start(&fixture, ""));
-    guard.ready().unwrap();
+    guard.ready(false).unwrap();
     signal(beside.pid(), Signal::SIGSTOP);
     await_stop(beside.pid());
-    assert!(error_of(guard.ready()).contains("does not answer"));
+    assert!(error_of(guard.ready(false)).contains("does not answer"));
     // More connections than its queue holds: none of them hangs.
     let socket = fixture.state.join("guard.sock");
     let waiting: Vec<_> = (0..100)
         .map(|_| Channel::connect(&socket).unwrap())
         .collect();
     assert!(waiting.iter().any(Option::is_none), "its queue is full");
-    assert!(error_of(guard.ready()).contains("does not answer"));
+    assert!(error_of(guard.ready(false)).contains("does not answer"));
     drop(waiting);
     signal(beside.pid(), Signal::SIGCONT);
-    eventually_within("a guard that continues", || guard.ready().is_ok());
+    eventually_within("a guard that continues", || guard.ready(false).is_ok());
 }
 
 /// After the session, nothing is frozen, and the next guard works.

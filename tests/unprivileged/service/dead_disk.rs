@@ -222,8 +222,8 @@ async fn a_possibly_frozen_volume_stays_mounted_on_a_dead_disk() {
         volume_id: id.clone(),
         namespace: None,
         image: number.backing,
-        fs,
-        root: root.unwrap(),
+        root: Some(root.unwrap()),
+        mapped: None,
     };
     let limits = slackwater::host::freezer::FreezeLimits {
         sync: std::time::Duration::from_secs(10),

@@ -1,8 +1,8 @@
 //! The ioctls of the kernel's device mapper (linux/dm-ioctl.h), on `/dev/mapper/control`.
 //!
-//! Every call uses the one buffer that [`DeviceMapper::open`] allocates. So the calls that take
-//! numbers and return numbers allocate nothing, and work while the disk that the kernel would swap
-//! to or write back to is suspended.
+//! Every call uses the one buffer that [`DeviceMapper::open`] or [`DeviceMapper::small`] allocates.
+//! So the calls that take numbers and return numbers allocate nothing, and work while the disk that
+//! the kernel would swap to or write back to is suspended.
 //!
 //! No call waits for udev: a created, resumed or removed device gets the flags by which the rules
 //! of the distribution ignore it, and no cookie, so that there is no semaphore.
@@ -12,6 +12,7 @@ mod parse;
 use std::fs::{File, OpenOptions};
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, makedev, minor};
@@ -29,6 +30,8 @@ const HEADER: usize = 312;
 /// The bytes of the buffer. The longest answer is the list of all devices: of those with the longest
 /// names, this is enough for 480; the buffer grows if there are more.
 const BUFFER: usize = 64 << 10;
+/// The words of the smallest buffer: the header, and the zeros behind it.
+const SMALL: usize = HEADER / 8 + 8;
 /// The largest buffer.
 const BUFFER_MAX: usize = 16 << 20;
 /// The offsets and sizes of the texts in `struct dm_ioctl`. Each text ends with a zero.
@@ -103,7 +106,7 @@ pub struct Info {
 /// An open `/dev/mapper/control`, with the buffer for its calls.
 #[derive(Debug)]
 pub struct DeviceMapper {
-    control: File,
+    control: Arc<File>,
     /// Words, because the kernel's structure has the alignment of one.
     buffer: Vec<u64>,
 }
@@ -117,9 +120,19 @@ impl DeviceMapper {
         let path = Path::new(CONTROL);
         let control = OpenOptions::new().read(true).write(true).open(path);
         Ok(DeviceMapper {
-            control: control.map_err(failed("open", path))?,
+            control: Arc::new(control.map_err(failed("open", path))?),
             buffer: vec![0; BUFFER / 8],
         })
+    }
+
+    /// The same open file with a buffer of its own, in which only the calls have room that take
+    /// numbers and return numbers. So each thread can have one, in memory that is locked.
+    #[must_use]
+    pub fn small(&self) -> DeviceMapper {
+        DeviceMapper {
+            control: self.control.clone(),
+            buffer: vec![0; SMALL],
+        }
     }
 
     /// The state of a device; `None` if there is none. Allocates nothing.
@@ -172,7 +185,7 @@ impl DeviceMapper {
         Ok(self.answer())
     }
 
-    /// Makes new I/O wait, after the I/O that is on its way. EINTR if a signal came meanwhile: the
+    /// Makes new I/O wait, after the I/O that is on its way. EINTR if a signal came first: the
     /// device is not suspended then. Success if it is suspended already. Allocates nothing.
     pub fn suspend(&mut self, device: Selector<'_>, how: Suspend) -> Call<Info> {
         let skip_lockfs = if how.skip_lockfs { SKIP_LOCKFS } else { 0 };
@@ -255,12 +268,12 @@ impl DeviceMapper {
     }
 
     fn call(&mut self, command: u8) -> Call<()> {
-        sys::device_mapper(&self.control, command, &mut self.buffer)
+        sys::device_mapper(self.control.as_ref(), command, &mut self.buffer)
     }
 
     fn clear_header(&mut self) {
         // The zeros behind the header end the list of devices if there are none.
-        self.buffer[..HEADER / 8 + 8].fill(0);
+        self.buffer[..SMALL].fill(0);
         self.put(0, VERSION);
         let size = (self.buffer.len() * 8) as u32;
         self.put(12, size);

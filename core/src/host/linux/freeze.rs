@@ -4,25 +4,29 @@
 //! A file system is never frozen by its path: between the lookup and the freeze another file system
 //! could be mounted there, or the host's own could become visible.
 
+use std::any::Any;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::os::unix::thread::JoinHandleExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::sys::mman::{MlockAllFlags, mlockall};
+use nix::sys::pthread::pthread_kill;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
 
 use super::files::{failed, open_existing, open_real_dir};
 use super::{growth, sys};
 use crate::error::HostError;
 use crate::fault;
-use crate::host::{Device, MountRoot, Result};
+use crate::host::{Device, DeviceHold, MountRoot, Result};
 use crate::model::FsType;
 
 /// Opens the root of a mount, and verifies on the descriptor that it is the one on `device`.
@@ -37,6 +41,7 @@ pub(super) fn open_mount_root(
     growth::prove_root("freeze", &root, device, mount_point, fs)?;
     Ok(MountRoot {
         device: device.clone(),
+        fs,
         keep: Box::new(OwnedFd::from(root)),
     })
 }
@@ -62,6 +67,11 @@ pub fn thaw(root: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
 pub fn stay_in_memory() {
     // With one arena per thread, all arenas would be locked in memory too.
     sys::use_one_arena();
+    // Otherwise memory for this process could have to wait for writes to a device that it has
+    // suspended itself. Threads inherit it.
+    if let Err(errno) = sys::become_io_flusher() {
+        tracing::debug!(%errno, "no permission to allocate memory independently of block devices");
+    }
     // Without this permission the guard still works in most cases.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE);
     // Each file system of each session needs a descriptor.
@@ -72,6 +82,22 @@ pub fn stay_in_memory() {
         .write(true)
         .open("/proc/self/oom_score_adj")
         .and_then(|mut file| file.write_all(b"-1000"));
+}
+
+/// The signal with which [`interrupt`] ends a system call that waits.
+const INTERRUPT: Signal = Signal::SIGUSR1;
+
+/// Lets threads of this process be interrupted, and does nothing else.
+pub fn allow_interrupts() -> std::result::Result<(), Errno> {
+    sys::interrupt_with(INTERRUPT)
+}
+
+/// Interrupts the system call in which a thread waits, if it can be interrupted: the call returns
+/// EINTR. If the thread is just about to wait, it is not interrupted; so this is repeated until the
+/// call has returned.
+pub fn interrupt<T>(thread: &JoinHandle<T>) {
+    // The thread exists as long as it can be joined.
+    let _ = pthread_kill(thread.as_pthread_t(), INTERRUPT);
 }
 
 /// A handle of a process that stays valid when its PID is reused.
@@ -185,13 +211,22 @@ pub fn start_guard(program: &Path, socket: &Path, state_dir: &Path) -> Result<St
 
 /// The descriptor within a [`MountRoot`] of the real host.
 pub fn root_fd(root: &MountRoot) -> Result<BorrowedFd<'_>> {
-    let keep = root.keep.downcast_ref::<OwnedFd>();
+    descriptor("freeze", &root.device, root.keep.as_ref())
+}
+
+/// The descriptor of the block device within a [`DeviceHold`] of the real host.
+pub fn device_fd(hold: &DeviceHold) -> Result<BorrowedFd<'_>> {
+    descriptor("suspend", &hold.device, hold.keep.as_ref())
+}
+
+fn descriptor<'a>(
+    action: &'static str,
+    device: &Device,
+    keep: &'a (dyn Any + Send + Sync),
+) -> Result<BorrowedFd<'a>> {
+    let keep = keep.downcast_ref::<OwnedFd>();
     keep.map(AsFd::as_fd).ok_or_else(|| {
-        HostError::unexpected(
-            "freeze",
-            &root.device.path,
-            "it belongs to a simulated machine",
-        )
+        HostError::unexpected(action, &device.path, "it belongs to a simulated machine")
     })
 }
 

@@ -106,10 +106,10 @@ impl Channel {
         send(self.0.as_raw_fd(), message, flags).map(drop)
     }
 
-    /// Like [`Channel::send`], with descriptors.
+    /// Like [`Channel::send`], with descriptors, and with a message of another length.
     pub fn send_with_fds(
         &self,
-        message: &[u8; MESSAGE],
+        message: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> std::result::Result<(), Errno> {
         let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
@@ -130,15 +130,17 @@ impl Channel {
         whole(recv(self.0.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT))
     }
 
-    /// Like [`Channel::receive`], with the descriptors that came along, at most `most`; this
-    /// blocks.
+    /// Receives a message of any length with the descriptors that came along, at most `most`, and
+    /// returns its length; this blocks. What does not fit into `message` is dropped.
     pub fn receive_with_fds(
         &self,
-        message: &mut [u8; MESSAGE],
+        message: &mut [u8],
         most: usize,
-    ) -> std::result::Result<Option<Vec<OwnedFd>>, Errno> {
-        let (length, fds) = sys::receive_with_fds(&self.0, message, most)?;
-        Ok(whole(Ok(length))?.map(|()| fds))
+    ) -> std::result::Result<Option<(usize, Vec<OwnedFd>)>, Errno> {
+        match sys::receive_with_fds(&self.0, message, most) {
+            Ok((0, _)) | Err(Errno::ECONNRESET) => Ok(None),
+            received => received.map(Some),
+        }
     }
 
     /// PID and UID of the other end: of the process that connected, or of the one that made the

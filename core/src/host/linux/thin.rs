@@ -135,7 +135,7 @@ fn devices_on(
 
 type Examined = (Info, String, Option<Vec<Target>>);
 
-/// What is known of a device; `None` if it was removed meanwhile.
+/// What is known of a device; `None` if it has been removed.
 fn examine(mapper: &mut DeviceMapper, number: u64) -> std::result::Result<Option<Examined>, Errno> {
     let device = Selector::Number(number);
     let Some(info) = mapper.info(device)? else {
@@ -177,8 +177,8 @@ pub(super) fn thin_devices(pool: &str) -> Result<BTreeMap<u32, u64>> {
     Ok(devices.collect())
 }
 
-/// Reads the metadata of an active pool from a snapshot of it, which the pool holds meanwhile. If the
-/// process is killed, the pool keeps the snapshot.
+/// Reads the metadata of an active pool from a snapshot of it, which the pool holds while it is read. If
+/// the process is killed, the pool keeps the snapshot.
 fn with_metadata<T>(
     pool: &str,
     read: impl FnOnce(&Metadata<'_>) -> thin_metadata::Result<T>,
@@ -218,7 +218,7 @@ pub(super) fn hold(uuid: &str) -> Result<Option<DeviceHold>> {
     open(uuid, open_verified)
 }
 
-/// Like [`hold`], and no file system and no other process can claim it meanwhile.
+/// Like [`hold`], and no file system and no other process can claim it while it is open.
 pub(super) fn claim(uuid: &str) -> Result<Option<DeviceHold>> {
     open(uuid, open_exclusive)
 }

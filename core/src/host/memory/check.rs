@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::content::Health;
 use super::machine::Machine;
-use super::thin::number_of;
+use super::mapped::number_of;
 use crate::error::HostCause;
 use crate::host::{Check, Checked, Device};
 use crate::model::FsType;

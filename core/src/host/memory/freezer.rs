@@ -1,10 +1,13 @@
 //! The simulated machine's own guard: it continues to run when the driver's process dies, and
 //! thaws.
 //!
+//! It suspends the mapped devices that the driver passes to it, after all file systems are frozen.
+//!
 //! Its steps are counted with the effects and fail by the same plan ("freeze_journal",
 //! "freeze_sync", "freeze", "thaw", "freeze_written"). Time does not pass here: a deadline passes
 //! when a test calls `pass_deadline`.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread::ThreadId;
@@ -12,7 +15,7 @@ use std::thread::ThreadId;
 use nix::errno::Errno;
 
 use super::machine::{Machine, Opened, Opener, Process};
-use super::thin::number_of;
+use super::mapped::number_of;
 use super::{Closes, Keep, MemoryHost};
 use crate::error::HostCause;
 use crate::host::freezer::{FreezeLimits, Journalled};
@@ -60,8 +63,12 @@ pub(super) struct Session {
 struct JournalledMember {
     volume_id: String,
     number: u32,
-    /// Key of the root directory that the guard holds open.
-    root: u64,
+    /// It has a file system.
+    has_root: bool,
+    /// Its device is suspended, too.
+    is_mapped: bool,
+    /// Keys of what the guard holds open: the root directory, the mapped device.
+    open: Vec<u64>,
 }
 
 impl Machine {
@@ -87,23 +94,25 @@ impl Machine {
         found.map(|(id, _)| *id).collect()
     }
 
-    /// Closes the root directories of a session.
+    /// Closes the root directories and devices of a session.
     fn let_go(&mut self, id: u64) {
         if let Some(session) = self.guard.sessions.get(&id) {
-            for member in &session.members {
-                self.openers.remove(&member.root);
+            for key in session.members.iter().flat_map(|member| &member.open) {
+                self.openers.remove(key);
             }
         }
     }
 
-    /// Thaws a member of a session; returns whether the session had it frozen.
-    fn thaw_member(&mut self, id: u64, number: u32) -> bool {
-        self.resume_of_session(number, id);
-        let ours = self.frozen.get(&number) == Some(&Froze::Session(id));
-        if ours {
+    /// Resumes and thaws a member of a session; returns whether the session had it suspended and
+    /// frozen.
+    fn thaw_member(&mut self, id: u64, member: &JournalledMember) -> bool {
+        let number = member.number;
+        let suspended = self.resume_of_session(number, id);
+        let frozen = self.frozen.get(&number) == Some(&Froze::Session(id));
+        if frozen {
             self.frozen.remove(&number);
         }
-        ours
+        (suspended || !member.is_mapped) && (frozen || !member.has_root)
     }
 
     /// Thaws all members of a session and removes it from the journal; returns the volumes that
@@ -114,35 +123,75 @@ impl Machine {
             return Vec::new();
         };
         let thawed = session.members.into_iter();
-        let thawed = thawed.filter(|member| self.thaw_member(id, member.number));
+        let thawed = thawed.filter(|member| self.thaw_member(id, member));
         thawed.map(|member| member.volume_id).collect()
     }
 
+    /// Verifies a member. Returns the number of its device, and what the guard must open.
+    fn admit(&self, member: &FreezeMember) -> std::result::Result<(u32, Vec<Opened>), HostCause> {
+        let device = member.device().ok_or(Errno::EINVAL)?;
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
+        if self.dev(number)?.backing.id() != member.image {
+            return Err(other_file_system());
+        }
+        let mut opened = Vec::new();
+        if let Some(root) = &member.root {
+            let fs = self.supers.get(&number).map(|found| found.fs);
+            if number_of(&root.device) != Some(number) || fs != Some(root.fs) {
+                return Err(other_file_system());
+            }
+            opened.push(self.opened(root.keep.as_ref())?);
+        }
+        if let Some(hold) = &member.mapped {
+            self.check_resumed(number)?;
+            opened.push(self.opened(hold.keep.as_ref())?);
+        }
+        Ok((number, opened))
+    }
+
+    /// What the driver holds open with a handle.
+    fn opened(&self, keep: &(dyn Any + Send + Sync)) -> std::result::Result<Opened, Errno> {
+        let opener = keep
+            .downcast_ref()
+            .and_then(|keep: &Keep| match keep.closes {
+                Closes::Opener(key) => self.openers.get(&key),
+                Closes::Pin(_) | Closes::Lock(..) => None,
+            });
+        Ok(opener.ok_or(Errno::EBADF)?.what.clone())
+    }
+
     /// syncfs of all members; returns the first error after all have been tried.
-    fn sync_session(&mut self, numbers: &[u32]) -> std::result::Result<(), Errno> {
+    fn sync_session(&mut self, members: &[JournalledMember]) -> std::result::Result<(), Errno> {
         let mut all = Ok(());
-        for number in numbers {
-            all = all.and(self.write_back(*number));
+        for member in members.iter().filter(|member| member.has_root) {
+            all = all.and(self.write_back(member.number));
         }
         all
     }
 
-    /// FIFREEZE of all members, or of none; mapped devices are then suspended as well. It also writes back, and does not report data for which
-    /// there is no space.
-    fn freeze_session(&mut self, id: u64, numbers: &[u32]) -> std::result::Result<(), Errno> {
-        if numbers
-            .iter()
-            .any(|number| self.frozen.contains_key(number))
-        {
+    /// FIFREEZE of all members with a file system, and then the suspend of all mapped devices; or
+    /// nothing. FIFREEZE also writes back, and does not report data for which there is no space.
+    fn freeze_session(
+        &mut self,
+        id: u64,
+        members: &[JournalledMember],
+    ) -> std::result::Result<(), Errno> {
+        let is_taken = |member: &JournalledMember| {
+            let number = member.number;
+            (member.has_root && self.frozen.contains_key(&number)) || self.is_suspended(number)
+        };
+        if members.iter().any(is_taken) {
             return Err(Errno::EBUSY);
         }
-        for number in numbers {
-            let unwritten = self.write_back(*number).err();
-            self.frozen.insert(*number, Froze::Session(id));
-            self.suspend(*number, Some(id));
+        for member in members.iter().filter(|member| member.has_root) {
+            let unwritten = self.write_back(member.number).err();
+            self.frozen.insert(member.number, Froze::Session(id));
             if let Some(session) = self.guard.sessions.get_mut(&id) {
                 session.unwritten = session.unwritten.or(unwritten);
             }
+        }
+        for member in members.iter().filter(|member| member.is_mapped) {
+            self.suspend(member.number, Some(id));
         }
         if let Some(session) = self.guard.sessions.get_mut(&id) {
             session.thread = Some(std::thread::current().id());
@@ -170,7 +219,7 @@ impl Machine {
         let ids = self.sessions_that(mine);
         let frozen = self.frozen.values();
         let open = frozen.filter(|froze| matches!(froze, Froze::Session(id) if ids.contains(id)));
-        if open.count() > 0 {
+        if open.count() > 0 || self.is_any_suspended_by(&ids) {
             self.violation(format!("{} between freeze and thaw", effect.name()));
         }
     }
@@ -196,36 +245,19 @@ impl Freezer for MemoryHost {
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
         let now = self.now();
         let act = |machine: &mut Machine| {
-            let mut known = Vec::new();
-            for member in &members {
-                let number = number_of(&member.root.device).ok_or(Errno::ENOTBLK)?;
-                let keep: Option<&Keep> = member.root.keep.downcast_ref();
-                let opener = keep.and_then(|keep| match keep.closes {
-                    Closes::Opener(key) => machine.openers.get(&key),
-                    Closes::Pin(_) | Closes::Lock(..) => None,
-                });
-                let what = opener.ok_or(Errno::EBADF)?.what.clone();
-                let image = machine.dev(number)?.backing.id();
-                let fs = machine.supers.get(&number).map(|found| found.fs);
-                if fs != Some(member.fs) || image != member.image {
-                    return Err(other_file_system());
-                }
-                known.push((member.volume_id.clone(), number, what));
-            }
+            let known = members.iter().map(|member| machine.admit(member));
+            let known = known.collect::<std::result::Result<Vec<_>, HostCause>>()?;
             let mut held = Vec::new();
-            for (volume_id, number, what) in known {
-                let root = machine.fresh();
-                machine.openers.insert(
-                    root,
-                    Opener {
-                        process: None,
-                        what,
-                    },
-                );
+            for (member, (number, opened)) in members.iter().zip(known) {
                 held.push(JournalledMember {
-                    volume_id,
+                    volume_id: member.volume_id.clone(),
                     number,
-                    root,
+                    has_root: member.root.is_some(),
+                    is_mapped: member.mapped.is_some(),
+                    open: opened
+                        .into_iter()
+                        .map(|what| machine.open(None, what))
+                        .collect(),
                 });
             }
             let id = machine.fresh();
@@ -243,12 +275,10 @@ impl Freezer for MemoryHost {
         // The caller never received a session that was refused, so the guard ends it.
         let ended = |machine: &mut Machine, id: &u64| drop(machine.close_session(*id));
         let session = self.counted("freeze_journal", Path::new(GUARD), |_| {}, act, ended)?;
-        let _roots = members.into_iter().map(|member| member.root).collect();
-        let host = self.clone();
         Ok(Box::new(MemoryFreeze {
-            host,
+            host: self.clone(),
             session,
-            _roots,
+            _members: members,
         }))
     }
 
@@ -262,13 +292,16 @@ impl Freezer for MemoryHost {
             thawed.extend(self.step("thaw", |machine| Ok(machine.close_session(session)))?);
         }
         self.with("examine", Path::new(GUARD), |machine| {
-            let sessions = &machine.guard.sessions;
+            let known: Vec<u64> = machine.guard.sessions.keys().copied().collect();
             let lost = |froze: &Froze| match froze {
-                Froze::Session(id) => !sessions.contains_key(id),
+                Froze::Session(id) => !known.contains(id),
                 Froze::Foreign => false,
             };
             if machine.frozen.values().any(lost) {
                 machine.violation("frozen by us and in no journal".into());
+            }
+            if machine.is_any_suspended_by_others(&known) {
+                machine.violation("suspended by us and in no journal".into());
             }
             Ok(())
         })?;
@@ -285,6 +318,10 @@ impl Freezer for MemoryHost {
                     since: session.since,
                     until: session.until,
                     held: machine.is_alive(session.owner),
+                    mapped: match member.is_mapped {
+                        true => machine.uuid_of(member.number),
+                        false => None,
+                    },
                 })
             });
             Ok(all.collect())
@@ -296,37 +333,37 @@ impl Freezer for MemoryHost {
 struct MemoryFreeze {
     host: MemoryHost,
     session: u64,
-    _roots: Vec<MountRoot>,
+    _members: Vec<FreezeMember>,
 }
 
 impl MemoryFreeze {
-    /// The loop devices of the session; an error once the guard has ended it.
-    fn numbers(&self, machine: &Machine) -> std::result::Result<Vec<u32>, HostCause> {
+    /// The members of the session; an error once the guard has ended it.
+    fn members(&self, machine: &Machine) -> std::result::Result<Vec<JournalledMember>, HostCause> {
         let session = machine.guard.sessions.get(&self.session);
         let session =
             session.ok_or_else(|| HostCause::Unexpected("the guard has ended it".into()))?;
-        Ok(session.members.iter().map(|member| member.number).collect())
+        Ok(session.members.clone())
     }
 }
 
 impl Freeze for MemoryFreeze {
     fn sync(&self) -> Result<()> {
         self.host.step("freeze_sync", |machine| {
-            let numbers = self.numbers(machine)?;
-            Ok(machine.sync_session(&numbers)?)
+            let members = self.members(machine)?;
+            Ok(machine.sync_session(&members)?)
         })
     }
 
     fn freeze(&self) -> Result<()> {
         let frozen = self.host.step("freeze", |machine| {
-            let numbers = self.numbers(machine)?;
-            Ok(machine.freeze_session(self.session, &numbers)?)
+            let members = self.members(machine)?;
+            Ok(machine.freeze_session(self.session, &members)?)
         });
         if frozen.is_err() {
             let mut machine = self.host.lock();
             if machine.is_alive(self.host.process) {
-                for number in self.numbers(&machine).unwrap_or_default() {
-                    machine.thaw_member(self.session, number);
+                for member in self.members(&machine).unwrap_or_default() {
+                    machine.thaw_member(self.session, &member);
                 }
             }
         }
@@ -336,11 +373,11 @@ impl Freeze for MemoryFreeze {
     fn thaw(&self, member: usize) -> Result<bool> {
         self.host.step("thaw", |machine| {
             // A session that the guard has ended is already thawed.
-            let Ok(numbers) = self.numbers(machine) else {
+            let Ok(members) = self.members(machine) else {
                 return Ok(false);
             };
-            let number = *numbers.get(member).ok_or(Errno::EINVAL)?;
-            Ok(machine.thaw_member(self.session, number))
+            let member = members.get(member).ok_or(Errno::EINVAL)?;
+            Ok(machine.thaw_member(self.session, member))
         })
     }
 
@@ -400,6 +437,7 @@ impl MemoryHost {
         })?;
         Ok(MountRoot {
             device: device.clone(),
+            fs,
             keep: Box::new(self.keep(Closes::Opener(key))),
         })
     }

@@ -11,7 +11,7 @@ use super::content::Health;
 use super::disk::{Data, ROOT};
 use super::machine::Machine;
 use super::perform::Acted;
-use super::{Closes, EPOCH, MemoryHost, POOLS, perform, thin};
+use super::{Closes, EPOCH, MemoryHost, POOLS, mapped, perform};
 use crate::host::{
     BackingFs, Device, DeviceHold, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host,
     LoopHold,
@@ -262,35 +262,35 @@ impl Host for MemoryHost {
 
     fn read_blocks(&self, device: &Device, offset: u64, length: usize) -> Result<Vec<u8>> {
         self.look("read", &device.path, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.read_blocks(number, offset as usize, length)?)
         })
     }
 
     fn is_claimed(&self, device: &Device) -> Result<bool> {
         self.look("open", &device.path, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.is_claimed(number))
         })
     }
 
     fn device_bytes(&self, device: &Device) -> Result<u64> {
         self.look("open", &device.path, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.loops.get(&number).map_or(0, |dev| dev.bytes))
         })
     }
 
     fn signature(&self, device: &Device) -> Result<Signature> {
         self.look("probe", &device.path, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             Ok(machine.content(number)?.signature())
         })
     }
 
     fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
         self.look("read", &device.path, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             let content = machine.content(number)?.fs();
             let health = content.map(|content| content.health).unwrap_or_default();
             Ok(fs == FsType::Ext4 && health != Health::Sound)
@@ -299,7 +299,7 @@ impl Host for MemoryHost {
 
     fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         self.look("statfs", mount_point, |machine| {
-            let number = thin::number_of(device).ok_or(Errno::ENOTBLK)?;
+            let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             let bytes = machine.dev(number)?.bytes;
             let content = machine
                 .content(number)?

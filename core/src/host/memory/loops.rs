@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use super::content::{Content, ContentKind};
 use super::disk::Ino;
 use super::machine::{Machine, Opened, Opener, Process};
+use super::mapped::Mapping;
 use super::mounts::Shown;
-use super::thin::Mapping;
 use crate::error::{HostCause, HostError};
 use crate::host::{Device, FileId, LoopDevice, LoopSpec, LoopStatus};
 use crate::model::FsType;
@@ -145,7 +145,7 @@ impl Machine {
         self.supers.contains_key(&number) || self.openers.values().any(claims)
     }
 
-    fn open(&mut self, process: Option<Process>, what: Opened) -> u64 {
+    pub(super) fn open(&mut self, process: Option<Process>, what: Opened) -> u64 {
         let key = self.fresh();
         self.openers.insert(key, Opener { process, what });
         key

@@ -6,8 +6,8 @@ use nix::errno::Errno;
 
 use super::content::Health;
 use super::machine::{Machine, Opened};
+use super::mapped::number_of;
 use super::targets::callers_device;
-use super::thin::number_of;
 use crate::error::HostCause;
 use crate::host::{Device, FileKind, Mount, MountSpec};
 use crate::model::{FsType, mount_option};

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::content::{Content, ContentKind};
 use super::disk::{Disk, Ino};
 use super::machine::{Machine, Process};
-use super::thin::number_of;
+use super::mapped::number_of;
 use crate::error::HostCause;
 use crate::host::{Checked, Device, Effect, mapped_path};
 use crate::model::FsType;

@@ -4,30 +4,19 @@
 //! those of image files. A mapped device is a block device like a loop device, and differs in how it
 //! is attached. A thin pool has its own space, as large as the pool's disk unless a test changes it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::disk::{BLOCK, Ino};
-use super::freezer::Froze;
-use super::loops::{Backing, LoopDev};
 use super::machine::Machine;
-use super::mounts::Shown;
+use super::mapped::MAPPER_MAJOR;
 use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
 use crate::host::mapper::{MAX_THIN_ID, Usage};
-use crate::host::{
-    Device, Effect, FileId, MappedDevice, ThinMessage, ThinPoolStatus, ThinTable, mapped_path,
-};
+use crate::host::{Effect, ThinMessage, ThinPoolStatus};
 
-/// The major number of mapped devices. The kernel chooses it when it starts.
-const MAPPER_MAJOR: u64 = 253;
-/// Block devices are found by number: loop devices by their minor number, mapped devices by their
-/// minor number plus this. A minor number has 20 bits.
-const MAPPED: u32 = 1 << 20;
-/// The minor number of the first mapped device. Smaller ones are thin pools.
-const FIRST_MINOR: u32 = 64;
 /// Metadata that one thin device takes, and that each block of a map takes.
 const METADATA_PER_DEVICE: u64 = BLOCK;
 const METADATA_PER_BLOCK: u64 = 16;
@@ -42,55 +31,18 @@ const NOT_SUSPENDED: &str = "it was created from an active thin device that was 
 /// A thin pool, which an administrator has created with LVM.
 #[derive(Clone, Debug)]
 pub(super) struct ThinPool {
-    transaction_id: u64,
-    minor: u32,
+    pub(super) transaction_id: u64,
+    pub(super) minor: u32,
     /// The directory with the records of the pool, which is on the same disk.
     folder: Option<Ino>,
-    devices: BTreeMap<u32, Ino>,
+    pub(super) devices: BTreeMap<u32, Ino>,
     pub(super) data_bytes: u64,
     pub(super) metadata_bytes: u64,
     /// What a test has changed of the state that an administrator creates.
     pub(super) setup: PoolSetup,
 }
 
-/// What a mapped device has beyond a loop device.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Mapping {
-    uuid: String,
-    table: Option<ThinTable>,
-    /// The table that the next resume switches to, and whether it is read-only.
-    loaded: Option<(ThinTable, bool)>,
-    pub(super) is_suspended: bool,
-    /// The session of the guard that has suspended it.
-    session: Option<u64>,
-}
-
-/// The number of a block device; `None` if it is neither a loop device nor a mapped device.
-pub(super) fn number_of(device: &Device) -> Option<u32> {
-    let minor = nix::sys::stat::minor(device.rdev) as u32;
-    match nix::sys::stat::major(device.rdev) {
-        crate::host::LOOP_MAJOR => Some(minor),
-        MAPPER_MAJOR => Some(MAPPED + minor),
-        _ => None,
-    }
-}
-
 impl Machine {
-    /// The block device with a number.
-    pub(super) fn device(&self, number: u32) -> Device {
-        let mapping = self.loops.get(&number).and_then(|dev| dev.mapped.as_ref());
-        match number.checked_sub(MAPPED) {
-            None => Device::of_loop(number),
-            Some(minor) => Device {
-                path: match mapping {
-                    Some(mapping) => mapped_path(&mapping.uuid),
-                    None => format!("/dev/dm-{minor}").into(),
-                },
-                rdev: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(minor)),
-            },
-        }
-    }
-
     /// A thin pool. Each name is that of a pool that an administrator has just created.
     pub(super) fn thin_pool(&mut self, name: &str) -> &mut ThinPool {
         let data_bytes = self.disk.capacity;
@@ -288,170 +240,5 @@ impl Machine {
         data.flaw = origin.flaw.or((!waits).then_some(NOT_SUSPENDED));
         self.disk.changed(ino, 0)?;
         Ok(ino)
-    }
-
-    /// The number of the mapped device with a UUID.
-    pub(super) fn mapped(&self, uuid: &str) -> Option<u32> {
-        let is_it = |dev: &LoopDev| dev.mapped.as_ref().is_some_and(|it| it.uuid == uuid);
-        let mut all = self.loops.iter();
-        all.find(|(_, dev)| is_it(dev)).map(|(number, _)| *number)
-    }
-
-    /// The content of /sys/dev/block/MAJOR:MINOR/dm/uuid.
-    pub(super) fn mapped_uuid(&self, path: &Path) -> Option<Vec<u8>> {
-        let is_it = |number: &u32| {
-            let rdev = self.device(*number).rdev;
-            let (major, minor) = (nix::sys::stat::major(rdev), nix::sys::stat::minor(rdev));
-            path == Path::new(&format!("/sys/dev/block/{major}:{minor}/dm/uuid"))
-        };
-        let number = self.loops.keys().copied().find(is_it)?;
-        let mapping = self.loops.get(&number)?.mapped.as_ref()?;
-        Some(format!("{}\n", mapping.uuid).into_bytes())
-    }
-
-    /// The thin device that is reached by the path of a mapped device. Tests reach each thin device,
-    /// also one that is not active, by the path /thin/POOL/ID.
-    pub(super) fn thin_at(&self, path: &Path) -> Option<Ino> {
-        if let Ok(below) = path.strip_prefix("/thin") {
-            let (pool, id) = below.to_str()?.split_once('/')?;
-            return self
-                .thin_pools
-                .get(pool)?
-                .devices
-                .get(&id.parse().ok()?)
-                .copied();
-        }
-        let uuid = path.strip_prefix("/dev/mapper").ok()?.to_str()?;
-        let number = self.mapped(uuid)?;
-        self.loops.get(&number)?.backing.image()
-    }
-
-    fn create_mapped(&mut self, uuid: &str) -> Result<(), Errno> {
-        if self.mapped(uuid).is_some() {
-            return Err(Errno::EBUSY);
-        }
-        let is_shown = |n: u32| self.mounts.iter().any(|on| on.shown == Shown::Node(n));
-        let is_free = |n: &u32| !self.loops.contains_key(n) && !is_shown(*n);
-        let number = (MAPPED + FIRST_MINOR..).find(is_free);
-        let mapping = Mapping {
-            uuid: uuid.into(),
-            ..Mapping::default()
-        };
-        let device = LoopDev {
-            mapped: Some(mapping),
-            ..LoopDev::new(Backing::None, &mapped_path(uuid), 0)
-        };
-        self.loops.insert(number.ok_or(Errno::EBUSY)?, device);
-        Ok(())
-    }
-
-    fn load_table(&mut self, uuid: &str, table: &ThinTable, ro: bool) -> Result<(), HostCause> {
-        let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
-        self.check_thin_pool(&table.pool)?;
-        let ino = self.thin_pool(&table.pool).devices.get(&table.id).copied();
-        let ino = ino.ok_or(Errno::ENODATA)?;
-        if self.loops_on(ino).iter().any(|other| *other != number) {
-            self.violation(format!("{uuid} maps a thin device that is mapped already"));
-        }
-        let mapping = self.dev_mut(number)?.mapped.as_mut();
-        mapping.ok_or(Errno::ENXIO)?.loaded = Some((table.clone(), ro));
-        Ok(())
-    }
-
-    pub(super) fn suspend(&mut self, number: u32, session: Option<u64>) {
-        let mapping = self
-            .loops
-            .get_mut(&number)
-            .and_then(|it| it.mapped.as_mut());
-        if let Some(mapping) = mapping.filter(|mapping| !mapping.is_suspended) {
-            (mapping.is_suspended, mapping.session) = (true, session);
-        }
-    }
-
-    /// Resumes a device that a session of the guard has suspended.
-    pub(super) fn resume_of_session(&mut self, number: u32, session: u64) {
-        let mapping = self
-            .loops
-            .get_mut(&number)
-            .and_then(|it| it.mapped.as_mut());
-        if let Some(mapping) = mapping.filter(|it| it.session == Some(session)) {
-            (mapping.is_suspended, mapping.session) = (false, None);
-        }
-    }
-
-    fn resume_mapped(&mut self, uuid: &str) -> Result<(), HostCause> {
-        let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
-        if matches!(self.frozen.get(&number), Some(Froze::Session(_))) {
-            self.violation(format!("{uuid} is resumed while the guard holds it"));
-        }
-        let mapping = self.dev_mut(number)?.mapped.as_mut();
-        let mapping = mapping.ok_or(Errno::ENXIO)?;
-        (mapping.is_suspended, mapping.session) = (false, None);
-        let Some((table, read_only)) = mapping.loaded.take() else {
-            return Ok(());
-        };
-        mapping.table = Some(table.clone());
-        let pool = self.thin_pool(&table.pool);
-        let ino = *pool.devices.get(&table.id).ok_or(Errno::ENODATA)?;
-        let id = thin_file_id(pool.minor, table.id);
-        self.data_mut(ino)?.size = table.bytes;
-        let dev = self.dev_mut(number)?;
-        dev.backing = Backing::Thin(ino, id);
-        (dev.bytes, dev.read_only) = (table.bytes, read_only);
-        // The kernel computes the limits of a device from each table anew.
-        dev.no_discard = false;
-        Ok(())
-    }
-
-    fn remove_mapped(&mut self, uuid: &str) {
-        let Some(number) = self.mapped(uuid) else {
-            return;
-        };
-        let is_open = self.openers_of(number) > 0;
-        if let Some(dev) = self.loops.get_mut(&number).filter(|_| is_open) {
-            dev.autoclear = true;
-            return;
-        }
-        self.sync_loop(number);
-        self.loops.remove(&number);
-    }
-
-    pub(super) fn mapped_devices(&self, pool: &str, prefix: &str) -> Vec<MappedDevice> {
-        let all = self.loops.iter().filter_map(|(number, dev)| {
-            let mapping = dev.mapped.as_ref()?;
-            let wanted = match &mapping.table {
-                Some(table) => table.pool == pool,
-                None => mapping.uuid.starts_with(prefix),
-            };
-            wanted.then(|| MappedDevice {
-                device: self.device(*number),
-                uuid: mapping.uuid.clone(),
-                table: mapping.table.clone(),
-                read_only: dev.read_only,
-                suspended: mapping.is_suspended,
-                deferred_remove: dev.autoclear,
-            })
-        });
-        all.collect()
-    }
-
-    /// Whether writers of a device wait, because it is suspended.
-    pub(super) fn is_suspended(&self, number: u32) -> bool {
-        let mapping = self.loops.get(&number).and_then(|dev| dev.mapped.as_ref());
-        mapping.is_some_and(|mapping| mapping.is_suspended)
-    }
-
-    /// The files of image files that are attached to loop devices.
-    pub(super) fn looped_inodes(&self) -> BTreeSet<Ino> {
-        let loops = self.loops.values().filter(|dev| dev.mapped.is_none());
-        loops.filter_map(|dev| dev.backing.image()).collect()
-    }
-}
-
-/// The identity of a thin device: the device number of its pool, and its ID.
-fn thin_file_id(pool_minor: u32, id: u32) -> FileId {
-    FileId {
-        device: nix::sys::stat::makedev(MAPPER_MAJOR, u64::from(pool_minor)),
-        inode: u64::from(id),
     }
 }

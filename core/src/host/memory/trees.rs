@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::content::ContentKind;
 use super::disk::{Ino, ROOT};
 use super::machine::{Machine, Opened};
-use super::thin::number_of;
+use super::mapped::number_of;
 use super::{OWN_MOUNTS, machine::Process};
 use crate::error::HostCause;
 use crate::host::{Device, FileKind};

@@ -91,7 +91,7 @@ pub fn problem(
     None
 }
 
-/// Whether nobody has ever used a pool: only then may it be taken. Otherwise says what was found.
+/// Whether a pool has never been used: only then may it be taken. Otherwise says what was found.
 pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<Option<String>> {
     let doing = || format!("examine the thin pool {mapped}");
     if status.holds_metadata {
@@ -124,7 +124,7 @@ pub fn foreign_id(pool: &PoolDefinition, name: &ThinPoolName, found: u64, known:
             "this machine had the pool in {name}, but its transaction ID is {found} instead of {TRANSACTION_ID}; if lvconvert --repair has replaced its metadata, check that `slackwater volumes` is right afterwards and run: {way_back}"
         ),
         false => format!(
-            "another program uses {name}: its transaction ID is {found}, but 0 in a pool that nobody has used, and {TRANSACTION_ID} in one of Slackwater; give another pool (if it was one of Slackwater before a repair: {way_back})"
+            "another program uses {name}: its transaction ID is {found}, but 0 in a pool that was never used, and {TRANSACTION_ID} in one of Slackwater; give another pool (if it was one of Slackwater before a repair: {way_back})"
         ),
     };
     // Both can change while the driver runs.

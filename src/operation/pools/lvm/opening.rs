@@ -32,7 +32,7 @@ const OPTIONS: [&str; 5] = ["nosuid", "nodev", "noexec", "noatime", "nodiscard"]
 pub struct Claim {
     /// The machine that opens the pool, which becomes the home of a new one.
     pub home: HomeId,
-    /// A pool that nobody has used may be taken.
+    /// A pool that was never used may be taken.
     pub init: bool,
     /// The node record has a pool there.
     pub is_known: bool,
@@ -68,7 +68,7 @@ pub fn open(
         return Ok(None);
     }
     if status.holds_metadata {
-        // A process that has read the metadata was killed meanwhile.
+        // A process that has read the metadata was killed before it released the snapshot.
         opening.send(ThinMessage::ReleaseMetadata, "release the metadata")?;
     }
     if !opening.make_header_device()? {
@@ -144,7 +144,7 @@ impl Opening<'_> {
         }
         if let Some(found) = unused()? {
             return Err(self.refuse(format!(
-                "{} is in use: {found}; give a thin pool that nobody has used: lvcreate --type thin-pool --size SIZE --name NAME {}",
+                "{} is in use: {found}; give a thin pool that was never used: lvcreate --type thin-pool --size SIZE --name NAME {}",
                 self.name,
                 self.name.group()
             )));

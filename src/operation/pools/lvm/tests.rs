@@ -140,7 +140,8 @@ fn a_creation_that_failed_is_completed_by_the_same_driver() {
 
 #[test]
 fn a_pool_that_is_used_by_another_program_is_refused_and_not_changed() {
-    let used: [(&str, &dyn Fn(&MemoryHost)); 5] = [
+    type Change<'a> = &'a dyn Fn(&MemoryHost);
+    let used: [(&str, Change<'_>); 5] = [
         ("containerd: the thin device 7", &|host| {
             send(host, ThinMessage::CreateThin { id: 1 });
             send(host, ThinMessage::CreateThin { id: 7 });
@@ -404,7 +405,7 @@ fn a_process_waits_for_another_one_that_opens_the_pool() {
 }
 
 #[test]
-fn a_pool_is_released_only_while_nobody_uses_it() {
+fn a_pool_is_released_only_while_no_process_uses_it() {
     let host = MemoryHost::new();
     let driver = start(&host);
     let admin_process = host.another_process();

@@ -196,10 +196,11 @@ fn a_volume_that_is_frozen_is_left_alone() {
         volume_id: frozen.to_string(),
         namespace: None,
         image: copier.image(),
-        fs: FsType::Xfs,
-        root: host
-            .open_mount_root(Path::new(&path), &device, FsType::Xfs)
-            .unwrap(),
+        root: Some(
+            host.open_mount_root(Path::new(&path), &device, FsType::Xfs)
+                .unwrap(),
+        ),
+        mapped: None,
     };
     let limits = FreezeLimits {
         sync: DAY,

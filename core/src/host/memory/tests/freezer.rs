@@ -17,8 +17,8 @@ fn member(host: &MemoryHost) -> FreezeMember {
         volume_id: "v".into(),
         namespace: None,
         image: image_id(host),
-        fs: FsType::Xfs,
-        root: root.unwrap(),
+        root: Some(root.unwrap()),
+        mapped: None,
     }
 }
 
