@@ -10,9 +10,8 @@
 mod tree;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use self::tree::{Cursor, Next, Tree};
+use self::tree::{Cursor, Tree};
 use crate::crc32c::crc32c;
 
 /// The size of a block of metadata in bytes.
@@ -69,6 +68,23 @@ pub struct ThinDevice {
     pub created: u32,
     /// The time when it was the origin of a snapshot for the last time.
     pub snapshotted: u32,
+}
+
+/// Blocks of a thin device that follow each other, also in the data of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedRange {
+    /// The first block of the thin device.
+    pub block: u64,
+    /// The block of data in which it is.
+    pub data: u64,
+    /// The number of blocks.
+    pub count: u64,
+}
+
+impl MappedRange {
+    fn continues_at(&self, block: u64, data: u64) -> bool {
+        (block, data) == (self.block + self.count, self.data + self.count)
+    }
 }
 
 /// The metadata of a pool.
@@ -150,134 +166,27 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The ranges of blocks that a thin device has, in increasing order, from this block on. `each`
-    /// returns whether it wants more. `None` if there is no such device.
-    pub fn allocated(
-        &self,
-        id: u32,
-        from: u64,
-        each: impl FnMut(Range<u64>) -> bool,
-    ) -> Result<Option<()>> {
+    /// The ranges of blocks that a thin device has, in increasing order, from this block on, and at
+    /// most `limit` of them. `None` if there is no such device.
+    pub fn mapped(&self, id: u32, from: u64, limit: usize) -> Result<Option<Vec<MappedRange>>> {
         let Some(mut blocks) = self.blocks(id)? else {
             return Ok(None);
         };
         blocks.seek(from)?;
-        let mut ranges = Ranges::new(each);
-        while let Some((block, _)) = blocks.next_entry()? {
-            if !ranges.add(block) {
-                return Ok(Some(()));
+        let mut found: Vec<MappedRange> = Vec::new();
+        while let Some((block, value)) = blocks.next_entry()? {
+            let data = u64_at(&value, 0) >> TIME_BITS;
+            if let Some(last) = found.last_mut().filter(|it| it.continues_at(block, data)) {
+                last.count += 1;
+                continue;
             }
+            if found.len() == limit {
+                break;
+            }
+            let count = 1;
+            found.push(MappedRange { block, data, count });
         }
-        ranges.finish();
-        Ok(Some(()))
-    }
-
-    /// The ranges of blocks that two thin devices do not share, in increasing order, from this block
-    /// on. `each` returns whether it wants more. `None` if one of the devices does not exist.
-    ///
-    /// Parts of the trees that both devices share are not read.
-    pub fn differences(
-        &self,
-        [one, other]: [u32; 2],
-        from: u64,
-        each: impl FnMut(Range<u64>) -> bool,
-    ) -> Result<Option<()>> {
-        let (Some(mut one), Some(mut other)) = (self.blocks(one)?, self.blocks(other)?) else {
-            return Ok(None);
-        };
-        one.seek(from)?;
-        other.seek(from)?;
-        let mut ranges = Ranges::new(each);
-        while let Some(block) = next_difference(&mut one, &mut other)? {
-            if !ranges.add(block) {
-                return Ok(Some(()));
-            }
-        }
-        ranges.finish();
-        Ok(Some(()))
-    }
-}
-
-/// The next block that two thin devices do not share.
-fn next_difference(one: &mut Cursor<'_>, other: &mut Cursor<'_>) -> Result<Option<u64>> {
-    loop {
-        let (first, second) = (one.peek(), other.peek());
-        match (first, second) {
-            (None, None) => return Ok(None),
-            (Some(Next::Node(a)), Some(Next::Node(b))) if a.block == b.block => {
-                one.skip();
-                other.skip();
-            }
-            // The higher node may contain the other one. At the same height, the one that begins
-            // first has blocks that come before those of the other one.
-            (Some(Next::Node(a)), Some(Next::Node(b))) => {
-                let order = (b.height, a.first).cmp(&(a.height, b.first));
-                if order.is_le() {
-                    one.descend()?;
-                }
-                if order.is_ge() {
-                    other.descend()?;
-                }
-            }
-            (Some(Next::Node(node)), Some(Next::Entry(entry))) if entry.key < node.first => {
-                other.skip();
-                return Ok(Some(entry.key));
-            }
-            (Some(Next::Entry(entry)), Some(Next::Node(node))) if entry.key < node.first => {
-                one.skip();
-                return Ok(Some(entry.key));
-            }
-            (Some(Next::Node(_)), _) => one.descend()?,
-            (_, Some(Next::Node(_))) => other.descend()?,
-            (Some(Next::Entry(a)), Some(Next::Entry(b))) if a.key == b.key => {
-                one.skip();
-                other.skip();
-                if a.value >> TIME_BITS != b.value >> TIME_BITS {
-                    return Ok(Some(a.key));
-                }
-            }
-            (Some(Next::Entry(a)), second) if second.is_none_or(|next| a.key < next.first()) => {
-                one.skip();
-                return Ok(Some(a.key));
-            }
-            (_, Some(Next::Entry(b))) => {
-                other.skip();
-                return Ok(Some(b.key));
-            }
-            (Some(Next::Entry(_)), None) => return Ok(None),
-        }
-    }
-}
-
-/// Joins blocks to ranges.
-struct Ranges<F> {
-    open: Option<Range<u64>>,
-    each: F,
-}
-
-impl<F: FnMut(Range<u64>) -> bool> Ranges<F> {
-    fn new(each: F) -> Ranges<F> {
-        Ranges { open: None, each }
-    }
-
-    /// Adds a block behind all others. Returns whether more are wanted.
-    fn add(&mut self, block: u64) -> bool {
-        match &mut self.open {
-            Some(open) if open.end == block => {
-                open.end += 1;
-                true
-            }
-            open => match open.replace(block..block + 1) {
-                Some(range) => (self.each)(range),
-                None => true,
-            },
-        }
-    }
-
-    fn finish(mut self) {
-        if let Some(range) = self.open.take() {
-            (self.each)(range);
-        }
+        Ok(Some(found))
     }
 }
 

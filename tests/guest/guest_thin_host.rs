@@ -6,6 +6,7 @@
     reason = "a test panics where an expectation fails, and writes files"
 )]
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -216,5 +217,57 @@ fn a_device_is_found_by_its_uuid_and_keeps_its_number_while_it_is_open() {
         let claimed = host.claim_mapped(ONE).unwrap().unwrap();
         assert_eq!(errno(host.claim_mapped(ONE)), Some(Errno::EBUSY));
         assert_eq!(claimed.device.path, path);
+    });
+}
+
+/// The extents of a snapshot that were written before it, and those in which it differs from its
+/// origin, are those that the metadata of the pool names.
+#[test]
+fn the_extents_of_thin_devices_are_read_from_the_metadata() {
+    let test = "guest_thin_host::the_extents_of_thin_devices_are_read_from_the_metadata";
+    in_guest(test, &DISKS, || {
+        const BLOCK: u64 = 64 << 10;
+        let host = create_pool();
+        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+        let path = activate(&host, ONE, 1, 32 * MIB);
+        for block in [0, 1, 2, 100, 300, 511] {
+            write(&path, block * BLOCK, 1);
+        }
+        host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
+        send(&host, ThinMessage::CreateSnap { id: 2, origin: 1 }).unwrap();
+        host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
+        for block in [1, 7, 511] {
+            write(&path, block * BLOCK, 2);
+        }
+        let copy = activate(&host, TWO, 2, 32 * MIB);
+
+        let map = |path: &PathBuf, from| {
+            let extents = host.extents(path, from, 100).unwrap();
+            let blocks = extents.into_iter().flat_map(|it| {
+                (0..it.length / BLOCK)
+                    .map(move |i| (it.logical / BLOCK + i, it.physical / BLOCK + i))
+            });
+            blocks.collect::<BTreeMap<u64, u64>>()
+        };
+        let (live, old) = (map(&path, 0), map(&copy, 0));
+        assert_eq!(
+            Vec::from_iter(old.keys().copied()),
+            [0, 1, 2, 100, 300, 511]
+        );
+        assert_eq!(
+            Vec::from_iter(live.keys().copied()),
+            [0, 1, 2, 7, 100, 300, 511]
+        );
+        let differs = live
+            .iter()
+            .filter(|(block, data)| old.get(block) != Some(data));
+        assert_eq!(
+            Vec::from_iter(differs.map(|(block, _)| *block)),
+            [1, 7, 511]
+        );
+        let rest = map(&copy, 100 * BLOCK + 5);
+        assert_eq!(Vec::from_iter(rest.into_keys()), [100, 300, 511]);
+        assert_eq!(host.extents(&copy, 0, 2).unwrap().len(), 2);
+        assert!(!host.thin_pool(POOL).unwrap().unwrap().holds_metadata);
     });
 }

@@ -6,7 +6,7 @@
     reason = "a test panics where an expectation fails"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
@@ -123,27 +123,22 @@ fn reader(blocks: &[Vec<u8>]) -> impl Fn(u64) -> std::result::Result<Vec<u8>, St
     }
 }
 
-fn expand(ranges: &[Range<u64>]) -> Vec<u64> {
-    ranges.iter().cloned().flatten().collect()
+fn expand(ranges: &[MappedRange]) -> Mapping {
+    let each = |range: &MappedRange| {
+        let (block, data) = (range.block, range.data);
+        (0..range.count).map(move |i| (block + i, data + i))
+    };
+    ranges.iter().flat_map(each).collect()
 }
 
-type Content = (BTreeMap<u32, ThinDevice>, [Vec<Range<u64>>; 2]);
+type Content = (BTreeMap<u32, ThinDevice>, [Option<Vec<MappedRange>>; 2]);
 
 /// All that can be read of the two devices.
 fn read_all(blocks: &[Vec<u8>]) -> Result<Content> {
     let read = reader(blocks);
     let pool = Metadata::open(&read)?;
-    let devices = pool.devices()?;
-    let (mut allocated, mut changed) = (Vec::new(), Vec::new());
-    pool.allocated(2, 0, |range| {
-        allocated.push(range);
-        true
-    })?;
-    pool.differences([1, 2], 0, |range| {
-        changed.push(range);
-        true
-    })?;
-    Ok((devices, [allocated, changed]))
+    let all = |id| pool.mapped(id, 0, usize::MAX);
+    Ok((pool.devices()?, [all(1)?, all(2)?]))
 }
 
 /// A device, and one that differs from it in a few blocks.
@@ -171,18 +166,13 @@ proptest! {
         let (one, two) = (&devices[&1], &devices[&2]);
         prop_assert_eq!(pool.devices().unwrap()[&2].mapped_blocks, two.len() as u64);
 
-        let mut found = Vec::new();
-        pool.allocated(1, from, |range| { found.push(range); true }).unwrap().unwrap();
-        let expected: Vec<u64> = one.range(from..).map(|(block, _)| *block).collect();
+        let found = pool.mapped(1, from, usize::MAX).unwrap().unwrap();
+        let expected: Mapping = one.range(from..).map(|(block, data)| (*block, *data)).collect();
         prop_assert_eq!(expand(&found), expected);
-
-        let mut found = Vec::new();
-        pool.differences([1, 2], from, |range| { found.push(range); true }).unwrap().unwrap();
-        let all: BTreeSet<u64> = one.keys().chain(two.keys()).copied().collect();
-        let changed = all.into_iter().filter(|block| one.get(block) != two.get(block));
-        prop_assert_eq!(expand(&found), changed.filter(|block| *block >= from).collect::<Vec<_>>());
-        let gaps = found.windows(2).all(|pair| pair[0].end < pair[1].start);
-        prop_assert!(gaps, "ranges are joined: {:?}", found);
+        let joined = found.windows(2).all(|pair| !pair[0].continues_at(pair[1].block, pair[1].data));
+        prop_assert!(joined, "ranges are joined: {:?}", found);
+        let part = pool.mapped(1, from, 3).unwrap().unwrap();
+        prop_assert_eq!(&part[..], &found[..found.len().min(3)]);
     }
 }
 
@@ -194,50 +184,11 @@ fn two_large_devices() -> BTreeMap<u32, Mapping> {
 }
 
 #[test]
-fn shared_parts_of_two_devices_are_not_read() {
-    let blocks = Disk::default().pool(&two_large_devices(), 50);
-    let count = std::cell::Cell::new(0);
-    let read = |block: u64| {
-        count.set(count.get() + 1);
-        Ok(blocks[block as usize].clone())
-    };
-    let pool = Metadata::open(&read).unwrap();
-    let mut found = Vec::new();
-    pool.differences([1, 2], 0, |range| {
-        found.push(range);
-        true
-    })
-    .unwrap();
-    assert_eq!(expand(&found), [777]);
-    assert!(
-        count.get() < 40,
-        "{} of {} blocks",
-        count.get(),
-        blocks.len()
-    );
-}
-
-#[test]
-fn reading_ends_when_nothing_more_is_wanted() {
-    let blocks = Disk::default().pool(&two_large_devices(), 50);
-    let read = reader(&blocks);
-    let pool = Metadata::open(&read).unwrap();
-    let mut found = Vec::new();
-    pool.allocated(1, 100, |range| {
-        found.push(range);
-        false
-    })
-    .unwrap();
-    assert_eq!(expand(&found), (100..20_000).collect::<Vec<_>>());
-}
-
-#[test]
 fn a_device_that_does_not_exist_is_not_found() {
     let blocks = Disk::default().pool(&two_large_devices(), 50);
     let read = reader(&blocks);
     let pool = Metadata::open(&read).unwrap();
-    assert_eq!(pool.allocated(3, 0, |_| true), Ok(None));
-    assert_eq!(pool.differences([1, 3], 0, |_| true), Ok(None));
+    assert_eq!(pool.mapped(3, 0, 1), Ok(None));
     assert!(Metadata::open_snapshot(&read).unwrap().is_none());
 }
 

@@ -128,41 +128,6 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// An entry of an internal node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Child {
-    /// The block of the node below.
-    pub(super) block: u64,
-    /// A lower bound of its keys.
-    pub(super) first: u64,
-    /// The number of levels between it and the leaves.
-    pub(super) height: usize,
-}
-
-/// An entry of a leaf. A value of more than 8 bytes is not complete.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) key: u64,
-    pub(super) value: u64,
-}
-
-/// What comes next.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Next {
-    Node(Child),
-    Entry(Entry),
-}
-
-impl Next {
-    /// A lower bound of its keys.
-    pub(super) fn first(&self) -> u64 {
-        match self {
-            Next::Node(child) => child.first,
-            Next::Entry(entry) => entry.key,
-        }
-    }
-}
-
 /// Where a cursor is in a node.
 struct Place {
     node: Node,
@@ -210,23 +175,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// What comes next; `None` at the end.
-    pub(super) fn peek(&self) -> Option<Next> {
-        let place = self.places.last()?;
-        let key = place.node.key(place.at);
-        let value = u64_at(place.node.value(place.at), 0);
-        Some(match place.node.is_leaf {
-            true => Next::Entry(Entry { key, value }),
-            false => Next::Node(Child {
-                block: value,
-                first: key,
-                height: self.height - self.places.len(),
-            }),
-        })
-    }
-
     /// Leaves out what comes next.
-    pub(super) fn skip(&mut self) {
+    fn skip(&mut self) {
         if let Some(place) = self.places.last_mut() {
             place.at += 1;
         }
@@ -234,7 +184,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Continues in the node that comes next. Does nothing before an entry of a leaf.
-    pub(super) fn descend(&mut self) -> Result<()> {
+    fn descend(&mut self) -> Result<()> {
         let Some(place) = self.places.last().filter(|place| !place.node.is_leaf) else {
             return Ok(());
         };
@@ -277,19 +227,17 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// The next entry of a leaf, with its whole value; `None` at the end.
+    /// The next entry of a leaf; `None` at the end.
     pub(super) fn next_entry(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
-        loop {
-            match self.peek() {
-                None => return Ok(None),
-                Some(Next::Node(_)) => self.descend()?,
-                Some(Next::Entry(entry)) => {
-                    let place = self.places.last();
-                    let value = place.map(|place| place.node.value(place.at).to_vec());
-                    self.skip();
-                    return Ok(value.map(|value| (entry.key, value)));
-                }
+        while let Some(place) = self.places.last() {
+            if place.node.is_leaf {
+                let key = place.node.key(place.at);
+                let value = place.node.value(place.at).to_vec();
+                self.skip();
+                return Ok(Some((key, value)));
             }
+            self.descend()?;
         }
+        Ok(None)
     }
 }

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use super::files::open_existing;
 use super::sys::blocks::{self, Map, Record};
+use super::thin;
 use crate::error::HostError;
 use crate::host::{Extent, Result};
 
@@ -143,7 +144,10 @@ pub(super) fn shared_from<'a>(
 
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
     let file = open_existing(path, false)?;
-    Runs::new(&file, path, from).take(limit).collect()
+    match thin::extents(&file, path, from, limit)? {
+        Some(extents) => Ok(extents),
+        None => Runs::new(&file, path, from).take(limit).collect(),
+    }
 }
 
 pub(super) fn extent_count(path: &Path) -> Result<u64> {

@@ -8,8 +8,9 @@ mod status;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::stat::minor;
@@ -17,11 +18,13 @@ use nix::sys::stat::minor;
 use self::status::{Pool, number, pool_of};
 use super::blocks;
 use super::device_mapper::{DeviceMapper, Info, Listed, Selector, Suspend, Target};
+use super::files;
 use super::loop_device::{open_exclusive, open_verified};
 use crate::error::HostError;
 use crate::host::mapper::mapped_path;
 use crate::host::{
-    Device, DeviceHold, Effect, MappedDevice, Result, ThinMessage, ThinPoolStatus, ThinTable,
+    Device, DeviceHold, Effect, Extent, MappedDevice, Result, ThinMessage, ThinPoolStatus,
+    ThinTable,
 };
 use crate::thin_metadata::{self, BLOCK, Damage, Metadata};
 
@@ -164,8 +167,14 @@ fn thin_table(targets: &[Target], pool: &str, rdev: u64) -> Option<ThinTable> {
     })
 }
 
-/// Only one snapshot of the metadata can exist, so only one thread of this process may want it.
-static METADATA: Mutex<()> = Mutex::new(());
+/// A pool has at most one snapshot of its metadata, so one thread of this process after another reads
+/// it. Each pool, named by its device number, has a lock of its own, because its disk may hang.
+static READERS: Mutex<BTreeMap<u64, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+
+fn reader_lock(pool: u64) -> Arc<Mutex<()>> {
+    let mut readers = READERS.lock().unwrap_or_else(PoisonError::into_inner);
+    readers.entry(pool).or_default().clone()
+}
 
 /// The thin devices of a pool, each with the bytes of its blocks.
 pub(super) fn thin_devices(pool: &str) -> Result<BTreeMap<u32, u64>> {
@@ -177,15 +186,70 @@ pub(super) fn thin_devices(pool: &str) -> Result<BTreeMap<u32, u64>> {
     Ok(devices.collect())
 }
 
+/// The extents of a thin device from a byte offset on, at most `limit`, by the number of a mapped
+/// device that shows it; `None` if it shows none. Dirty data is written back first.
+pub(super) fn extents(
+    file: &File,
+    path: &Path,
+    from: u64,
+    limit: usize,
+) -> Result<Option<Vec<Extent>>> {
+    let found = file.metadata().map_err(files::failed("stat", path))?;
+    if !found.file_type().is_block_device() {
+        return Ok(None);
+    }
+    file.sync_all().map_err(files::failed("fsync", path))?;
+    let Some((pool, id)) = thin_device(found.rdev())? else {
+        return Ok(None);
+    };
+    let (ranges, bytes) = with_metadata(&pool, |metadata| {
+        let bytes = metadata.superblock().data_block_bytes;
+        let first = from.checked_div(bytes).unwrap_or_default();
+        Ok((metadata.mapped(id, first, limit)?, bytes))
+    })?;
+    let absent = || HostError::unexpected("examine", &pool, format!("it has no thin device {id}"));
+    let extents = ranges.ok_or_else(absent)?.into_iter().map(|range| Extent {
+        logical: range.block * bytes,
+        physical: range.data * bytes,
+        length: range.count * bytes,
+        unwritten: false,
+        opaque: false,
+    });
+    Ok(Some(extents.collect()))
+}
+
+/// The name of the pool and the ID of the thin device that a mapped device shows.
+fn thin_device(rdev: u64) -> Result<Option<(String, u32)>> {
+    let mapper = &mut DeviceMapper::open()?;
+    let subject = number_text(rdev);
+    let failed = failed("examine", &subject);
+    let table = match mapper.table(Selector::Number(rdev)) {
+        Err(Errno::ENXIO) => return Ok(None),
+        table => table.map_err(&failed)?,
+    };
+    let [target] = table.as_slice() else {
+        return Ok(None);
+    };
+    let mut words = target.parameters.split_ascii_whitespace();
+    let pool = words.next().and_then(number);
+    let id = words.next().and_then(|id| id.parse().ok());
+    let (Some(pool), Some(id)) = (pool.filter(|_| target.kind == "thin"), id) else {
+        return Ok(None);
+    };
+    let found = mapper.info(Selector::Number(pool)).map_err(&failed)?;
+    Ok(found.map(|_| (mapper.name().to_owned(), id)))
+}
+
 /// Reads the metadata of an active pool from a snapshot of it, which the pool holds while it is read. If
 /// the process is killed, the pool keeps the snapshot.
 fn with_metadata<T>(
     pool: &str,
     read: impl FnOnce(&Metadata<'_>) -> thin_metadata::Result<T>,
 ) -> Result<T> {
-    let _alone = METADATA.lock().unwrap_or_else(PoisonError::into_inner);
     let mapper = &mut DeviceMapper::open()?;
     let found = get_pool(mapper, pool)?;
+    let lock = reader_lock(found.status.rdev);
+    let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
     let number = Selector::Number(found.status.rdev);
     let reserved = mapper.message(number, "reserve_metadata_snap");
     reserved.map_err(failed("reserve a snapshot of the metadata of", pool))?;
