@@ -94,6 +94,26 @@ fn status(host: &dyn Host, pool: &str) -> host::Result<ThinPoolStatus> {
     host.thin_pool(pool)?.ok_or_else(absent)
 }
 
+/// Sends a message to the thin pool with this name, if it has this device number.
+fn send(host: &dyn Host, pool: &str, rdev: u64, message: ThinMessage) -> host::Result<()> {
+    check_identity(host, pool, rdev)?;
+    host.perform(&Effect::ThinMessage { pool, message })
+        .map(drop)
+}
+
+/// Refuses another pool that has got the name of this one, since an administrator has renamed a
+/// volume group.
+fn check_identity(host: &dyn Host, pool: &str, rdev: u64) -> host::Result<()> {
+    match status(host, pool)?.rdev == rdev {
+        true => Ok(()),
+        false => Err(HostError::unexpected(
+            "use",
+            pool,
+            "another thin pool has this name now; restart the driver with the present name of its pool",
+        )),
+    }
+}
+
 /// The part of a record that describes the image.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 struct ThinImage {
@@ -239,22 +259,7 @@ impl ThinStore {
     }
 
     fn send(&self, message: ThinMessage) -> host::Result<()> {
-        self.check_identity()?;
-        let pool = &self.pool;
-        self.perform(Effect::ThinMessage { pool, message })
-    }
-
-    /// Refuses another pool that has got the name of this one, since an administrator has renamed a
-    /// volume group.
-    fn check_identity(&self) -> host::Result<()> {
-        match status(self.host.as_ref(), &self.pool)?.rdev == self.rdev {
-            true => Ok(()),
-            false => Err(HostError::unexpected(
-                "use",
-                &self.pool,
-                "another thin pool has this name now; restart the driver with the present name of its pool",
-            )),
-        }
+        send(self.host.as_ref(), &self.pool, self.rdev, message)
     }
 
     /// The UUID of the device of a volume or snapshot.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::image_in;
+use super::{image_in, send};
 use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::error::HostError;
 use crate::host::{self, DeviceHold, Effect, FileId, Host, MappedDevice, ThinMessage};
@@ -32,9 +32,7 @@ pub(super) struct ThinCopier {
 
 impl ThinCopier {
     fn send(&self, message: ThinMessage) -> host::Result<()> {
-        let pool = &self.pool;
-        let sent = self.host.perform(&Effect::ThinMessage { pool, message });
-        sent.map(drop)
+        send(self.host.as_ref(), &self.pool, self.image.device, message)
     }
 
     fn id(&self) -> host::Result<u32> {

@@ -7,7 +7,7 @@ use std::sync::{MutexGuard, PoisonError};
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use super::{ThinImage, ThinStore, is_missing};
+use super::{ThinImage, ThinStore, check_identity, is_missing};
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -73,7 +73,7 @@ impl ThinStore {
             id: image.id,
             bytes: image_bytes(image.size),
         };
-        self.check_identity()?;
+        check_identity(self.host.as_ref(), &self.pool, self.rdev)?;
         self.perform(Effect::LoadTable {
             uuid,
             table,
