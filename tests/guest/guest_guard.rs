@@ -82,7 +82,7 @@ fn a_foreign_resume_is_detected() {
         assert!(verdict(&fixture, |_| {}));
         assert!(!verdict(&fixture, resume));
         // The device is suspended again when the guard looks, so only the counter of its writes
-        // shows it. Kernels that do not count by default count when they are told to.
+        // shows it. Kernels that do not count by default count when the queue is configured so.
         let device = fs::canonicalize("/dev/mapper/slackwater-test-0").unwrap();
         let queue = device.strip_prefix("/dev").unwrap().join("queue/iostats");
         fs::write(std::path::Path::new("/sys/block").join(queue), "1").unwrap();

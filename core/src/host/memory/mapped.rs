@@ -211,7 +211,7 @@ impl Machine {
         let dev = self.dev_mut(number)?;
         dev.backing = Backing::Thin(ino, id);
         (dev.bytes, dev.read_only) = (table.bytes, read_only);
-        // The kernel computes the limits of a device from each table anew.
+        // The kernel computes the limits of a device again from each table.
         dev.no_discard = false;
         Ok(())
     }
