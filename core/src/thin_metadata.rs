@@ -7,54 +7,68 @@
 //! Every block has a checksum and its own number. Both are verified, and keys must increase: damage
 //! is an error, and never a thin device or a change that is missing.
 
+mod superblock;
 mod tree;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use self::tree::{Cursor, Tree};
+pub use self::superblock::Superblock;
+use self::tree::{Cursor, Entry, Tree};
 use crate::crc32c::crc32c;
+use crate::error::HostError;
 
 /// The size of a block of metadata in bytes.
 pub const BLOCK: usize = 4096;
 /// The superblock is the first block.
 const SUPERBLOCK: u64 = 0;
-const MAGIC: u64 = 27_022_010;
-/// Versions of the format. The second one has features that do not change what is read here.
-const VERSIONS: std::ops::RangeInclusive<u32> = 1..=2;
-/// What the kernel combines with the checksums of superblocks.
-const SUPERBLOCK_SALT: u32 = 160_774;
 /// The number of bits of the time in a mapping. The number of the block precedes it.
 const TIME_BITS: u32 = 24;
+/// The IDs of thin devices have 24 bits.
+const IDS: Range<u64> = 0..1 << 24;
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Damage {
+    /// A block is not as the kernel writes it.
     #[error("block {block} of the metadata of the thin pool is damaged: {what}")]
-    Block { block: u64, what: &'static str },
-    #[error("block {block} of the metadata of the thin pool cannot be read: {error}")]
-    Unreadable { block: u64, error: String },
+    Block { block: u64, what: String },
+    /// A block cannot be read.
+    #[error("block {block} of the metadata of the thin pool cannot be read")]
+    Unreadable {
+        block: u64,
+        #[source]
+        error: HostError,
+    },
 }
 
 pub type Result<T> = std::result::Result<T, Damage>;
 
-fn damaged<T>(block: u64, what: &'static str) -> Result<T> {
+fn damaged<T>(block: u64, what: impl Into<String>) -> Result<T> {
+    let what = what.into();
     Err(Damage::Block { block, what })
 }
 
 /// Reads the block of metadata with this number, [`BLOCK`] bytes.
-pub type ReadBlock<'a> = dyn Fn(u64) -> std::result::Result<Vec<u8>, String> + 'a;
+pub type ReadBlock<'a> = dyn Fn(u64) -> std::result::Result<Vec<u8>, HostError> + 'a;
 
-/// What is read of a superblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Superblock {
-    pub transaction_id: u64,
-    /// The block with the superblock of the snapshot of the metadata; 0 without one.
-    pub held_root: u64,
-    /// Blocks of data in use; 0 in a snapshot of the metadata, which does not count them.
-    pub data_blocks_used: u64,
-    /// The size of a block of data in bytes.
-    pub data_block_bytes: u64,
-    mapping_root: u64,
-    details_root: u64,
+/// The blocks of metadata.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    read: &'a ReadBlock<'a>,
+    /// The number of blocks.
+    blocks: u64,
+}
+
+impl Source<'_> {
+    /// Reads a block to which another one refers, and verifies its checksum and its number.
+    fn get(&self, from: u64, block: u64, salt: u32) -> Result<Vec<u8>> {
+        // No block refers to the superblock.
+        if !(SUPERBLOCK + 1..self.blocks).contains(&block) {
+            let what = format!("it refers to block {block} of {}", self.blocks);
+            return damaged(from, what);
+        }
+        get_block(self.read, block, salt)
+    }
 }
 
 /// What the metadata says of a thin device.
@@ -89,78 +103,109 @@ impl MappedRange {
 
 /// The metadata of a pool.
 pub struct Metadata<'a> {
-    read: &'a ReadBlock<'a>,
+    source: Source<'a>,
     superblock: Superblock,
+    /// The block of that superblock.
+    block: u64,
+    /// The number of blocks of data.
+    data_blocks: u64,
 }
 
 impl<'a> Metadata<'a> {
-    /// The metadata that the superblock describes. The pool must not be active.
+    /// The metadata that the superblock describes. The pool must not be active: the kernel uses a
+    /// block again two commits after it is freed.
     pub fn open(read: &'a ReadBlock<'a>) -> Result<Metadata<'a>> {
-        Metadata::open_at(read, SUPERBLOCK)
+        let (superblock, blocks, data_blocks) = superblock::get(read)?;
+        Ok(Metadata {
+            source: Source { read, blocks },
+            superblock,
+            block: SUPERBLOCK,
+            data_blocks,
+        })
     }
 
     /// The snapshot of the metadata that the pool holds; `None` if it holds none.
     pub fn open_snapshot(read: &'a ReadBlock<'a>) -> Result<Option<Metadata<'a>>> {
         let live = Metadata::open(read)?;
-        match live.superblock.held_root {
-            SUPERBLOCK => Ok(None),
-            block => Metadata::open_at(read, block).map(Some),
+        let block = live.superblock.held_root;
+        if block == SUPERBLOCK {
+            return Ok(None);
         }
-    }
-
-    fn open_at(read: &'a ReadBlock<'a>, block: u64) -> Result<Metadata<'a>> {
-        let bytes = get_block(read, block, SUPERBLOCK_SALT)?;
-        if u64_at(&bytes, 32) != MAGIC {
-            return damaged(block, "it is not a superblock");
+        let superblock = superblock::get_snapshot(live.source, block)?;
+        if superblock.data_block_bytes != live.superblock.data_block_bytes {
+            let found = superblock.data_block_bytes;
+            return damaged(block, format!("blocks of data have {found} bytes in it"));
         }
-        if !VERSIONS.contains(&u32_at(&bytes, 40)) {
-            return damaged(block, "its version is not known");
-        }
-        let superblock = Superblock {
-            transaction_id: u64_at(&bytes, 48),
-            held_root: u64_at(&bytes, 56),
-            // The space map of the data: its size, and the number of blocks in use.
-            data_blocks_used: u64_at(&bytes, 64 + 8),
-            data_block_bytes: u64::from(u32_at(&bytes, 336)) * 512,
-            mapping_root: u64_at(&bytes, 320),
-            details_root: u64_at(&bytes, 328),
-        };
-        Ok(Metadata { read, superblock })
+        // What is in the space maps is not part of a snapshot. They only grow.
+        Ok(Some(Metadata {
+            superblock,
+            block,
+            ..live
+        }))
     }
 
     pub fn superblock(&self) -> Superblock {
         self.superblock
     }
 
-    /// All thin devices by their ID.
+    /// All thin devices by their ID. A device that has only mappings, or none, is damage.
     pub fn devices(&self) -> Result<BTreeMap<u32, ThinDevice>> {
         let mut found = BTreeMap::new();
         let root = self.superblock.details_root;
-        let mut details = Cursor::new(Tree::open(self.read, root, 24)?);
-        while let Some((id, value)) = details.next_entry()? {
-            let Ok(id) = u32::try_from(id) else {
-                return damaged(root, "the ID of a thin device is too large");
-            };
+        let mut details = self.tree(self.block, root, 24, IDS)?;
+        let mut mapped = self.mapped_devices()?;
+        while let Some(Entry { node, key, value }) = details.next_entry()? {
+            match mapped.next_entry()? {
+                Some(entry) if entry.key == key => {}
+                _ => return damaged(node, format!("thin device {key} has no mappings")),
+            }
             let device = ThinDevice {
                 mapped_blocks: u64_at(&value, 0),
                 transaction_id: u64_at(&value, 8),
                 created: u32_at(&value, 16),
                 snapshotted: u32_at(&value, 20),
             };
-            found.insert(id, device);
+            if device.mapped_blocks > self.data_blocks {
+                let (blocks, all) = (device.mapped_blocks, self.data_blocks);
+                return damaged(
+                    node,
+                    format!("thin device {key} has {blocks} blocks of {all}"),
+                );
+            }
+            found.insert(key as u32, device);
         }
-        Ok(found)
+        match mapped.next_entry()? {
+            Some(Entry { node, key, .. }) => {
+                damaged(node, format!("thin device {key} has no details"))
+            }
+            None => Ok(found),
+        }
+    }
+
+    fn tree(&self, from: u64, root: u64, size: usize, keys: Range<u64>) -> Result<Cursor<'a>> {
+        Ok(Cursor::new(Tree::open(
+            self.source,
+            from,
+            root,
+            size,
+            keys,
+        )?))
+    }
+
+    /// The tree of thin devices, whose values are the roots of their trees.
+    fn mapped_devices(&self) -> Result<Cursor<'a>> {
+        self.tree(self.block, self.superblock.mapping_root, 8, IDS)
     }
 
     /// The blocks of a thin device; `None` if there is no such device.
     fn blocks(&self, id: u32) -> Result<Option<Cursor<'a>>> {
-        let tree = Tree::open(self.read, self.superblock.mapping_root, 8)?;
-        let mut devices = Cursor::new(tree);
+        let mut devices = self.mapped_devices()?;
         devices.seek(u64::from(id))?;
         match devices.next_entry()? {
-            Some((found, root)) if found == u64::from(id) => {
-                let tree = Tree::open(self.read, u64_at(&root, 0), 8)?;
-                Ok(Some(Cursor::new(tree)))
+            Some(Entry { node, key, value }) if key == u64::from(id) => {
+                // The first byte behind each block has an offset.
+                let keys = 0..u64::MAX / self.superblock.data_block_bytes;
+                self.tree(node, u64_at(&value, 0), 8, keys).map(Some)
             }
             _ => Ok(None),
         }
@@ -174,8 +219,15 @@ impl<'a> Metadata<'a> {
         };
         blocks.seek(from)?;
         let mut found: Vec<MappedRange> = Vec::new();
-        while let Some((block, value)) = blocks.next_entry()? {
-            let data = u64_at(&value, 0) >> TIME_BITS;
+        while let Some(Entry { node, key, value }) = blocks.next_entry()? {
+            let (block, data) = (key, u64_at(&value, 0) >> TIME_BITS);
+            if data >= self.data_blocks {
+                let all = self.data_blocks;
+                return damaged(
+                    node,
+                    format!("block {block} is in block {data} of {all} of the data"),
+                );
+            }
             if let Some(last) = found.last_mut().filter(|it| it.continues_at(block, data)) {
                 last.count += 1;
                 continue;
@@ -194,16 +246,18 @@ impl<'a> Metadata<'a> {
 fn get_block(read: &ReadBlock<'_>, block: u64, salt: u32) -> Result<Vec<u8>> {
     let bytes = read(block).map_err(|error| Damage::Unreadable { block, error })?;
     if bytes.len() != BLOCK {
-        return damaged(block, "it is not complete");
+        return damaged(block, format!("it has only {} bytes", bytes.len()));
     }
     // The kernel leaves out the last step of the standard's checksum.
-    if u32_at(&bytes, 0) != !crc32c(&bytes[4..]) ^ salt {
-        return damaged(block, "its checksum is wrong");
+    let (found, right) = (u32_at(&bytes, 0), !crc32c(&bytes[4..]) ^ salt);
+    if found != right {
+        let what = format!("its checksum is {found:#010x} instead of {right:#010x}");
+        return damaged(block, what);
     }
-    if u64_at(&bytes, 8) != block {
-        return damaged(block, "it has the number of another block");
+    match u64_at(&bytes, 8) {
+        own if own == block => Ok(bytes),
+        own => damaged(block, format!("it has the number of block {own}")),
     }
-    Ok(bytes)
 }
 
 /// The number at this place. The caller has verified the length.

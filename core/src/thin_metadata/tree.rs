@@ -1,6 +1,8 @@
 //! The B-trees of the metadata.
 
-use super::{BLOCK, ReadBlock, Result, damaged, get_block, u32_at, u64_at};
+use std::ops::Range;
+
+use super::{BLOCK, Result, Source, damaged, u32_at, u64_at};
 
 /// The header of a node. The keys follow it, and then the values.
 const HEADER: usize = 32;
@@ -25,22 +27,39 @@ struct Node {
 }
 
 impl Node {
-    /// Reads a node whose keys must be at least `low` and less than `high`.
-    fn read(read: &ReadBlock<'_>, block: u64, size: usize, keys: &Bounds) -> Result<Node> {
-        let bytes = get_block(read, block, NODE_SALT)?;
+    /// Reads a node to which `from` refers, and whose keys must be in a range. In a leaf, values have
+    /// this size.
+    fn read(
+        source: Source<'_>,
+        from: u64,
+        block: u64,
+        size: usize,
+        keys: &Range<u64>,
+    ) -> Result<Node> {
+        let bytes = source.get(from, block, NODE_SALT)?;
         let is_leaf = match u32_at(&bytes, 4) {
             IS_LEAF => true,
             IS_INTERNAL => false,
-            _ => return damaged(block, "it is neither a leaf nor an internal node"),
+            flags => {
+                let what = format!("its flags are {flags:#x}, of no leaf and no internal node");
+                return damaged(block, what);
+            }
         };
         let (entries, most) = (u32_at(&bytes, 16) as usize, u32_at(&bytes, 20) as usize);
         let value_size = u32_at(&bytes, 24) as usize;
         // Values of internal nodes are block numbers.
-        if value_size != if is_leaf { size } else { KEY } {
-            return damaged(block, "its values have the wrong size");
+        let right_size = if is_leaf { size } else { KEY };
+        if value_size != right_size {
+            let what = format!("its values have {value_size} bytes instead of {right_size}");
+            return damaged(block, what);
         }
-        if entries > most || most > (BLOCK - HEADER) / (KEY + value_size) {
-            return damaged(block, "it has too many entries");
+        let space = (BLOCK - HEADER) / (KEY + value_size);
+        if entries > most || most > space {
+            let what = format!("it has {entries} of {most} entries, and space for {space}");
+            return damaged(block, what);
+        }
+        if entries == 0 && !is_leaf {
+            return damaged(block, "it is an internal node without entries");
         }
         let node = Node {
             block,
@@ -50,14 +69,14 @@ impl Node {
             is_leaf,
             bytes,
         };
-        let are_ordered = (1..entries).all(|i| node.key(i - 1) < node.key(i));
-        let are_within =
-            entries == 0 || (keys.contain(node.key(0)) && keys.contain(node.key(entries - 1)));
-        if !are_ordered || !are_within {
-            return damaged(block, "its keys are not in order");
-        }
-        if entries == 0 && !is_leaf {
-            return damaged(block, "it is an internal node without entries");
+        let mut low = keys.start;
+        for key in (0..entries).map(|i| node.key(i)) {
+            if key < low || key >= keys.end {
+                let end = keys.end;
+                let what = format!("its key {key} is not in order, between {low} and {end}");
+                return damaged(block, what);
+            }
+            low = key + 1;
         }
         Ok(node)
     }
@@ -72,57 +91,52 @@ impl Node {
     }
 
     /// The keys below an entry of an internal node.
-    fn bounds(&self, i: usize, outer: &Bounds) -> Bounds {
-        let next = (i + 1 < self.entries).then(|| self.key(i + 1));
-        Bounds {
-            low: self.key(i),
-            high: next.or(outer.high),
-        }
-    }
-}
-
-/// Keys from `low` on and below `high`.
-#[derive(Clone, Copy, Debug)]
-struct Bounds {
-    low: u64,
-    high: Option<u64>,
-}
-
-impl Bounds {
-    const ALL: Bounds = Bounds { low: 0, high: None };
-
-    fn contain(&self, key: u64) -> bool {
-        key >= self.low && self.high.is_none_or(|high| key < high)
+    fn keys_below(&self, i: usize, outer: &Range<u64>) -> Range<u64> {
+        let is_last = i + 1 == self.entries;
+        let end = if is_last { outer.end } else { self.key(i + 1) };
+        self.key(i)..end
     }
 }
 
 /// A tree whose root was read.
 pub(super) struct Tree<'a> {
-    read: &'a ReadBlock<'a>,
+    source: Source<'a>,
     root: Node,
     /// The size of a value in a leaf.
     size: usize,
+    keys: Range<u64>,
     /// The number of levels above the leaves.
     height: usize,
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn open(read: &'a ReadBlock<'a>, root: u64, size: usize) -> Result<Tree<'a>> {
-        let root = Node::read(read, root, size, &Bounds::ALL)?;
+    /// Opens the tree to which `from` refers. All of its keys must be in a range, whose end is below
+    /// `u64::MAX`.
+    pub(super) fn open(
+        source: Source<'a>,
+        from: u64,
+        root: u64,
+        size: usize,
+        keys: Range<u64>,
+    ) -> Result<Tree<'a>> {
+        let root = Node::read(source, from, root, size, &keys)?;
         let mut height = 0;
         let mut node = root.clone();
+        let mut below = keys.clone();
         while !node.is_leaf {
             height += 1;
             if height > MAX_HEIGHT {
-                return damaged(node.block, "the tree is too high");
+                let what = format!("its tree has more than {MAX_HEIGHT} levels, or is a circle");
+                return damaged(root.block, what);
             }
-            let bounds = node.bounds(0, &Bounds::ALL);
-            node = Node::read(read, u64_at(node.value(0), 0), size, &bounds)?;
+            below = node.keys_below(0, &below);
+            node = Node::read(source, node.block, u64_at(node.value(0), 0), size, &below)?;
         }
         Ok(Tree {
-            read,
+            source,
             root,
             size,
+            keys,
             height,
         })
     }
@@ -133,12 +147,21 @@ struct Place {
     node: Node,
     /// The next entry.
     at: usize,
-    bounds: Bounds,
+    /// Where its keys are.
+    keys: Range<u64>,
+}
+
+/// An entry of a leaf.
+pub(super) struct Entry {
+    /// The block of the leaf.
+    pub(super) node: u64,
+    pub(super) key: u64,
+    pub(super) value: Vec<u8>,
 }
 
 /// Walks through a tree in the order of its keys. It has one node of each level in memory.
 pub(super) struct Cursor<'a> {
-    read: &'a ReadBlock<'a>,
+    source: Source<'a>,
     size: usize,
     height: usize,
     places: Vec<Place>,
@@ -149,10 +172,10 @@ impl<'a> Cursor<'a> {
         let root = Place {
             node: tree.root,
             at: 0,
-            bounds: Bounds::ALL,
+            keys: tree.keys,
         };
         let mut cursor = Cursor {
-            read: tree.read,
+            source: tree.source,
             size: tree.size,
             height: tree.height,
             places: vec![root],
@@ -188,9 +211,12 @@ impl<'a> Cursor<'a> {
         let Some(place) = self.places.last().filter(|place| !place.node.is_leaf) else {
             return Ok(());
         };
-        let bounds = place.node.bounds(place.at, &place.bounds);
+        let (from, keys) = (
+            place.node.block,
+            place.node.keys_below(place.at, &place.keys),
+        );
         let block = u64_at(place.node.value(place.at), 0);
-        let node = Node::read(self.read, block, self.size, &bounds)?;
+        let node = Node::read(self.source, from, block, self.size, &keys)?;
         if node.is_leaf != (self.places.len() == self.height) {
             return damaged(block, "it is on the wrong level of its tree");
         }
@@ -198,7 +224,7 @@ impl<'a> Cursor<'a> {
             return damaged(block, "it has no entries");
         }
         let at = 0;
-        self.places.push(Place { node, at, bounds });
+        self.places.push(Place { node, at, keys });
         Ok(())
     }
 
@@ -227,14 +253,17 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// The next entry of a leaf; `None` at the end.
-    pub(super) fn next_entry(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
+    /// The next entry; `None` at the end.
+    pub(super) fn next_entry(&mut self) -> Result<Option<Entry>> {
         while let Some(place) = self.places.last() {
             if place.node.is_leaf {
-                let key = place.node.key(place.at);
-                let value = place.node.value(place.at).to_vec();
+                let entry = Entry {
+                    node: place.node.block,
+                    key: place.node.key(place.at),
+                    value: place.node.value(place.at).to_vec(),
+                };
                 self.skip();
-                return Ok(Some((key, value)));
+                return Ok(Some(entry));
             }
             self.descend()?;
         }

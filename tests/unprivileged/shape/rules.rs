@@ -15,7 +15,7 @@ const DOOR: &[&str] = &["main", "bin", "lib", "cli", "config", "doctor", "demo"]
 const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("crc32c", &[]),
-    ("thin_metadata", &["crc32c"]),
+    ("thin_metadata", &["crc32c", "error"]),
     ("model", &["error"]),
     ("csi", &[]),
     // `cut` for the steps that are messages here.

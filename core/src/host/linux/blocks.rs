@@ -37,12 +37,29 @@ impl Aligned {
     }
 }
 
+/// A device that is open for reads.
+pub(super) struct Reader<'a> {
+    device: &'a Device,
+    open: File,
+}
+
+impl Reader<'_> {
+    pub(super) fn open(device: &Device) -> Result<Reader<'_>> {
+        let open = loop_device::open_direct(device, false)?;
+        Ok(Reader { device, open })
+    }
+
+    pub(super) fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let mut memory = Aligned::zeros(length);
+        self.open
+            .read_exact_at(memory.bytes(), offset)
+            .map_err(failed("read", &self.device.path))?;
+        Ok(memory.bytes().to_vec())
+    }
+}
+
 pub(super) fn read(device: &Device, offset: u64, length: usize) -> Result<Vec<u8>> {
-    let mut memory = Aligned::zeros(length);
-    loop_device::open_direct(device, false)?
-        .read_exact_at(memory.bytes(), offset)
-        .map_err(failed("read", &device.path))?;
-    Ok(memory.bytes().to_vec())
+    Reader::open(device)?.read(offset, length)
 }
 
 pub(super) fn write(device: &Device, offset: u64, bytes: &[u8]) -> Result<()> {

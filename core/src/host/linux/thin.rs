@@ -264,14 +264,13 @@ fn read_snapshot<T>(
     metadata: u64,
     read: impl FnOnce(&Metadata<'_>) -> thin_metadata::Result<T>,
 ) -> Result<T> {
-    let device = &node(metadata);
-    let read_block = |block: u64| {
-        let offset = block
-            .checked_mul(BLOCK as u64)
-            .ok_or("it is beyond the end")?;
-        blocks::read(device, offset, BLOCK).map_err(|error| error.to_string())
+    let node = node(metadata);
+    let device = blocks::Reader::open(&node)?;
+    let read_block = |block: u64| device.read(block.saturating_mul(BLOCK as u64), BLOCK);
+    let unreadable = |damage: Damage| match damage {
+        Damage::Unreadable { error, .. } => error,
+        Damage::Block { .. } => HostError::unexpected("examine", pool, damage.to_string()),
     };
-    let unreadable = |damage: Damage| HostError::unexpected("examine", pool, damage.to_string());
     let absent = || HostError::unexpected("examine", pool, "it has no snapshot of its metadata");
     let metadata = Metadata::open_snapshot(&read_block).map_err(unreadable)?;
     read(&metadata.ok_or_else(absent)?).map_err(unreadable)
