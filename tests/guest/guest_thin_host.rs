@@ -271,3 +271,27 @@ fn the_extents_of_thin_devices_are_read_from_the_metadata() {
         assert!(!host.thin_pool(POOL).unwrap().unwrap().holds_metadata);
     });
 }
+
+#[test]
+fn a_device_grows_while_its_file_system_is_frozen_and_does_not_thaw_it() {
+    let test =
+        "guest_thin_host::a_device_grows_while_its_file_system_is_frozen_and_does_not_thaw_it";
+    in_guest(test, &DISKS, || {
+        let host = create_pool();
+        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+        let path = activate(&host, ONE, 1, 32 * MIB);
+        let device = find(&host, ONE).unwrap().device;
+        run("mkfs.ext4", &["-q", path.to_str().unwrap()]);
+        fs::create_dir("/run/grows").unwrap();
+        run("mount", &[path.to_str().unwrap(), "/run/grows"]);
+
+        run("fsfreeze", &["--freeze", "/run/grows"]);
+        load(&host, ONE, 1, 64 * MIB).unwrap();
+        assert_eq!(host.device_bytes(&device).unwrap(), 64 * MIB);
+        // It is frozen once, and still is.
+        run("fsfreeze", &["--unfreeze", "/run/grows"]);
+        load(&host, ONE, 1, 96 * MIB).unwrap();
+        assert_eq!(host.device_bytes(&device).unwrap(), 96 * MIB);
+        run("umount", &["/run/grows"]);
+    });
+}

@@ -195,10 +195,12 @@ impl DeviceMapper {
         Ok(self.answer())
     }
 
-    /// Switches to the table that was loaded, if there is one, and lets I/O continue. Allocates
-    /// nothing.
+    /// Switches to the table that was loaded, if there is one, and lets I/O continue. Does not freeze
+    /// the file system that is mounted from the device: for a new table the kernel first suspends a
+    /// device that runs, which would fail with EBUSY while another program has frozen the file
+    /// system. Allocates nothing.
     pub fn resume(&mut self, device: Selector<'_>) -> Call<Info> {
-        self.prepare(device, 0, UDEV)?;
+        self.prepare(device, SKIP_LOCKFS, UDEV)?;
         self.call(DEV_SUSPEND)?;
         Ok(self.answer())
     }
