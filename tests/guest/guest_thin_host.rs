@@ -295,3 +295,22 @@ fn a_device_grows_while_its_file_system_is_frozen_and_does_not_thaw_it() {
         run("umount", &["/run/grows"]);
     });
 }
+
+#[test]
+fn a_suspended_pool_gets_neither_messages_nor_devices() {
+    let test = "guest_thin_host::a_suspended_pool_gets_neither_messages_nor_devices";
+    in_guest(test, &DISKS, || {
+        let host = create_pool();
+        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+        host.perform(&Effect::CreateMapped { uuid: ONE }).unwrap();
+        run("dmsetup", &["suspend", POOL]);
+        let again = Some(Errno::EAGAIN);
+        assert_eq!(errno(load(&host, ONE, 1, 32 * MIB)), again);
+        let create = ThinMessage::CreateThin { id: 2 };
+        assert_eq!(errno(send(&host, create)), again);
+        assert!(host.thin_pool(POOL).unwrap().is_some());
+        run("dmsetup", &["resume", POOL]);
+        load(&host, ONE, 1, 32 * MIB).unwrap();
+        send(&host, create).unwrap();
+    });
+}

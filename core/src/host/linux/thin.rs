@@ -100,6 +100,17 @@ fn get_pool(mapper: &mut DeviceMapper, name: &str) -> Result<Pool> {
     find_pool(mapper, name)?.ok_or_else(absent)
 }
 
+/// A pool that is not suspended. LVM suspends a pool while it extends it: a message could wait for it,
+/// and the kernel refuses a table with EINVAL. EAGAIN if it is suspended.
+fn get_running_pool(mapper: &mut DeviceMapper, name: &str, action: &'static str) -> Result<Pool> {
+    let pool = get_pool(mapper, name)?;
+    let info = mapper.info(Selector::Number(pool.status.rdev));
+    match info.map_err(failed(action, name))? {
+        Some(info) if info.suspended => Err(failed(action, name)(Errno::EAGAIN)),
+        Some(_) | None => Ok(pool),
+    }
+}
+
 /// The devices on thin devices of this pool, and those without a table whose UUID has this prefix.
 pub(super) fn devices(pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
     let mapper = &mut DeviceMapper::open()?;
@@ -322,7 +333,9 @@ pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
             table,
             read_only,
         } => {
-            let rdev = get_pool(mapper, &table.pool)?.status.rdev;
+            let rdev = get_running_pool(mapper, &table.pool, effect.name())?
+                .status
+                .rdev;
             let target = Target {
                 start: 0,
                 sectors: table.bytes / SECTOR,
@@ -359,13 +372,8 @@ fn failed_on(effect: &Effect<'_>, path: PathBuf) -> impl FnOnce(Errno) -> HostEr
 
 fn send(mapper: &mut DeviceMapper, name: &str, message: ThinMessage) -> Result<()> {
     let failed = failed(message.name(), name);
-    let pool = get_pool(mapper, name)?;
+    let pool = get_running_pool(mapper, name, message.name())?;
     let device = Selector::Number(pool.status.rdev);
-    // LVM suspends a pool while it extends it. A message to a suspended pool would wait for it.
-    let info = mapper.info(device).map_err(&failed)?;
-    if info.is_some_and(|info| info.suspended) {
-        return Err(failed(Errno::EAGAIN));
-    }
     if let ThinMessage::CreateSnap { origin, .. } = message {
         let devices = devices_on(mapper, name, pool.status.rdev, "")?;
         let on_origin = |it: &&MappedDevice| it.table.as_ref().is_some_and(|on| on.id == origin);
