@@ -9,3 +9,4 @@ mod router;
 mod runs;
 mod service;
 mod shape;
+mod thin_metadata;
