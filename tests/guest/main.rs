@@ -5,5 +5,6 @@ mod guest_dm;
 mod guest_ext4;
 mod guest_guard;
 mod guest_lvm;
+mod guest_metadata;
 mod guest_thin_host;
 mod guest_udev;
