@@ -436,6 +436,7 @@ fn nodes_that_contradict_their_tree_are_refused() {
     ] {
         refused(1, at, &value.to_le_bytes(), what);
     }
+    refused(1, 8, &2u64.to_le_bytes(), "it has the number of block 2");
     refused(2, 16, &0u32.to_le_bytes(), "it has no entries");
     refused(above, 16, &0u32.to_le_bytes(), "it is an internal node");
     // Keys that are not in order, or that belong to another node.
