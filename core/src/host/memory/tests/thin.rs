@@ -1,7 +1,10 @@
 //! Tests of thin pools: the rules of dm-thin that a pool of thin devices relies on.
 
+use std::time::Duration;
+
 use super::*;
-use crate::host::{ThinMessage, ThinTable};
+use crate::host::freezer::FreezeLimits;
+use crate::host::{FreezeMember, Freezer, ThinMessage, ThinTable};
 use crate::model::size::MIB;
 
 const POOL: &str = "vg-pool";
@@ -168,4 +171,98 @@ fn a_message_is_durable_at_once() {
     let host = host.reboot(true);
     let copy = activate(&host, "SLACKWATER-a-2", 2);
     assert_eq!(host.image_tokens(&copy.path), Some(vec![7]));
+}
+
+const LIMITS: FreezeLimits = FreezeLimits {
+    sync: Duration::from_secs(10),
+    freeze: Duration::from_secs(10),
+};
+
+/// The device as a member of a session, with the file system if it is mounted.
+fn member(host: &MemoryHost, device: &Device, mounted: Option<&Path>) -> FreezeMember {
+    let open = |target| host.open_mount_root(target, device, FsType::Ext4).unwrap();
+    FreezeMember {
+        volume_id: "v".into(),
+        namespace: None,
+        image: FileId {
+            device: host.thin_pool(POOL).unwrap().unwrap().rdev,
+            inode: 1,
+        },
+        root: mounted.map(open),
+        mapped: host.hold_mapped(UUID).unwrap(),
+    }
+}
+
+fn is_suspended(host: &MemoryHost) -> bool {
+    let devices = host.mapped_devices(POOL, "SLACKWATER-").unwrap();
+    devices.iter().any(|device| device.suspended)
+}
+
+fn refusal(host: &MemoryHost, member: FreezeMember) -> Option<Errno> {
+    host.begin(vec![member], LIMITS).err().unwrap().code()
+}
+
+#[test]
+fn the_guard_suspends_the_devices_that_it_gets_and_no_others() {
+    let host = MemoryHost::new();
+    let target = path(STAGE);
+    let device = mounted(&host, target);
+    let mut without = member(&host, &device, Some(target));
+    without.mapped = None;
+    for (member, suspended) in [
+        (member(&host, &device, Some(target)), true),
+        (without, false),
+    ] {
+        let freeze = host.begin(vec![member], LIMITS).unwrap();
+        assert!(!is_suspended(&host));
+        freeze.freeze().unwrap();
+        assert_eq!(is_suspended(&host), suspended);
+        assert_eq!(host.write_token(target, 7), Err(Errno::EAGAIN));
+        assert!(freeze.thaw(0).unwrap());
+        assert!(!is_suspended(&host));
+        drop(freeze);
+    }
+    host.write_token(target, 7).unwrap();
+    assert!(host.violations().is_empty());
+}
+
+#[test]
+fn a_raw_member_is_suspended_and_swept_after_the_death_of_its_guard() {
+    let host = MemoryHost::new();
+    message(&host, ThinMessage::CreateThin { id: 1 });
+    let device = activate(&host, UUID, 1);
+    host.let_guard_die(true);
+    let freeze = host.begin(vec![member(&host, &device, None)], LIMITS);
+    let freeze = freeze.unwrap();
+    freeze.freeze().unwrap();
+    let listed = host.journalled().unwrap();
+    assert_eq!(listed[0].mapped.as_deref(), Some(UUID));
+    let snapshot = ThinMessage::CreateSnap { id: 2, origin: 1 };
+    assert_eq!(message(&host, snapshot), None);
+    let next = host.restart_process();
+    drop(freeze);
+    assert!(is_suspended(&next), "no process is left to resume it");
+    assert_eq!(next.sweep().unwrap(), ["v"]);
+    assert!(!is_suspended(&next));
+    assert!(next.violations().is_empty());
+}
+
+#[test]
+fn devices_that_another_program_is_about_to_change_are_refused() {
+    let host = MemoryHost::new();
+    message(&host, ThinMessage::CreateThin { id: 1 });
+    let device = activate(&host, UUID, 1);
+    host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+    let refused = refusal(&host, member(&host, &device, None));
+    assert_eq!(refused, Some(Errno::EBUSY));
+    assert!(is_suspended(&host));
+    host.perform(&Effect::ResumeMapped { uuid: UUID }).unwrap();
+    host.perform(&Effect::LoadTable {
+        uuid: UUID,
+        table: &table(1),
+        read_only: false,
+    })
+    .unwrap();
+    let refused = refusal(&host, member(&host, &device, None));
+    assert_eq!(refused, Some(Errno::EBUSY));
 }
