@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::client::KILL_DELAY;
 use super::journal::Own;
+use super::mapped::Mapped;
 use super::protocol::{Ask, MESSAGE, Say};
 use super::shared::{Answers, Shared};
 use slackwater_core::host::linux::freeze;
@@ -282,10 +283,10 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
         let answer = loop {
             match answers.recv_timeout(THAW_RETRY_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {
-                    resume_again(shared);
                     if is_late {
                         kill(shared);
                     }
+                    resume_again(shared);
                 }
                 answer => break answer,
             }
@@ -300,15 +301,19 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
 fn resume_again(shared: &Shared) {
     for at in 0..shared.members.len() {
         if !is_none_of_ours(shared, at) {
-            // The next attempt comes soon.
-            let _ = resume(shared, at);
+            // The next attempt comes soon. This one does not wait for the thread of the member.
+            let _ = resume(shared, at, Mapped::try_resume);
         }
     }
 }
 
 /// Resumes the device of a member, unless another program has suspended it. EBUSY if it may be
 /// suspended afterwards.
-fn resume(shared: &Shared, at: usize) -> Result<(), Errno> {
+fn resume(
+    shared: &Shared,
+    at: usize,
+    how: impl Fn(&Mapped) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let Some(mapped) = &shared.members[at].mapped else {
         return Ok(());
     };
@@ -318,7 +323,7 @@ fn resume(shared: &Shared, at: usize) -> Result<(), Errno> {
     match is_foreign {
         true if mapped.is_suspended()? => Err(Errno::EBUSY),
         true => Ok(()),
-        false => mapped.resume(),
+        false => how(mapped),
     }
 }
 
@@ -326,7 +331,7 @@ fn resume(shared: &Shared, at: usize) -> Result<(), Errno> {
 /// or frozen.
 fn release(shared: &Shared, at: usize) -> Result<(), Errno> {
     // FITHAW would wait for a device that is suspended.
-    resume(shared, at)?;
+    resume(shared, at, Mapped::resume)?;
     match &shared.members[at].root {
         Some(root) => match freeze::thaw(root.as_fd()) {
             Err(Errno::EINVAL) => Ok(()),

@@ -146,6 +146,15 @@ impl Mapped {
         resume(&mut self.mapper(), self.selector())
     }
 
+    /// Like [`Mapped::resume`], but fails with EBUSY instead of waiting for another thread that is
+    /// resuming it.
+    pub(super) fn try_resume(&self) -> Result<()> {
+        match self.mapper.try_lock() {
+            Ok(mut mapper) => resume(&mut mapper, self.selector()),
+            Err(_) => Err(Errno::EBUSY),
+        }
+    }
+
     /// How many writes it has completed, if the kernel counts them: the fifth number. It does not
     /// change while the device is suspended.
     fn writes(&self) -> Option<u64> {
