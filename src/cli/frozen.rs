@@ -62,6 +62,7 @@ fn as_json(entry: &Journalled) -> Value {
     json!({
         "volume": entry.volume_id, "device": entry.device, "owner_pid": entry.owner,
         "since": entry.since, "until": entry.until, "state": state(entry),
+        "mapped": entry.mapped,
     })
 }
 
@@ -114,6 +115,7 @@ mod tests {
             json!({
                 "volume": "p.v", "device": "/dev/loop7", "owner_pid": 12,
                 "since": 60, "until": 70, "state": "orphaned",
+                "mapped": null,
             })
         );
     }

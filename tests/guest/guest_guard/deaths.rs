@@ -5,13 +5,14 @@ use std::fs;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{Btrfs, Ext4, Xfs};
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::{eventually, run};
 
 use super::driver::Driver;
-use super::fixture::{DISKS, Fixture, ProbeWrite, await_state, guards, limits, long, signal, text};
+use super::fixture::{DISKS, Fixture, ProbeWrite, await_state, guards, long, signal, text};
 
 /// How many steps come before the session has begun: a driver without a guard waits for another one,
 /// which here fails in the same way.
@@ -61,7 +62,10 @@ fn sessions_with_a_guard_that(mode: &str) {
     for fault in &at_each_step(mode)[BEFORE..] {
         // A killed guard is detected at once; a stopped one when it is late.
         let limits = match mode {
-            "stop" => limits(Duration::from_secs(1)),
+            "stop" => FreezeLimits {
+                sync: Duration::from_secs(5),
+                freeze: Duration::from_secs(1),
+            },
             _ => long(),
         };
         let lines = Driver::start(&fixture, limits, fault).run();

@@ -66,9 +66,23 @@ fn error_of(outcome: Result<impl Sized>) -> String {
         .map_or_else(String::new, |error| error_text(&error))
 }
 
-/// Answers for a while as a guard with another protocol version does. It runs in this process, so a
-/// driver that killed it would end the test.
+/// Answers for a while as a guard does that has no version of this driver's protocol. It runs in
+/// this process, so a driver that killed it would end the test.
 fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHandle<usize> {
+    answering(fixture, time, |_| {
+        let mut answer = [0; MESSAGE];
+        answer[0] = 9;
+        answer[4] = 1;
+        answer
+    })
+}
+
+/// Answers the first message of each connection for a while. Returns how many there were.
+fn answering(
+    fixture: &Fixture,
+    time: Duration,
+    answer: impl Fn(&[u8; MESSAGE]) -> [u8; MESSAGE] + Send + 'static,
+) -> std::thread::JoinHandle<usize> {
     std::fs::create_dir_all(&fixture.state).unwrap();
     let socket = fixture.state.join("guard.sock");
     let listener = Listener::bind(&socket).unwrap();
@@ -84,10 +98,7 @@ fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHa
             let mut bytes = [0; MESSAGE];
             if let Ok(Some(_)) = channel.receive_with_fds(&mut bytes, 200) {
                 sessions += 1;
-                let mut answer = [0; MESSAGE];
-                answer[0] = 2;
-                answer[4] = 1;
-                let _ = channel.send(&answer);
+                let _ = channel.send(&answer(&bytes));
             }
         }
         std::fs::remove_file(&socket).unwrap();
@@ -108,6 +119,32 @@ fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
     assert!(other.join().unwrap() >= 2);
     assert_eq!(guards(&fixture.state).len(), 1);
     assert!(fixture.journal_is_empty());
+}
+
+/// What a guard of the first release answers: it has version 1, and refuses others with EPROTO.
+fn answer_of_version_1(asked: &[u8; MESSAGE]) -> [u8; MESSAGE] {
+    const PING: u8 = 5;
+    const PONG: u8 = 5;
+    const READY: u8 = 1;
+    let mut answer = [0; MESSAGE];
+    answer[0] = 1;
+    match (asked[0], asked[4]) {
+        (1, PING) => answer[4] = PONG,
+        _ => (answer[4], answer[12]) = (READY, nix::errno::Errno::EPROTO as u8),
+    }
+    answer
+}
+
+#[test]
+fn a_guard_of_the_first_release_is_used_unless_a_device_must_be_suspended() {
+    let fixture = Fixture::new(&[Ext4]);
+    let first = answering(&fixture, Duration::from_secs(1), answer_of_version_1);
+    let guard = asked(&fixture);
+    guard.ready(false).unwrap();
+    let error = guard.ready(true).unwrap_err();
+    assert_eq!(error.code(), Some(nix::errno::Errno::EPROTONOSUPPORT));
+    assert!(error_text(&error).contains("update the guard"));
+    assert_eq!(first.join().unwrap(), 2);
 }
 
 #[test]
