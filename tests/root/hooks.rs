@@ -130,7 +130,7 @@ fn a_hook_gets_its_deadline_and_only_the_drivers_environment() {
 #[test]
 fn one_that_ends_before_it_is_ready_fails_with_its_words_and_the_others_are_released() {
     let hook_folder = HookFolder::new();
-    let bad = "while [ \"$(cat log)\" != quiesced ]; do sleep 0.01; done; \
+    let bad = "while [ \"$(cat log 2>/dev/null)\" != quiesced ]; do sleep 0.01; done; \
                echo 'no  such\tdatabase' >&2; echo NOT READY; exit 3";
     let hooks = local(vec![
         hook_folder.hook("good", GOOD),
