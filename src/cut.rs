@@ -41,8 +41,8 @@ pub use retry::Attempt;
 pub enum Use {
     /// Not in use: no device is attached to it.
     Quiet,
-    /// As a raw device. Its writes are ordered only among themselves, not relative to writes to
-    /// other volumes.
+    /// As a raw device. Without a mapped device that is suspended, its writes are ordered only among
+    /// themselves, not relative to writes to other volumes.
     Raw,
     /// As a mounted file system.
     Mounted {
@@ -65,6 +65,8 @@ pub struct CutMember {
     pub copier: Arc<dyn Copier>,
     /// How the volume is used now.
     pub in_use: Use,
+    /// A mapped device shows it, which the guard can suspend.
+    pub is_mapped: bool,
     /// Set when its copy was emptied because the pool needed the space: the cut is then lost.
     pub emptied: Arc<AtomicBool>,
 }

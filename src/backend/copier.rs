@@ -30,7 +30,8 @@ pub trait Copier: Send + Sync {
     /// The image, as the guard's journal names it.
     fn image(&self) -> FileId;
 
-    /// The mapped device of the image, held open, if it must be suspended while the copy is made.
+    /// The mapped device of the image, held open, if one shows it. It must be suspended while the
+    /// copy is made.
     fn mapped(&self) -> Result<Option<DeviceHold>> {
         Ok(None)
     }

@@ -121,7 +121,7 @@ impl CloneWorker {
 
 fn thawed_early(volume: &str) -> String {
     format!(
-        "the file system of volume {volume} was thawed before it was cut: freezeTimeout expired, the freeze guard exited, or another program thawed it"
+        "writers of volume {volume} continued before it was cut: freezeTimeout expired, the freeze guard exited, or another program thawed its file system or resumed its device"
     )
 }
 

@@ -31,7 +31,7 @@ pub struct Used {
     pub volume_id: String,
     /// "namespace/name" of its claim, if known.
     pub claim: Option<String>,
-    /// It is published as a raw device.
+    /// It is published as a raw device, and nothing can stop its writers.
     pub raw: bool,
 }
 
@@ -353,7 +353,7 @@ fn release(
 
 /// The level that was reached, and why it is not higher.
 fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
-    if ready.raw > 0 && plan.level == Level::Filesystem {
+    if ready.raw > 0 && ready.raw == ready.in_use && plan.level == Level::Filesystem {
         let reason = "raw block device: cut at one point in time, but it cannot be frozen";
         return (Level::Crash, reason.into());
     }

@@ -3,7 +3,8 @@
 //! Each member is cut according to its use:
 //! - not in use: one whole clone at any time, because its volume is locked;
 //! - mounted: cloned ahead in pieces, and updated within the freeze;
-//! - a raw device, or level `crash`: exactly one whole clone, which is atomic, at the cut.
+//! - a raw device, or level `crash`: exactly one whole clone, which is atomic, at the cut. If the
+//!   backend shows it as a mapped device, the guard suspends that device for it, without a freeze.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -45,14 +46,16 @@ enum MemberMode {
     Quiet,
     /// One whole clone at the cut; nothing is frozen for it.
     Moment,
-    /// A clone ahead, and the rest while the file system is frozen.
-    Frozen,
+    /// A clone ahead, and the rest while the guard holds the file system frozen, the mapped device
+    /// suspended, or both.
+    Held,
 }
 
 /// What the guard gets of a member.
 struct Held {
-    root: MountRoot,
-    /// Its mapped device, which is suspended, too.
+    /// Its file system, which is frozen.
+    root: Option<MountRoot>,
+    /// Its mapped device, which is suspended.
     mapped: Option<DeviceHold>,
 }
 
@@ -72,8 +75,8 @@ pub struct Local {
     is_ahead: bool,
     /// The mode of each member, determined by `ready`.
     ways: Vec<MemberMode>,
-    /// What the guard gets of the members that will be frozen, in the order of the members.
-    frozen: Vec<Held>,
+    /// What the guard gets of the members that it will hold, in the order of the members.
+    to_hold: Vec<Held>,
     /// Dropped before `held`, which the workers share: dropping the last reference thaws.
     classes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
@@ -96,7 +99,7 @@ impl Local {
             room: Arc::new(|| Ok(())),
             is_ahead: false,
             ways: Vec::new(),
-            frozen: Vec::new(),
+            to_hold: Vec::new(),
             classes: None,
             held: None,
             abort: AbortHandle::default(),
@@ -133,15 +136,15 @@ impl Local {
         Ok(extents)
     }
 
-    /// Hands the mounted members over to the freeze guard, and creates the workers for their
+    /// Hands the members that it will hold over to the freeze guard, and creates the workers for their
     /// clones: one for each member, and one for all members whose clones are no faster in parallel.
     fn begin(&mut self) -> Result<()> {
-        let held = std::mem::take(&mut self.frozen);
-        let frozen: Vec<usize> = self.of_way(MemberMode::Frozen).map(|(at, _)| at).collect();
+        let held = std::mem::take(&mut self.to_hold);
+        let slots: Vec<usize> = self.of_way(MemberMode::Held).map(|(at, _)| at).collect();
         let mut classes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
-        for (slot, (at, held)) in frozen.into_iter().zip(held).enumerate() {
+        for (slot, (at, held)) in slots.into_iter().zip(held).enumerate() {
             let member = &self.members[at];
             let cloned = ClonedMember { at, slot };
             if member.copier.is_serial() {
@@ -153,7 +156,7 @@ impl Local {
                 volume_id: member.target.volume_id.clone(),
                 namespace: member.target.namespace(),
                 image: member.copier.image(),
-                root: Some(held.root),
+                root: held.root,
                 mapped: held.mapped,
             });
         }
@@ -203,8 +206,8 @@ impl Local {
         for _ in 0..PASSES {
             let ranges = self.all(CloneStep::Delta)?.extents;
             done += ranges;
-            let frozen = self.of_way(MemberMode::Frozen);
-            let worthwhile: u64 = frozen.map(|(_, member)| member.copier.worthwhile()).sum();
+            let held = self.of_way(MemberMode::Held);
+            let worthwhile: u64 = held.map(|(_, member)| member.copier.worthwhile()).sum();
             if ranges <= FEW_RANGES.max(worthwhile) {
                 break;
             }
@@ -220,11 +223,35 @@ impl Local {
         Ok(begun.elapsed())
     }
 
-    fn mode_of(member: &CutMember, level: Level) -> MemberMode {
-        match (&member.in_use, level) {
+    /// Opens what the guard must hold of a member in use at this level; `None` if it holds nothing.
+    fn open(&self, member: &CutMember, level: Level) -> Result<Option<Held>> {
+        let volume = &member.target.volume_id;
+        let root = match (&member.in_use, level) {
+            (Use::Quiet, _) => return Ok(None),
+            (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => None,
+            (
+                Use::Mounted {
+                    device,
+                    fs,
+                    mount_point,
+                },
+                Level::Filesystem | Level::Application,
+            ) => Some(self.host.open_mount_root(mount_point, device, *fs)),
+        };
+        let root = root.transpose();
+        let root = root.context(|| format!("open the file system of volume {volume}"))?;
+        let mapped = member.copier.mapped();
+        let mapped = mapped.context(|| format!("open the device of volume {volume}"))?;
+        let is_held = root.is_some() || mapped.is_some();
+        Ok(is_held.then_some(Held { root, mapped }))
+    }
+
+    /// How a member is cut, of which the guard holds `held`.
+    fn mode_of(member: &CutMember, held: Option<&Held>) -> MemberMode {
+        match (&member.in_use, held) {
             (Use::Quiet, _) => MemberMode::Quiet,
-            (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => MemberMode::Moment,
-            (Use::Mounted { .. }, Level::Filesystem | Level::Application) => MemberMode::Frozen,
+            (Use::Raw | Use::Mounted { .. }, Some(_)) => MemberMode::Held,
+            (Use::Raw | Use::Mounted { .. }, None) => MemberMode::Moment,
         }
     }
 
@@ -239,7 +266,7 @@ impl Local {
         let volume = &member.target.volume_id;
         let mode = match way {
             MemberMode::Quiet | MemberMode::Moment => CopyMode::Whole,
-            MemberMode::Frozen => CopyMode::Ahead,
+            MemberMode::Held => CopyMode::Ahead,
         };
         let cost = member.copier.cost(mode);
         let cost = cost.context(|| format!("count the extents of volume {volume}"))?;
@@ -329,8 +356,8 @@ impl Local {
         let mut ready = Readiness::default();
         let members = self.members.clone();
         for member in members.iter() {
-            let volume = &member.target.volume_id;
-            let way = Local::mode_of(member, level);
+            let held = self.open(member, level)?;
+            let way = Local::mode_of(member, held.as_ref());
             self.ways.push(way);
             let stall = (&mut ready.stall, &mut ready.most_extents);
             self.weigh(member, way, stall)?;
@@ -339,23 +366,8 @@ impl Local {
             }
             ready.in_use += 1;
             ready.raw += usize::from(member.in_use == Use::Raw);
-            if let (
-                MemberMode::Frozen,
-                Use::Mounted {
-                    device,
-                    fs,
-                    mount_point,
-                },
-            ) = (way, &member.in_use)
-            {
-                ready.frozen += 1;
-                let root = self.host.open_mount_root(mount_point, device, *fs);
-                let mapped = member.copier.mapped();
-                self.frozen.push(Held {
-                    root: root.context(|| format!("open the file system of volume {volume}"))?,
-                    mapped: mapped.context(|| format!("open the device of volume {volume}"))?,
-                });
-            }
+            ready.frozen += usize::from(held.is_some());
+            self.to_hold.extend(held);
         }
         self.check_guard()?;
         Ok(ready)
@@ -363,8 +375,8 @@ impl Local {
 
     /// Checks that the guard can hold the members, so that no application is quiesced in vain.
     fn check_guard(&self) -> Result<()> {
-        let count = self.frozen.len();
-        let mapped = self.frozen.iter().filter(|held| held.mapped.is_some());
+        let count = self.to_hold.len();
+        let mapped = self.to_hold.iter().filter(|held| held.mapped.is_some());
         let mapped = mapped.count();
         // One descriptor for each file system, and one for each device.
         let most = match count + mapped > MOST_DESCRIPTORS {
@@ -375,7 +387,7 @@ impl Local {
             return Err(Error::refused(
                 "the group",
                 format!(
-                    "{count} of its volumes are mounted on this node, but at most {most} can be frozen together; create smaller groups"
+                    "{count} of its volumes are in use on this node, but at most {most} can be frozen together; create smaller groups"
                 ),
             ));
         }
@@ -395,7 +407,7 @@ impl Local {
             extents: self.clone_whole(MemberMode::Quiet)?,
             ..Prepared::default()
         };
-        if self.frozen.is_empty() {
+        if self.to_hold.is_empty() {
             return Ok(done);
         }
         self.begin()?;

@@ -84,9 +84,9 @@ pub trait Participant: Send {
 pub struct Readiness {
     /// Members in use.
     pub in_use: usize,
-    /// Of those, raw devices: their writers cannot be stopped.
+    /// Of those, raw devices: what their writers have not flushed is not in the cut.
     pub raw: usize,
-    /// Of those, members that will be frozen.
+    /// Of those, members whose writers the guard will stop.
     pub frozen: usize,
     /// About how long their writers will be stopped for the clones alone, one after the other.
     pub stall: Duration,

@@ -70,11 +70,11 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
     let world = World::with_hooks(&["db"]);
     let outcome = tried(&world, &group(), Level::Application).unwrap();
     let wanted = [
-        "count a",
         "root a",
+        "count a",
         "count idle",
-        "count b",
         "root b",
+        "count b",
         "clone_whole idle",
         "begin a b",
         "sync",
@@ -240,7 +240,7 @@ fn a_thaw_that_came_early_loses_the_cut() {
     world.plan(step, Trouble::Early);
     let error = tried(&world, &group(), Level::Application).unwrap_err();
     assert!(
-        error.contains("volume a was thawed before it was cut"),
+        error.contains("writers of volume a continued before it was cut"),
         "{error}"
     );
     assert!(world.log().contains(&"thaw b".into()), "{:?}", world.log());
@@ -304,6 +304,22 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
         world.log(),
         ["count r", "count r", "room", "clock", "clone_whole r"]
     );
+
+    let world = World::default();
+    let mapped = |mut volume: TestVolume| {
+        volume.is_mapped = true;
+        volume
+    };
+    let (level, reason) = level_of(&world, &[mapped(raw("r"))], Level::Filesystem);
+    assert_eq!(level, Level::Crash);
+    assert!(reason.contains("raw block device"), "{reason}");
+    let log = world.log();
+    let at = |event: &str| log.iter().position(|line| line.starts_with(event));
+    assert!(at("freeze").unwrap() < at("thaw").unwrap(), "{log:?}");
+    assert_eq!(at("clone_whole"), None, "{log:?}");
+    let with_a_file_system = [mapped(raw("r")), mounted("m")];
+    let (level, _) = level_of(&World::default(), &with_a_file_system, Level::Filesystem);
+    assert_eq!(level, Level::Filesystem);
 
     let world = World::with_hooks(&["db"]);
     let (level, _) = level_of(&world, &[raw("r")], Level::Application);
@@ -399,7 +415,12 @@ fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
     abort.now();
     world.assert_still();
     let thawed = frozen.cut().unwrap();
-    assert!(thawed.lost.unwrap().contains("volume a was thawed"));
+    assert!(
+        thawed
+            .lost
+            .unwrap()
+            .contains("writers of volume a continued")
+    );
 
     let abort = AbortHandle::default();
     abort.now();

@@ -16,8 +16,9 @@ use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
-    BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Freeze, FreezeMember,
-    Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
+    BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount, Freeze,
+    FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result,
+    Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -58,6 +59,8 @@ pub(super) struct World(Arc<Mutex<State>>);
 pub(super) struct TestVolume {
     pub(super) target: HookTarget,
     pub(super) in_use: Use,
+    /// See [`Copier::mapped`].
+    pub(super) is_mapped: bool,
     pub(super) is_serial: bool,
     pub(super) emptied: Arc<AtomicBool>,
 }
@@ -70,6 +73,7 @@ pub(super) fn member(name: &str, in_use: Use) -> TestVolume {
             node: None,
         },
         in_use,
+        is_mapped: false,
         is_serial: false,
         emptied: Arc::default(),
     }
@@ -79,6 +83,7 @@ pub(super) fn member(name: &str, in_use: Use) -> TestVolume {
 struct FakeCopier {
     world: World,
     name: String,
+    is_mapped: bool,
     is_serial: bool,
     /// A pass has counted the extents, so they are not counted again.
     is_counted: AtomicBool,
@@ -96,6 +101,14 @@ impl Copier for FakeCopier {
             device: 1,
             inode: 2,
         }
+    }
+
+    fn mapped(&self) -> Result<Option<DeviceHold>> {
+        let hold = || DeviceHold {
+            device: Device::of_loop(0),
+            keep: Box::new(()),
+        };
+        Ok(self.is_mapped.then(hold))
     }
 
     fn is_serial(&self) -> bool {
@@ -196,10 +209,12 @@ impl World {
             copier: Arc::new(FakeCopier {
                 world: self.clone(),
                 name: volume.target.volume_id.clone(),
+                is_mapped: volume.is_mapped,
                 is_serial: volume.is_serial,
                 is_counted: AtomicBool::default(),
             }),
             in_use: volume.in_use.clone(),
+            is_mapped: volume.is_mapped,
             emptied: volume.emptied.clone(),
         });
         members.collect()

@@ -105,7 +105,7 @@ fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_d
     let error = cut(&members).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let said = format!(
-        "{} of its volumes are mounted on this node",
+        "{} of its volumes are in use on this node",
         MOST_MEMBERS + 1
     );
     assert!(chain(&error).contains(&said), "{error}");

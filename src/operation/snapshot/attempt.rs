@@ -13,7 +13,7 @@ use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
 use crate::cut::coordinator::{self, Used};
-use crate::cut::{Attempt, CutMember, Outcome};
+use crate::cut::{Attempt, CutMember, Outcome, Use};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
@@ -21,6 +21,9 @@ use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises};
 use crate::record::{SnapshotRecord, SnapshotState};
+
+/// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
+const RAW_IN_GROUP: &str = "common moment, device cache not flushed";
 
 /// The members of one node in one attempt. Their volumes are locked until all members are kept.
 pub(in crate::operation) struct Share {
@@ -188,12 +191,16 @@ impl Snapshots {
                 judged.push(pool.id());
             }
         }
-        for one in &mut share.made {
+        for (one, member) in share.made.iter_mut().zip(&share.members) {
             one.pool.backend.snapshots.sync_image(one.record.uuid)?;
             one.record.cut_at = kept.cut_at;
             one.record.level = kept.level;
             one.record.reason = kept.reason.clone();
             if one.record.group.is_some() {
+                if member.in_use == Use::Raw {
+                    one.record.level = Level::Crash;
+                    one.record.reason = RAW_IN_GROUP.into();
+                }
                 one.record.state = SnapshotState::Cut;
                 one.pool.backend.update_snapshot(&one.record)?;
             }

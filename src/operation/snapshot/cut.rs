@@ -7,7 +7,7 @@ use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
 use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use};
-use crate::error::{Result, chain};
+use crate::error::{ErrorContext, Result, chain};
 use crate::model::SnapshotParameters;
 use crate::operation::pools::capacity::check_headroom;
 use crate::operation::{Pool, Snapshots, Used};
@@ -25,14 +25,18 @@ impl Snapshots {
         let each = sources.iter().zip(uses).zip(copies);
         each.map(|((source, in_use), copy)| {
             let image = Image::Volume(source.id.uuid);
+            let copier = source.pool.backend.copier(image, *copy, &budget)?;
+            let mapped = copier.mapped();
+            let mapped = mapped.context(|| format!("open the device of {image}"))?;
             Ok(CutMember {
                 target: HookTarget {
                     volume_id: source.text.clone(),
                     claim: source.record.claim.clone(),
                     node: None,
                 },
-                copier: source.pool.backend.copier(image, *copy, &budget)?.into(),
+                copier: copier.into(),
                 in_use: in_use.clone(),
+                is_mapped: mapped.is_some(),
                 emptied: Arc::default(),
             })
         })
@@ -102,7 +106,7 @@ pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
     (member.in_use != Use::Quiet).then(|| Used {
         volume_id: member.target.volume_id.clone(),
         claim: member.target.claim.clone(),
-        raw: member.in_use == Use::Raw,
+        raw: member.in_use == Use::Raw && !member.is_mapped,
     })
 }
 

@@ -6,7 +6,7 @@ use slackwater::model::Level;
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
-use crate::simulation::VolumeConfig;
+use crate::simulation::{VolumeConfig, is_thin};
 use crate::state_machine::model::{Model, Observation, Volume, VolumeView};
 
 /// The source of a volume.
@@ -117,7 +117,8 @@ impl Model {
             let view = &volume.view;
             let raw = view.formatted == Some(FormattedAs::Raw);
             if !view.published.is_empty() || (view.staged && !raw) {
-                used.push(raw);
+                // The guard suspends a thin device, so a raw one is cut together with others.
+                used.push(raw && !is_thin());
             }
             members.insert(*source, cut_of(source, volume, None).view);
         }

@@ -234,7 +234,7 @@ fn conditions() -> Vec<Condition> {
         ),
         of(
             Error::CutLost {
-                reason: format!("the file system of volume {VOLUME} was thawed before it was cut"),
+                reason: format!("writers of volume {VOLUME} continued before it was cut"),
             },
             "No snapshot was created: the copies are not proven to be from one point in time. If it happens again, raise `freezeTimeout`, or find the other program that thaws.",
         ),
