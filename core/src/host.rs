@@ -28,7 +28,8 @@ pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
-    MAPPED_FOLDER, MappedDevice, ThinMessage, ThinPoolMode, ThinPoolStatus, ThinTable, mapped_path,
+    MAPPED_FOLDER, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode, ThinPoolStatus,
+    ThinSnapshot, ThinTable, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};
@@ -400,6 +401,11 @@ pub trait Host: Send + Sync + 'static {
     /// without a table whose UUID begins with `prefix`.
     fn mapped_devices(&self, pool: &str, _prefix: &str) -> Result<Vec<MappedDevice>> {
         Err(no_thin_pools(pool))
+    }
+    /// Allocates what [`Effect::CreateThinSnapshot`] needs, and finds the devices that show the origin.
+    /// EAGAIN while the pool is suspended.
+    fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {
+        Err(no_thin_pools(&snapshot.pool))
     }
     /// Opens the mapped device with a UUID; `None` if there is none.
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {

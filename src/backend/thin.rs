@@ -406,6 +406,7 @@ impl Store for ThinStore {
             origin,
             copy: self.root.join(part(copy)),
             id: OnceLock::new(),
+            prepared: OnceLock::new(),
             image: FileId {
                 device: self.rdev,
                 inode: u64::from(origin),

@@ -17,6 +17,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+use nix::errno::Errno;
 use tonic::{Code, Status};
 
 use super::Rpc;
@@ -76,6 +77,8 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
             // For an expansion, FAILED_PRECONDITION would mean "in use", and the call would not be
             // repeated.
             HostCause::Missing { .. } if !grows(rpc) => Code::FailedPrecondition,
+            // LVM has suspended a thin pool while it changes it, and nothing was done.
+            HostCause::Errno(Errno::EAGAIN) => Code::Aborted,
             // An unknown result must not be taken for "does not exist".
             HostCause::NoAnswer => Code::Unavailable,
             HostCause::Missing { .. }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use nix::libc;
 use slackwater::host::difference::Differences;
 use slackwater::host::linux::LinuxHost;
-use slackwater::host::{Effect, Extent, Host, Result, ThinMessage, ThinTable};
+use slackwater::host::{Effect, Extent, Host, Result, ThinMessage, ThinSnapshot, ThinTable};
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
 
@@ -37,6 +37,19 @@ fn create_pool() -> LinuxHost {
         &[&size[..], &named[..], &["slackwater-vg"]].concat(),
     );
     LinuxHost::new(vec![PathBuf::from("/tmp")])
+}
+
+/// Creates a snapshot of a thin device.
+fn snapshot(host: &LinuxHost, id: u32, origin: u32) -> Result<()> {
+    let snapshot = ThinSnapshot {
+        pool: POOL.into(),
+        rdev: host.thin_pool(POOL)?.unwrap().rdev,
+        id,
+        origin,
+    };
+    let prepared = &host.prepare_thin_snapshot(snapshot)?;
+    host.perform(&Effect::CreateThinSnapshot { prepared })
+        .map(drop)
 }
 
 /// Numbers that look random, and are the same in each run.
@@ -115,11 +128,11 @@ impl Thin<'_> {
         run("blkdiscard", &["-o", &offset, "-l", &length, path]);
     }
 
-    fn snapshot(&self, message: ThinMessage) {
+    fn snapshot(&self, id: u32) {
         self.file.sync_all().unwrap();
         let uuid = &self.uuid;
         self.host.perform(&Effect::SuspendMapped { uuid }).unwrap();
-        send(self.host, message);
+        snapshot(self.host, id, 1).unwrap();
         self.host.perform(&Effect::ResumeMapped { uuid }).unwrap();
     }
 
@@ -237,7 +250,7 @@ fn devices_and_changed_blocks_are_those_of_the_contents_and_of_the_tools() {
         for _ in 0..20 {
             one.discard(random.below(BLOCKS), BLOCKS / 100);
         }
-        one.snapshot(ThinMessage::CreateSnap { id: 2, origin: 1 });
+        one.snapshot(2);
         let mapped = Vec::from_iter(blocks(&one.extents()).into_keys());
         for _ in 0..40 {
             write(&one, random.below(BLOCKS));
@@ -245,12 +258,12 @@ fn devices_and_changed_blocks_are_those_of_the_contents_and_of_the_tools() {
         }
         (2990..3010).for_each(|block| write(&one, block));
         one.discard(1500, 100);
-        one.snapshot(ThinMessage::CreateSnap { id: 3, origin: 1 });
+        one.snapshot(3);
         let [two, three] = [2, 3].map(|id| Thin::activate(&host, id));
         write(&three, 5);
         write(&one, 1001);
         send(&host, ThinMessage::CreateThin { id: 900 });
-        send(&host, ThinMessage::CreateSnap { id: 4, origin: 900 });
+        snapshot(&host, 4, 900).unwrap();
         send(&host, ThinMessage::Delete { id: 900 });
         for thin in [&one, &two, &three] {
             thin.file.sync_all().unwrap();

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use nix::errno::Errno;
 use slackwater::host::linux::LinuxHost;
-use slackwater::host::{Effect, Host, MappedDevice, Result, ThinMessage, ThinPoolMode, ThinTable};
+use slackwater::host::{
+    Effect, Host, MappedDevice, Result, ThinMessage, ThinPoolMode, ThinSnapshot, ThinTable,
+};
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
 
@@ -44,6 +46,19 @@ fn create_pool() -> LinuxHost {
 fn send(host: &LinuxHost, message: ThinMessage) -> Result<()> {
     let pool = POOL;
     host.perform(&Effect::ThinMessage { pool, message })
+        .map(drop)
+}
+
+/// Creates a snapshot of a thin device.
+fn snapshot(host: &LinuxHost, id: u32, origin: u32) -> Result<()> {
+    let snapshot = ThinSnapshot {
+        pool: POOL.into(),
+        rdev: host.thin_pool(POOL)?.unwrap().rdev,
+        id,
+        origin,
+    };
+    let prepared = &host.prepare_thin_snapshot(snapshot)?;
+    host.perform(&Effect::CreateThinSnapshot { prepared })
         .map(drop)
 }
 
@@ -110,8 +125,7 @@ fn thin_devices_are_created_and_deleted_once() {
                 errno(send(&host, ThinMessage::CreateThin { id: 7 })),
                 Some(Errno::EEXIST)
             );
-            let snapshot = ThinMessage::CreateSnap { id: 8, origin: 9 };
-            assert_eq!(errno(send(&host, snapshot)), Some(Errno::ENODATA));
+            assert_eq!(errno(snapshot(&host, 8, 9)), Some(Errno::ENODATA));
             assert_eq!(
                 errno(send(&host, ThinMessage::Delete { id: 9 })),
                 Some(Errno::ENODATA)
@@ -156,13 +170,12 @@ fn a_snapshot_needs_an_origin_that_is_suspended() {
             send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
             let path = activate(&host, ONE, 1, 32 * MIB);
             write(&path, 0, 1);
-            let snapshot = ThinMessage::CreateSnap { id: 2, origin: 1 };
-            let refused = format!("{:?}", send(&host, snapshot).unwrap_err());
+            let refused = format!("{:?}", snapshot(&host, 2, 1).unwrap_err());
             assert!(refused.contains("is active on thin device 1"), "{refused}");
 
             host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
             assert!(find(&host, ONE).unwrap().suspended);
-            send(&host, snapshot).unwrap();
+            snapshot(&host, 2, 1).unwrap();
             host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
             assert!(!find(&host, ONE).unwrap().suspended);
             write(&path, 0, 2);
@@ -234,7 +247,7 @@ fn the_extents_of_thin_devices_are_read_from_the_metadata() {
             write(&path, block * BLOCK, 1);
         }
         host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
-        send(&host, ThinMessage::CreateSnap { id: 2, origin: 1 }).unwrap();
+        snapshot(&host, 2, 1).unwrap();
         host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
         for block in [1, 7, 511] {
             write(&path, block * BLOCK, 2);

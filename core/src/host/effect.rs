@@ -5,7 +5,8 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::{
-    Device, FileId, Known, LoopHold, MountRoot, Session, SessionSpec, ThinMessage, ThinTable,
+    Device, FileId, Known, LoopHold, MountRoot, PreparedThinSnapshot, Session, SessionSpec,
+    ThinMessage, ThinTable,
 };
 use crate::model::FsType;
 
@@ -306,6 +307,11 @@ pub enum Effect<'a> {
         pool: &'a str,
         message: ThinMessage,
     },
+    /// Creates a snapshot of a thin device. EEXIST if the ID is taken, ENODATA if the origin does not
+    /// exist, EAGAIN while the pool is suspended. Devices that show the origin must be suspended,
+    /// otherwise writes that are on their way reach the snapshot as well: the kernel does not check
+    /// this, so the host refuses it. Allocates nothing, except after an error.
+    CreateThinSnapshot { prepared: &'a PreparedThinSnapshot },
     /// Creates a mapped device without a table. EBUSY if one with this UUID exists.
     CreateMapped {
         /// Its UUID, which is also its name.
@@ -327,6 +333,12 @@ pub enum Effect<'a> {
     },
     /// Switches a mapped device to the table that was loaded last, and lets its I/O continue.
     ResumeMapped {
+        /// The UUID of the device.
+        uuid: &'a str,
+    },
+    /// Drops the table that the next [`Effect::ResumeMapped`] would switch to. It is success if there
+    /// is none.
+    ClearTable {
         /// The UUID of the device.
         uuid: &'a str,
     },
@@ -461,10 +473,12 @@ impl Effect<'_> {
             Effect::WriteBlocks { .. } => "write_blocks",
             Effect::FillWithZeros { .. } => "fill_with_zeros",
             Effect::ThinMessage { message, .. } => message.name(),
+            Effect::CreateThinSnapshot { .. } => "create_snap",
             Effect::CreateMapped { .. } => "create_mapped",
             Effect::LoadTable { .. } => "load_table",
             Effect::SuspendMapped { .. } => "suspend_mapped",
             Effect::ResumeMapped { .. } => "resume_mapped",
+            Effect::ClearTable { .. } => "clear_table",
             Effect::RemoveMapped { .. } => "remove_mapped",
             Effect::StartSession(_) => "start_session",
         }

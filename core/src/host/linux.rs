@@ -40,8 +40,8 @@ use uuid::Uuid;
 
 use super::{
     Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
-    Host, Kept, Known, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount, MountRoot, Result,
-    Signature, Space, ThinPoolStatus,
+    Host, Kept, Known, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount, MountRoot,
+    PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
 };
 use crate::error::HostError;
 use crate::fault;
@@ -153,11 +153,13 @@ impl LinuxHost {
                 bytes,
             } => blocks::write(device, offset, bytes),
             Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
+            Effect::CreateThinSnapshot { prepared } => thin::create_snapshot(prepared),
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }
             | Effect::LoadTable { .. }
             | Effect::SuspendMapped { .. }
             | Effect::ResumeMapped { .. }
+            | Effect::ClearTable { .. }
             | Effect::RemoveMapped { .. } => thin::act(effect),
             Effect::StartSession(ref spec) => return session::start(spec),
         }
@@ -282,6 +284,10 @@ impl Host for LinuxHost {
 
     fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
         thin::thin_devices(pool)
+    }
+
+    fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {
+        thin::prepare_snapshot(snapshot)
     }
 
     fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {

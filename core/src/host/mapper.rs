@@ -6,6 +6,7 @@
 //! text. The kernel refuses a second mapped device with the same UUID, but with another UUID it maps
 //! the same thin device twice.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 
 use super::Device;
@@ -73,14 +74,6 @@ pub enum ThinPoolMode {
 pub enum ThinMessage {
     /// Creates an empty thin device. EEXIST if the ID is taken.
     CreateThin { id: u32 },
-    /// Creates a thin device that shares all blocks of another one. EEXIST if the ID is taken,
-    /// ENODATA if the origin does not exist. An origin that is active must be suspended, otherwise
-    /// writes that are on their way reach the snapshot as well; the kernel does not check this.
-    CreateSnap {
-        id: u32,
-        /// The thin device with which it shares blocks.
-        origin: u32,
-    },
     /// Deletes a thin device, and frees the blocks that only it has. EBUSY if it is active, ENODATA
     /// if it does not exist.
     Delete { id: u32 },
@@ -101,12 +94,34 @@ impl ThinMessage {
     pub fn name(&self) -> &'static str {
         match self {
             ThinMessage::CreateThin { .. } => "create_thin",
-            ThinMessage::CreateSnap { .. } => "create_snap",
             ThinMessage::Delete { .. } => "delete_thin",
             ThinMessage::SetTransactionId { .. } => "set_transaction_id",
             ThinMessage::ReleaseMetadata => "release_metadata_snap",
         }
     }
+}
+
+/// A thin device that is to share all blocks of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThinSnapshot {
+    /// The name of the thin pool.
+    pub pool: String,
+    /// The device number of the thin pool. Another pool that has got the name is refused.
+    pub rdev: u64,
+    /// The ID of the new thin device.
+    pub id: u32,
+    /// The thin device with which it shares blocks.
+    pub origin: u32,
+}
+
+/// A snapshot for which everything is allocated that its creation needs, so that it can be created
+/// while the disk is suspended to which the kernel would write memory back. See
+/// [`Effect::CreateThinSnapshot`](super::Effect::CreateThinSnapshot).
+#[derive(Debug)]
+pub struct PreparedThinSnapshot {
+    pub snapshot: ThinSnapshot,
+    /// What the host has allocated.
+    pub keep: Box<dyn Any + Send + Sync>,
 }
 
 /// The table of a mapped device that shows a thin device from its first byte.
@@ -128,6 +143,9 @@ pub struct MappedDevice {
     /// The table in use; `None` if the device has never been resumed with one.
     pub table: Option<ThinTable>,
     pub read_only: bool,
+    /// It has a table that the next resume switches to, as after a crash between the two steps, or
+    /// while another program changes the device.
+    pub has_inactive_table: bool,
     /// I/O waits until the device is resumed.
     pub suspended: bool,
     /// The kernel removes it when its last opener closes it.

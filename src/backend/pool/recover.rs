@@ -26,10 +26,10 @@ impl PoolBackend {
             match detached {
                 Ok(()) => {
                     found.loops += 1;
-                    tracing::info!(%pool, device, "detached an unused loop device");
+                    tracing::info!(%pool, device, "detached an unused device");
                 }
                 Err(error) => {
-                    tracing::error!(%pool, device, error = %chain(&error), "failed to detach an unused loop device");
+                    tracing::error!(%pool, device, error = %chain(&error), "failed to detach an unused device");
                 }
             }
         }

@@ -79,7 +79,18 @@ impl ThinStore {
             table,
             read_only,
         })?;
+        // A table that is not used would make the device refused as if another program changed it.
         self.perform(Effect::ResumeMapped { uuid })
+            .inspect_err(|_| drop(self.perform(Effect::ClearTable { uuid })))
+    }
+
+    /// Gives the device of an image the table for its present size.
+    fn reload(&self, uuid: Uuid, found: &MappedDevice, image: ThinImage) -> Result<()> {
+        if let Some(holder) = changed_by_others(found) {
+            return Err(busy(uuid, holder));
+        }
+        let loaded = self.load(image, found.read_only);
+        loaded.context(|| format!("resize {} of volume {uuid}", found.device.path.display()))
     }
 
     fn hold_own(&self, image: ThinImage) -> host::Result<DeviceHold> {
@@ -133,17 +144,20 @@ impl ThinStore {
             let holder = format!("{name} is open and is removed when it is closed");
             return Err(busy(uuid, holder));
         }
+        if let Some(holder) = changed_by_others(found) {
+            return Err(busy(uuid, holder));
+        }
         let bytes = found.table.as_ref().map_or(0, |table| table.bytes);
-        if bytes < image_bytes(image.size) || found.suspended {
-            let loaded = self.load(image, mode.read_only);
-            loaded.context(|| format!("resize {name}"))?;
+        if bytes < image_bytes(image.size) {
+            self.reload(uuid, found, image)?;
         }
         let held = self.hold_own(image);
         held.context(|| format!("open {name}"))
     }
 
-    /// Resumes devices that a crash has left suspended, and removes those that are not in use. The
-    /// guard has already released what it held.
+    /// Removes devices that are not in use, and drops tables that a crash has left unused. The guard
+    /// has already resumed what it had suspended, so a device that is suspended was suspended by
+    /// another program: it is left as it is.
     pub(super) fn remove_idle(
         &self,
         images: &[Image],
@@ -155,18 +169,19 @@ impl ThinStore {
         let own: BTreeSet<String> = images.collect();
         found.retain(|device| own.contains(&device.uuid));
         let mut removed = Vec::new();
-        for MappedDevice {
-            device,
-            uuid,
-            suspended,
-            ..
-        } in found
-        {
-            let uuid = &uuid;
-            if suspended {
-                let resumed = self.perform(Effect::ResumeMapped { uuid });
-                resumed.context(|| format!("resume {}", device.path.display()))?;
+        for found in found {
+            let uuid = &found.uuid;
+            if found.suspended {
+                let holder = suspended_by_others(uuid);
+                let subject = found.device.path.display().to_string();
+                removed.push((found.device, Err(Error::Busy { subject, holder })));
+                continue;
             }
+            if found.has_inactive_table {
+                let cleared = self.perform(Effect::ClearTable { uuid });
+                cleared.context(|| format!("clear {}", mapped_path(uuid).display()))?;
+            }
+            let device = found.device;
             if !in_use(&device) && !self.host.is_claimed(&device).context(doing)? {
                 removed.push((device, self.remove_mapped(uuid)));
             }
@@ -256,15 +271,34 @@ impl Devices for ThinStore {
     }
 
     fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
-        let doing = || format!("resize {} of volume {uuid}", device.path.display());
-        let image = self.get_image(Image::Volume(uuid)).context(doing)?;
+        let image = self.get_image(Image::Volume(uuid));
+        let image = image.context(|| format!("find the thin device of volume {uuid}"))?;
         let mut devices = self.devices_of(uuid, None)?.into_iter();
         let found = devices.find(|found| found.device == *device);
         let found = found.ok_or_else(|| Error::Pending {
             what: format!("{} of volume {uuid}", device.path.display()),
         })?;
-        self.load(image, found.read_only).context(doing)
+        self.reload(uuid, &found, image)
     }
+}
+
+/// What another program does with a device, if it is about to change it.
+fn changed_by_others(found: &MappedDevice) -> Option<String> {
+    if found.suspended {
+        return Some(suspended_by_others(&found.uuid));
+    }
+    let name = found.uuid.to_ascii_lowercase();
+    let inactive = || {
+        format!(
+            "another program has loaded a table into {name} that is not in use yet; if no program needs it: dmsetup clear {name}"
+        )
+    };
+    found.has_inactive_table.then(inactive)
+}
+
+fn suspended_by_others(uuid: &str) -> String {
+    let name = uuid.to_ascii_lowercase();
+    format!("another program has suspended {name}; if no program needs that: dmsetup resume {name}")
 }
 
 fn busy(uuid: Uuid, holder: String) -> Error {

@@ -3,6 +3,7 @@
 //! A mapped device is found by its UUID and opened by its number, at the node that devtmpfs creates.
 //! Links in /dev/mapper exist only where udev runs.
 
+mod snapshot;
 mod status;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::errno::Errno;
 use nix::sys::stat::minor;
 
+pub(super) use self::snapshot::{create_snapshot, prepare_snapshot};
 use self::status::{Pool, number, pool_of};
 use super::blocks;
 use super::device_mapper::{DeviceMapper, Info, Listed, Selector, Suspend, Target};
@@ -139,6 +141,7 @@ fn devices_on(
                 uuid,
                 table,
                 read_only: info.read_only,
+                has_inactive_table: info.has_inactive_table,
                 suspended: info.suspended,
                 deferred_remove: info.deferred_remove,
             });
@@ -264,10 +267,38 @@ fn with_metadata<T>(
     let number = Selector::Number(found.status.rdev);
     let reserved = mapper.message(number, "reserve_metadata_snap");
     reserved.map_err(failed("reserve a snapshot of the metadata of", pool))?;
+    let mut reservation = Reservation {
+        mapper,
+        pool: Some(number),
+    };
     let result = read_snapshot(pool, found.metadata, read);
-    let released = mapper.message(number, "release_metadata_snap");
+    let released = reservation.release();
     released.map_err(failed("release the snapshot of the metadata of", pool))?;
     result
+}
+
+/// The snapshot of the metadata of a pool, which is released also after a panic.
+struct Reservation<'a> {
+    mapper: &'a mut DeviceMapper,
+    /// `None` after it was released.
+    pool: Option<Selector<'static>>,
+}
+
+impl Reservation<'_> {
+    fn release(&mut self) -> std::result::Result<(), Errno> {
+        let pool = self.pool.take();
+        pool.map_or(Ok(()), |pool| {
+            self.mapper.message(pool, "release_metadata_snap")
+        })
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if let Err(errno) = self.release() {
+            tracing::error!(%errno, "failed to release the snapshot of a thin pool's metadata");
+        }
+    }
 }
 
 fn read_snapshot<T>(
@@ -357,6 +388,10 @@ pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
             let resumed = mapper.resume(Selector::Uuid(uuid));
             resumed.map(drop).map_err(named(uuid))
         }
+        Effect::ClearTable { uuid } => {
+            let cleared = mapper.clear(Selector::Uuid(uuid));
+            cleared.map(drop).map_err(named(uuid))
+        }
         Effect::RemoveMapped { uuid } => match mapper.remove(Selector::Uuid(uuid), true) {
             Ok(()) | Err(Errno::ENXIO) => Ok(()),
             Err(errno) => Err(named(uuid)(errno)),
@@ -374,18 +409,8 @@ fn send(mapper: &mut DeviceMapper, name: &str, message: ThinMessage) -> Result<(
     let failed = failed(message.name(), name);
     let pool = get_running_pool(mapper, name, message.name())?;
     let device = Selector::Number(pool.status.rdev);
-    if let ThinMessage::CreateSnap { origin, .. } = message {
-        let devices = devices_on(mapper, name, pool.status.rdev, "")?;
-        let on_origin = |it: &&MappedDevice| it.table.as_ref().is_some_and(|on| on.id == origin);
-        let active = devices.iter().filter(on_origin).find(|it| !it.suspended);
-        if let Some(active) = active {
-            let what = format!("{} is active on thin device {origin}", active.uuid);
-            return Err(HostError::unexpected(message.name(), name, what));
-        }
-    }
     let text = match message {
         ThinMessage::CreateThin { id } => format!("create_thin {id}"),
-        ThinMessage::CreateSnap { id, origin } => format!("create_snap {id} {origin}"),
         ThinMessage::Delete { id } => format!("delete {id}"),
         ThinMessage::ReleaseMetadata => "release_metadata_snap".into(),
         ThinMessage::SetTransactionId { from, to } => format!("set_transaction_id {from} {to}"),

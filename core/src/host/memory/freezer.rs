@@ -19,9 +19,7 @@ use super::mapped::number_of;
 use super::{Closes, Keep, MemoryHost};
 use crate::error::HostCause;
 use crate::host::freezer::{FreezeLimits, Journalled};
-use crate::host::{
-    Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result, ThinMessage,
-};
+use crate::host::{Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result};
 use crate::model::FsType;
 
 /// The token that a foreign process writes as soon as its thaw permits it.
@@ -207,10 +205,7 @@ impl Machine {
             Effect::CloneWhole { .. }
                 | Effect::ClonePreFreeze { .. }
                 | Effect::CloneDelta { .. }
-                | Effect::ThinMessage {
-                    message: ThinMessage::CreateSnap { .. },
-                    ..
-                }
+                | Effect::CreateThinSnapshot { .. }
         ) {
             return;
         }

@@ -12,13 +12,14 @@ use super::disk::{Data, ROOT};
 use super::machine::Machine;
 use super::perform::Acted;
 use super::{Closes, EPOCH, MemoryHost, POOLS, mapped, perform};
+use crate::error::HostCause;
 use crate::host::{
     BackingFs, Device, DeviceHold, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host,
     LoopHold,
 };
 use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
-use crate::host::{MappedDevice, ThinPoolStatus, mapped_path};
+use crate::host::{MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
@@ -224,6 +225,22 @@ impl Host for MemoryHost {
         self.look("examine", Path::new(pool), |machine| {
             machine.check_thin_pool(pool)?;
             Ok(machine.thin_devices(pool))
+        })
+    }
+
+    fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {
+        self.look("examine", Path::new(&snapshot.pool), |machine| {
+            machine.check_running_pool(&snapshot.pool)?;
+            match machine.thin_pool_status(&snapshot.pool).rdev == snapshot.rdev {
+                true => Ok(()),
+                false => Err(HostCause::Unexpected(
+                    "another thin pool has this name now".into(),
+                )),
+            }
+        })?;
+        Ok(PreparedThinSnapshot {
+            snapshot,
+            keep: Box::new(()),
         })
     }
 

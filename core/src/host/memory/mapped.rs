@@ -121,7 +121,7 @@ impl Machine {
         ro: bool,
     ) -> Result<(), HostCause> {
         let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
-        self.check_thin_pool(&table.pool)?;
+        self.check_running_pool(&table.pool)?;
         let ino = self.thin_pool(&table.pool).devices.get(&table.id).copied();
         let ino = ino.ok_or(Errno::ENODATA)?;
         if self.loops_on(ino).iter().any(|other| *other != number) {
@@ -216,6 +216,13 @@ impl Machine {
         Ok(())
     }
 
+    pub(super) fn clear_table(&mut self, uuid: &str) -> Result<(), Errno> {
+        let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
+        let mapping = self.dev_mut(number)?.mapped.as_mut();
+        mapping.ok_or(Errno::ENXIO)?.loaded = None;
+        Ok(())
+    }
+
     pub(super) fn remove_mapped(&mut self, uuid: &str) {
         let Some(number) = self.mapped(uuid) else {
             return;
@@ -241,6 +248,7 @@ impl Machine {
                 uuid: mapping.uuid.clone(),
                 table: mapping.table.clone(),
                 read_only: dev.read_only,
+                has_inactive_table: mapping.loaded.is_some(),
                 suspended: mapping.is_suspended,
                 deferred_remove: dev.autoclear,
             })

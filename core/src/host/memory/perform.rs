@@ -67,10 +67,12 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::BindDevice { target, .. }
         | Effect::Unmount { target } => (*target).into(),
         Effect::ThinMessage { pool, .. } => Path::new(*pool).into(),
+        Effect::CreateThinSnapshot { prepared } => Path::new(&prepared.snapshot.pool).into(),
         Effect::CreateMapped { uuid }
         | Effect::LoadTable { uuid, .. }
         | Effect::SuspendMapped { uuid }
         | Effect::ResumeMapped { uuid }
+        | Effect::ClearTable { uuid }
         | Effect::RemoveMapped { uuid } => mapped_path(uuid).into(),
         Effect::StartSession(spec) => spec.program.into(),
     }

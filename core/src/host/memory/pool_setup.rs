@@ -1,5 +1,7 @@
 //! How an administrator sets up a thin pool with LVM, and the states into which it gets.
 
+use nix::errno::Errno;
+
 use super::machine::Machine;
 use crate::host::mapper::ThinPoolMode;
 
@@ -13,6 +15,8 @@ pub struct PoolSetup {
     pub errors_when_full: bool,
     pub needs_check: bool,
     pub holds_metadata: bool,
+    /// LVM has suspended it, as it does while it extends a pool.
+    pub suspended: bool,
 }
 
 impl Default for PoolSetup {
@@ -24,6 +28,7 @@ impl Default for PoolSetup {
             errors_when_full: true,
             needs_check: false,
             holds_metadata: false,
+            suspended: false,
         }
     }
 }
@@ -35,6 +40,15 @@ impl Machine {
         match self.thin_pools.get(name) {
             Some(pool) => pool.setup.active,
             None => !name.ends_with("-tpool"),
+        }
+    }
+
+    /// Fails if the disk of a thin pool is dead, and while LVM has suspended the pool.
+    pub(super) fn check_running_pool(&mut self, name: &str) -> Result<(), Errno> {
+        self.check_thin_pool(name)?;
+        match self.thin_pool(name).setup.suspended {
+            true => Err(Errno::EAGAIN),
+            false => Ok(()),
         }
     }
 

@@ -15,7 +15,7 @@ use super::mapped::MAPPER_MAJOR;
 use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
 use crate::host::mapper::{MAX_THIN_ID, Usage};
-use crate::host::{Effect, ThinMessage, ThinPoolStatus};
+use crate::host::{Effect, ThinMessage, ThinPoolStatus, ThinSnapshot};
 
 /// Metadata that one thin device takes, and that each block of a map takes.
 const METADATA_PER_DEVICE: u64 = BLOCK;
@@ -165,7 +165,11 @@ impl Machine {
                 let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
                 self.suspend(number, None);
             }
+            Effect::CreateThinSnapshot { prepared } => {
+                self.create_thin_snapshot(&prepared.snapshot)?;
+            }
             Effect::ResumeMapped { uuid } => self.resume_mapped(uuid)?,
+            Effect::ClearTable { uuid } => self.clear_table(uuid)?,
             Effect::RemoveMapped { uuid } => self.remove_mapped(uuid),
             _ => return Err(Errno::ENOSYS.into()),
         }
@@ -173,25 +177,12 @@ impl Machine {
     }
 
     fn thin_message(&mut self, name: &str, message: ThinMessage) -> Result<(), Errno> {
-        self.check_thin_pool(name)?;
-        let status = self.thin_pool_status(name);
+        self.check_running_pool(name)?;
         let pool = self.thin_pool(name).clone();
-        let free = |id: u32| match id > MAX_THIN_ID {
-            true => Err(Errno::EINVAL),
-            false if pool.devices.contains_key(&id) => Err(Errno::EEXIST),
-            false if status.metadata.free() < METADATA_PER_DEVICE => Err(Errno::ENOSPC),
-            false => Ok(()),
-        };
         match message {
             ThinMessage::CreateThin { id } => {
-                free(id)?;
+                self.check_free(name, id)?;
                 let ino = self.disk.make_unnamed();
-                self.thin_pool(name).devices.insert(id, ino);
-            }
-            ThinMessage::CreateSnap { id, origin } => {
-                free(id)?;
-                let from = *pool.devices.get(&origin).ok_or(Errno::ENODATA)?;
-                let ino = self.snapshot(from)?;
                 self.thin_pool(name).devices.insert(id, ino);
             }
             ThinMessage::Delete { id } => {
@@ -213,6 +204,29 @@ impl Machine {
             ThinMessage::ReleaseMetadata => self.thin_pool(name).setup.holds_metadata = false,
         }
         self.commit(name)
+    }
+
+    /// Whether a thin device with this ID can be created.
+    fn check_free(&mut self, name: &str, id: u32) -> Result<(), Errno> {
+        let status = self.thin_pool_status(name);
+        match id > MAX_THIN_ID {
+            true => Err(Errno::EINVAL),
+            false if self.thin_pool(name).devices.contains_key(&id) => Err(Errno::EEXIST),
+            false if status.metadata.free() < METADATA_PER_DEVICE => Err(Errno::ENOSPC),
+            false => Ok(()),
+        }
+    }
+
+    fn create_thin_snapshot(&mut self, snapshot: &ThinSnapshot) -> Result<(), Errno> {
+        let ThinSnapshot {
+            pool, id, origin, ..
+        } = snapshot;
+        self.check_running_pool(pool)?;
+        self.check_free(pool, *id)?;
+        let from = self.thin_pool(pool).devices.get(origin).copied();
+        let ino = self.snapshot(from.ok_or(Errno::ENODATA)?)?;
+        self.thin_pool(pool).devices.insert(*id, ino);
+        self.commit(pool)
     }
 
     /// Each message commits the maps of all thin devices, and flushes their data before.

@@ -102,7 +102,7 @@ fn a_device_is_found_used_again_resized_and_removed() {
 }
 
 #[test]
-fn a_start_resumes_and_removes_what_a_crash_left() {
+fn a_start_leaves_what_another_program_has_suspended_and_removes_the_rest() {
     let (host, backend) = pool();
     let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let attached = backend.devices().attach(&made, WRITE).unwrap();
@@ -113,8 +113,25 @@ fn a_start_resumes_and_removes_what_a_crash_left() {
     let backend = open(&host);
     let is_it = |found: &crate::host::Device| *found == device;
     assert_eq!(backend.recover(&is_it).unwrap().loops, 0);
-    let found = host.mapped_devices("pool", "SLACKWATER-").unwrap();
-    assert!(found.iter().all(|found| !found.suspended));
+    assert_eq!(backend.recover(&|_| false).unwrap().loops, 0);
+    let found = || host.mapped_devices("pool", "SLACKWATER-").unwrap();
+    assert!(found().iter().all(|found| found.suspended));
+    let refused = backend.devices().attach(&made, WRITE).unwrap_err();
+    assert!(refused.to_string().contains("dmsetup resume"), "{refused}");
+    host.perform(&Effect::ResumeMapped { uuid }).unwrap();
+
+    let table = &found()[0].table.clone().unwrap();
+    host.perform(&Effect::LoadTable {
+        uuid,
+        table,
+        read_only: false,
+    })
+    .unwrap();
+    let refused = backend.devices().attach(&made, WRITE).unwrap_err();
+    assert!(refused.to_string().contains("dmsetup clear"), "{refused}");
+    assert_eq!(backend.recover(&is_it).unwrap().loops, 0);
+    assert!(!found()[0].has_inactive_table);
+    drop(backend.devices().attach(&made, WRITE).unwrap());
     assert_eq!(backend.recover(&|_| false).unwrap().loops, 1);
     assert_eq!(backend.devices().find(made.uuid).unwrap(), []);
 }

@@ -307,7 +307,11 @@ impl Opening<'_> {
         };
         let found = mapped_device(self.host, self.mapped, uuid).context(doing)?;
         match found {
-            Some(found) if found.table.as_ref() == Some(&table) && !found.suspended => {}
+            Some(found) if found.table.as_ref() == Some(&table) && !found.suspended => {
+                if found.has_inactive_table {
+                    self.perform(&Effect::ClearTable { uuid }, "attach the records")?;
+                }
+            }
             Some(found) if found.table.is_some() => {
                 return Err(self.busy(format!(
                     "the device {uuid} is suspended, or has another table than this driver gives it; if no program uses it: dmsetup remove {uuid}"

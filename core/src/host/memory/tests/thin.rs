@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::host::freezer::FreezeLimits;
-use crate::host::{FreezeMember, Freezer, ThinMessage, ThinTable};
+use crate::host::{FreezeMember, Freezer, ThinMessage, ThinSnapshot, ThinTable};
 use crate::model::size::MIB;
 
 const POOL: &str = "vg-pool";
@@ -13,6 +13,18 @@ const UUID: &str = "SLACKWATER-a-1";
 fn message(host: &MemoryHost, message: ThinMessage) -> Option<Errno> {
     let pool = POOL;
     let done = host.perform(&Effect::ThinMessage { pool, message });
+    done.err().and_then(|error| error.code())
+}
+
+fn snapshot(host: &MemoryHost, id: u32, origin: u32) -> Option<Errno> {
+    let snapshot = ThinSnapshot {
+        pool: POOL.into(),
+        rdev: host.thin_pool(POOL).unwrap().unwrap().rdev,
+        id,
+        origin,
+    };
+    let prepared = &host.prepare_thin_snapshot(snapshot).unwrap();
+    let done = host.perform(&Effect::CreateThinSnapshot { prepared });
     done.err().and_then(|error| error.code())
 }
 
@@ -68,12 +80,11 @@ fn mounted(host: &MemoryHost, target: &Path) -> Device {
 fn messages_fail_as_the_kernel_defines_it() {
     let host = MemoryHost::new();
     let create = ThinMessage::CreateThin { id: 1 };
-    let snap = ThinMessage::CreateSnap { id: 2, origin: 1 };
-    assert_eq!(message(&host, snap), Some(Errno::ENODATA));
+    assert_eq!(snapshot(&host, 2, 1), Some(Errno::ENODATA));
     assert_eq!(message(&host, create), None);
     assert_eq!(message(&host, create), Some(Errno::EEXIST));
-    assert_eq!(message(&host, snap), None);
-    assert_eq!(message(&host, snap), Some(Errno::EEXIST));
+    assert_eq!(snapshot(&host, 2, 1), None);
+    assert_eq!(snapshot(&host, 2, 1), Some(Errno::EEXIST));
     let delete = ThinMessage::Delete { id: 1 };
     activate(&host, UUID, 1);
     assert_eq!(message(&host, delete), Some(Errno::EBUSY));
@@ -98,8 +109,7 @@ fn a_snapshot_has_what_a_suspended_device_held_and_shares_its_blocks() {
     host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
     let used = || host.thin_pool(POOL).unwrap().unwrap().data.used;
     let before = used();
-    let snap = ThinMessage::CreateSnap { id: 2, origin: 1 };
-    assert_eq!(message(&host, snap), None);
+    assert_eq!(snapshot(&host, 2, 1), None);
     assert_eq!(used(), before);
     assert_eq!(host.sync(target), Err(Errno::EAGAIN), "its writers wait");
     host.perform(&Effect::ResumeMapped { uuid: UUID }).unwrap();
@@ -115,8 +125,7 @@ fn a_snapshot_has_what_a_suspended_device_held_and_shares_its_blocks() {
 fn a_snapshot_of_a_device_in_use_is_invalid_unless_it_is_suspended() {
     let host = MemoryHost::new();
     mounted(&host, path("/var/lib/kubelet/a"));
-    let snap = ThinMessage::CreateSnap { id: 2, origin: 1 };
-    assert_eq!(message(&host, snap), None);
+    assert_eq!(snapshot(&host, 2, 1), None);
     let copy = activate(&host, "SLACKWATER-a-2", 2);
     assert!(host.flaw(&copy.path).is_some());
 }
@@ -166,8 +175,7 @@ fn a_message_is_durable_at_once() {
     mounted(&host, target);
     host.write_token(target, 7).unwrap();
     host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
-    let snap = ThinMessage::CreateSnap { id: 2, origin: 1 };
-    assert_eq!(message(&host, snap), None);
+    assert_eq!(snapshot(&host, 2, 1), None);
     let host = host.reboot(true);
     let copy = activate(&host, "SLACKWATER-a-2", 2);
     assert_eq!(host.image_tokens(&copy.path), Some(vec![7]));
@@ -237,8 +245,7 @@ fn a_raw_member_is_suspended_and_swept_after_the_death_of_its_guard() {
     freeze.freeze().unwrap();
     let listed = host.journalled().unwrap();
     assert_eq!(listed[0].mapped.as_deref(), Some(UUID));
-    let snapshot = ThinMessage::CreateSnap { id: 2, origin: 1 };
-    assert_eq!(message(&host, snapshot), None);
+    assert_eq!(snapshot(&host, 2, 1), None);
     let next = host.restart_process();
     drop(freeze);
     assert!(is_suspended(&next), "no process is left to resume it");
@@ -265,4 +272,28 @@ fn devices_that_another_program_is_about_to_change_are_refused() {
     .unwrap();
     let refused = refusal(&host, member(&host, &device, None));
     assert_eq!(refused, Some(Errno::EBUSY));
+    let listed = || host.mapped_devices(POOL, "SLACKWATER-").unwrap()[0].clone();
+    assert!(listed().has_inactive_table);
+    host.perform(&Effect::ClearTable { uuid: UUID }).unwrap();
+    assert!(!listed().has_inactive_table);
+    host.begin(vec![member(&host, &device, None)], LIMITS)
+        .unwrap();
+}
+
+#[test]
+fn a_suspended_pool_answers_again_once_it_is_resumed() {
+    let host = MemoryHost::new();
+    message(&host, ThinMessage::CreateThin { id: 1 });
+    host.set_up_pool(POOL, |setup| setup.suspended = true);
+    let create = ThinMessage::CreateThin { id: 2 };
+    assert_eq!(message(&host, create), Some(Errno::EAGAIN));
+    host.perform(&Effect::CreateMapped { uuid: UUID }).unwrap();
+    let loaded = host.perform(&Effect::LoadTable {
+        uuid: UUID,
+        table: &table(1),
+        read_only: false,
+    });
+    assert_eq!(loaded.unwrap_err().code(), Some(Errno::EAGAIN));
+    host.set_up_pool(POOL, |setup| setup.suspended = false);
+    assert_eq!(message(&host, create), None);
 }
