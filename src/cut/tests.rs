@@ -290,6 +290,27 @@ fn a_session_that_had_to_be_killed_is_told_beside_a_good_cut() {
 }
 
 #[test]
+fn raw_devices_that_can_be_suspended_are_cut_with_the_guard() {
+    let world = World::default();
+    let mapped = |mut volume: TestVolume| {
+        volume.is_mapped = true;
+        volume
+    };
+    let outcome = tried(&world, &[mapped(raw("r"))], Level::Filesystem).unwrap();
+    world.assert_still();
+    let (level, reason) = (outcome.level, outcome.reason);
+    assert_eq!(level, Level::Crash);
+    assert!(reason.contains("raw block device"), "{reason}");
+    let log = world.log();
+    let at = |event: &str| log.iter().position(|line| line.starts_with(event));
+    assert!(at("freeze").unwrap() < at("thaw").unwrap(), "{log:?}");
+    assert_eq!(at("clone_whole"), None, "{log:?}");
+    let with_a_file_system = [mapped(raw("r")), mounted("m")];
+    let outcome = tried(&World::default(), &with_a_file_system, Level::Filesystem);
+    assert_eq!(outcome.unwrap().level, Level::Filesystem);
+}
+
+#[test]
 fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     let level_of = |world: &World, members: &[TestVolume], level| {
         let outcome = tried(world, members, level).unwrap();
@@ -304,22 +325,6 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
         world.log(),
         ["count r", "count r", "room", "clock", "clone_whole r"]
     );
-
-    let world = World::default();
-    let mapped = |mut volume: TestVolume| {
-        volume.is_mapped = true;
-        volume
-    };
-    let (level, reason) = level_of(&world, &[mapped(raw("r"))], Level::Filesystem);
-    assert_eq!(level, Level::Crash);
-    assert!(reason.contains("raw block device"), "{reason}");
-    let log = world.log();
-    let at = |event: &str| log.iter().position(|line| line.starts_with(event));
-    assert!(at("freeze").unwrap() < at("thaw").unwrap(), "{log:?}");
-    assert_eq!(at("clone_whole"), None, "{log:?}");
-    let with_a_file_system = [mapped(raw("r")), mounted("m")];
-    let (level, _) = level_of(&World::default(), &with_a_file_system, Level::Filesystem);
-    assert_eq!(level, Level::Filesystem);
 
     let world = World::with_hooks(&["db"]);
     let (level, _) = level_of(&world, &[raw("r")], Level::Application);

@@ -20,17 +20,17 @@ use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, binary, block, mount, run};
 
 const MIB: u64 = 1 << 20;
-const DISKS: [&str; 1] = ["pool:1G"];
+pub(crate) const DISKS: [&str; 1] = ["pool:1G"];
 const GROUP: &str = "slackwater-vg";
 /// Device mapper's name for the thin pool `thin` of this group.
 const MAPPED: &str = "slackwater--vg-thin";
-const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
+pub(crate) const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
 
 fn create_group() {
     run("vgcreate", &[GROUP, &guest::disk("pool")]);
 }
 
-fn create_pool(size: &str) {
+pub(crate) fn create_pool(size: &str) {
     create_group();
     let size = ["--size", size, "--poolmetadatasize", "8M"];
     let named = [
@@ -54,7 +54,7 @@ fn fails(program: &str, arguments: &[&str]) -> String {
     text
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -70,11 +70,11 @@ async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> 
 }
 
 /// A volume and its paths.
-struct Volume {
-    id: String,
-    how: VolumeCapability,
+pub(crate) struct Volume {
+    pub(crate) id: String,
+    pub(crate) how: VolumeCapability,
     staging: PathBuf,
-    target: PathBuf,
+    pub(crate) target: PathBuf,
 }
 
 impl Volume {
@@ -87,7 +87,7 @@ impl Volume {
         }
     }
 
-    async fn up(&self, client: &Client) {
+    pub(crate) async fn up(&self, client: &Client) {
         fs::create_dir_all(&self.staging).unwrap();
         let (id, how) = (&self.id, self.how.clone());
         client.stage(id, &self.staging, how.clone()).await.unwrap();
@@ -95,18 +95,23 @@ impl Volume {
         published.await.unwrap();
     }
 
-    async fn down(&self, client: &Client) {
+    pub(crate) async fn down(&self, client: &Client) {
         client.unpublish(&self.id, &self.target).await.unwrap();
         client.unstage(&self.id, &self.staging).await.unwrap();
     }
 }
 
-async fn created(scratch: &Scratch, client: &Client, name: &str, how: VolumeCapability) -> Volume {
+pub(crate) async fn created(
+    scratch: &Scratch,
+    client: &Client,
+    name: &str,
+    how: VolumeCapability,
+) -> Volume {
     let id = client.create(name, 64 * MIB, how.clone(), &[]).await;
     Volume::of(scratch, name, id.unwrap(), how)
 }
 
-async fn restore(
+pub(crate) async fn restore(
     scratch: &Scratch,
     client: &Client,
     snapshot: &str,
@@ -132,7 +137,7 @@ fn read_at(device: &Path, at: u64) -> u8 {
     bytes[0]
 }
 
-fn end(mut server: Server) {
+pub(crate) fn end(mut server: Server) {
     server.signal(Signal::SIGTERM);
     assert_eq!(server.wait(), Some(0), "{}", server.log());
 }

@@ -6,5 +6,6 @@ mod guest_ext4;
 mod guest_guard;
 mod guest_lvm;
 mod guest_metadata;
+mod guest_order;
 mod guest_thin_host;
 mod guest_udev;

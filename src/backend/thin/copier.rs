@@ -94,7 +94,7 @@ impl ThinCopier {
     }
 
     /// Creates the snapshot of an image that is not in use. Only copies of it may be running, whose
-    /// devices are suspended meanwhile: the kernel removes such a device with its last opener, so a
+    /// devices are suspended for it: the kernel removes such a device with its last opener, so a
     /// crash leaves none suspended.
     fn snapshot_quiet(&self) -> host::Result<u64> {
         let active = self.active()?.into_iter();
