@@ -94,6 +94,11 @@ impl PoolBackend {
         })))
     }
 
+    /// The host that it is on.
+    pub fn host(&self) -> &dyn Host {
+        self.folder.host.as_ref()
+    }
+
     fn store(&self) -> &dyn Store {
         self.folder.store.as_ref()
     }

@@ -145,6 +145,35 @@ fn uuid_of(dir: &Path) -> Option<Uuid> {
     Uuid::try_parse(name.split('.').next()?).ok()
 }
 
+/// The IDs of thin devices that the records of a pool name, including those in the trash.
+#[derive(Debug, Default)]
+pub struct RecordedIds {
+    pub ids: BTreeSet<u32>,
+    /// A record could not be read, so its ID is unknown.
+    pub is_incomplete: bool,
+}
+
+/// Reads the IDs of all records of the pool in a folder.
+pub fn recorded_ids(host: &dyn Host, root: &Path) -> host::Result<RecordedIds> {
+    let mut found = RecordedIds::default();
+    for part in [TRASH, VOLUMES, SNAPSHOTS] {
+        for dir in objects(host, &root.join(part))? {
+            match image_in(host, &dir) {
+                Ok(image) => found.ids.extend(image.map(|image| image.id)),
+                Err(_) => found.is_incomplete = true,
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The directories of volumes or snapshots in a directory of the pool.
+fn objects(host: &dyn Host, folder: &Path) -> host::Result<Vec<PathBuf>> {
+    let names = host.list_dir(folder)?.unwrap_or_default();
+    let dirs = names.into_iter().map(|name| folder.join(name));
+    Ok(dirs.filter(|dir| uuid_of(dir).is_some()).collect())
+}
+
 /// IDs of thin devices.
 #[derive(Debug, Default)]
 struct Numbers {
@@ -210,47 +239,30 @@ impl ThinStore {
     fn find_numbers(&self) -> host::Result<Numbers> {
         let devices = self.host.thin_devices(&self.pool)?;
         let mut taken: BTreeSet<u32> = devices.into_keys().collect();
-        let mut is_complete = true;
+        for dir in objects(self.host.as_ref(), &self.root.join(TRASH))? {
+            self.perform(Effect::SyncDir { path: &dir })?;
+        }
         for part in [TRASH, VOLUMES, SNAPSHOTS] {
             let folder = &self.root.join(part);
-            for dir in self.objects(folder)? {
-                if part == TRASH {
-                    self.perform(Effect::SyncDir { path: &dir })?;
-                }
-                match image_in(self.host.as_ref(), &dir) {
-                    Ok(image) => taken.extend(image.map(|image| image.id)),
-                    Err(_) => is_complete = false,
-                }
-            }
             if self.host.stat(folder)?.is_some() {
                 self.perform(Effect::SyncDir { path: folder })?;
             }
         }
-        let floor = match is_complete {
-            true => FIRST_ID,
-            false => taken.last().copied().unwrap_or(0).max(FIRST_ID) + UNKNOWN_NUMBERS,
+        let recorded = recorded_ids(self.host.as_ref(), &self.root)?;
+        taken.extend(recorded.ids);
+        let floor = match recorded.is_incomplete {
+            false => FIRST_ID,
+            true => taken.last().copied().unwrap_or(0).max(FIRST_ID) + UNKNOWN_NUMBERS,
         };
         Ok(Numbers { taken, floor })
-    }
-
-    /// The directories of volumes or snapshots in a directory of the pool.
-    fn objects(&self, folder: &Path) -> host::Result<Vec<PathBuf>> {
-        let names = self.host.list_dir(folder)?.unwrap_or_default();
-        let dirs = names.into_iter().map(|name| folder.join(name));
-        Ok(dirs.filter(|dir| uuid_of(dir).is_some()).collect())
     }
 
     /// An upper bound for an image whose record cannot be read: the blocks of all thin devices that
     /// no record names.
     fn unnamed(&self) -> host::Result<u64> {
         let mut devices = self.host.thin_devices(&self.pool)?;
-        for part in [TRASH, VOLUMES, SNAPSHOTS] {
-            for dir in self.objects(&self.root.join(part))? {
-                if let Ok(Some(image)) = image_in(self.host.as_ref(), &dir) {
-                    devices.remove(&image.id);
-                }
-            }
-        }
+        let recorded = recorded_ids(self.host.as_ref(), &self.root)?;
+        devices.retain(|id, _| !recorded.ids.contains(id));
         Ok(devices.into_values().sum())
     }
 

@@ -49,7 +49,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
         let thin: Vec<_> = whole.volumes.iter().filter_map(thin_row).collect();
         if !thin.is_empty() {
             println!();
-            print::table(["ID", "THIN ID", "MAPPED", "DEVICE"], &thin);
+            print::table(["ID", "CLAIM", "THIN ID", "MAPPED", "DEVICE"], &thin);
         }
         if !whole.snapshots.is_empty() {
             println!();
@@ -124,13 +124,19 @@ fn row(entry: &VolumeEntry) -> [String; 7] {
     ]
 }
 
-fn thin_row(entry: &VolumeEntry) -> Option<[String; 4]> {
+/// The name that device mapper has for a device with this UUID.
+fn device_name(uuid: &str) -> String {
+    uuid.to_ascii_lowercase()
+}
+
+fn thin_row(entry: &VolumeEntry) -> Option<[String; 5]> {
     let thin = entry.thin.as_ref()?;
     Some([
         id(entry),
+        entry.record.claim.clone().unwrap_or_else(|| "-".into()),
         thin.id.to_string(),
         Human(entry.allocated).to_string(),
-        thin.device.clone(),
+        device_name(&thin.device),
     ])
 }
 
@@ -187,12 +193,12 @@ fn as_json(whole: &Inventory, unread: &[String]) -> Value {
                 "size_bytes": record.size, "allocated_bytes": entry.allocated,
                 "allocation": record.allocation.word(), "block_size": record.block_size,
                 "wipe": record.wipe.word(), "formatted": formatted_as(entry),
-                "ephemeral": record.ephemeral, "created_at": record.created_at,
+                "ephemeral": record.ephemeral, "created_at": record.created_at, "claim": record.claim,
                 "last_staging_path": record.last_stage.as_ref().map(|stage| &stage.staging_path),
             });
             if let Some(thin) = &entry.thin {
                 listed["thin_id"] = thin.id.into();
-                listed["device"] = thin.device.clone().into();
+                listed["device"] = device_name(&thin.device).into();
             }
             listed
         })

@@ -367,7 +367,15 @@ pub(super) fn records(
     record: &PoolRecord,
 ) -> Vec<Check> {
     let subject = format!("{}: records", subject(pool));
-    match inventory::read(host, &pool.name, record.id, path) {
+    let found = match &pool.place {
+        PoolPlace::Lvm { pool: name } => {
+            inventory::read_thin(host, &pool.name, record.id, (name, path))
+        }
+        PoolPlace::File { .. } | PoolPlace::Memory { .. } => {
+            inventory::read(host, &pool.name, record.id, path)
+        }
+    };
+    match found {
         Ok(found) => {
             let (volumes, snapshots) = (found.volumes.len(), found.snapshots.len());
             let count = Check::ok(
@@ -378,7 +386,7 @@ pub(super) fn records(
                 Check::warn(
                     &subject,
                     format!("{}: {}", damaged.path.display(), damaged.problem),
-                    "restore record.json; the image in the same directory is untouched",
+                    "restore record.json, or what the message names; the image is untouched",
                 )
             });
             std::iter::once(count).chain(damaged).collect()

@@ -7,7 +7,7 @@ use std::sync::{MutexGuard, PoisonError};
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use super::{ThinImage, ThinStore, check_identity, is_missing};
+use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -167,6 +167,14 @@ impl ThinStore {
         let mut found = self.mapped().context(doing)?;
         let images = images.iter().map(|image| self.device_uuid(image.uuid()));
         let own: BTreeSet<String> = images.collect();
+        for foreign in found
+            .iter()
+            .filter(|it| !it.uuid.starts_with(DEVICE_PREFIX))
+        {
+            let (device, uuid) = (foreign.device.path.display(), &foreign.uuid);
+            let id = foreign.table.as_ref().map_or(0, |table| table.id);
+            tracing::error!(%device, uuid, id, "another program has mapped a thin device of this pool, whose volume cannot be attached until that device is removed");
+        }
         found.retain(|device| own.contains(&device.uuid));
         let mut removed = Vec::new();
         for found in found {

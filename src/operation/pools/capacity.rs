@@ -7,7 +7,8 @@
 use crate::backend::PoolSpace;
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
-use crate::model::{Allocation, Capability, SnapshotRoom};
+use crate::model::{Allocation, Capability, PoolPlace, SnapshotRoom};
+use crate::operation::pools::lvm;
 use crate::operation::{AskCapacity, Capacity, Pool, Pools};
 use crate::record::SnapshotRecord;
 
@@ -96,7 +97,19 @@ pub(in crate::operation) fn admit_copy(
     judge(pool, image_bytes(size), available)
 }
 
+/// Refuses what needs space while a pool of LVM is set up in a way that loses data, or cannot be
+/// written. An administrator can change that while the pool is served.
+fn check_setup(pool: &Pool) -> Result<()> {
+    match &pool.definition.place {
+        PoolPlace::Lvm { pool: name } => {
+            lvm::usable(pool.backend.host(), &pool.definition, name).map(drop)
+        }
+        PoolPlace::File { .. } | PoolPlace::Memory { .. } => Ok(()),
+    }
+}
+
 fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
+    check_setup(pool)?;
     if required <= available {
         return Ok(());
     }
@@ -142,6 +155,7 @@ pub(in crate::operation) fn check_promises(pool: &Pool, space: &PoolSpace) -> Re
 
 /// Checks with one query that a pool still has its reserve for metadata.
 pub(in crate::operation) fn check_headroom(pool: &Pool) -> Result<()> {
+    check_setup(pool)?;
     let space = pool.backend.disk()?;
     let required = headroom(space.total);
     if space.available >= required {
@@ -191,7 +205,7 @@ impl Pools {
         if allocation == Allocation::Thick && pool.backend.facts.refuses_thick.is_some() {
             return Ok(nothing);
         }
-        let space = match pool.backend.space() {
+        let space = match check_setup(&pool).and_then(|()| pool.backend.space()) {
             Ok(space) => space,
             Err(error) => {
                 tracing::warn!(pool = %pool.definition.name, error = %chain(&error), "failed to read the free space of the pool, reporting no capacity");

@@ -6,11 +6,13 @@ use super::image::probe_path;
 use super::lvm;
 use super::make::Probe;
 use super::node_record::{known_at, load_node};
+use crate::backend::records::{SNAPSHOTS, VOLUMES};
 use crate::backend::{file, thin};
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
-use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
-use crate::record::{NodeRecord, SnapshotRecord, VolumeRecord};
+use crate::model::size::Human;
+use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
+use crate::record::{NodeRecord, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState};
 
 /// A pool that is configured, or that this machine has had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,20 +250,63 @@ pub fn read(host: &dyn Host, name: &str, pool_id: PoolId, path: &Path) -> Result
     Ok(inventory)
 }
 
-/// Like [`read`], with the thin devices of a pool of LVM and the bytes that they have.
+/// Like [`read`], for a pool of whatever kind.
 pub fn read_entry(
     host: &dyn Host,
     pool: &PoolEntry,
     pool_id: PoolId,
     path: &Path,
 ) -> Result<Inventory> {
-    let mut inventory = read(host, &pool.name, pool_id, path)?;
-    let Ok(PoolPlace::Lvm { pool: name }) = pool.place.parse() else {
-        return Ok(inventory);
-    };
-    let devices = host.thin_devices(name.mapped());
-    let devices = devices.context(|| format!("list the thin devices of {name}"))?;
+    match pool.place.parse() {
+        Ok(PoolPlace::Lvm { pool: name }) => read_thin(host, &pool.name, pool_id, (&name, path)),
+        Ok(_) | Err(_) => read(host, &pool.name, pool_id, path),
+    }
+}
+
+/// Like [`read`], with the thin devices of a pool of LVM and the bytes that they have. A thin device
+/// without a record, and a record whose thin device is missing, count as damage: after a repair of
+/// the pool's metadata, both show what was lost. Objects that are created or deleted during the call
+/// are neither.
+pub fn read_thin(
+    host: &dyn Host,
+    pool: &str,
+    pool_id: PoolId,
+    (name, path): (&ThinPoolName, &Path),
+) -> Result<Inventory> {
+    let doing = || format!("list the thin devices of {name}");
+    let before = host.thin_devices(name.mapped()).context(doing)?;
+    let mut inventory = read(host, pool, pool_id, path)?;
+    let recorded = thin::recorded_ids(host, path);
+    let recorded = recorded.context(|| format!("read the records of pool {pool}"))?;
+    let devices = host.thin_devices(name.mapped()).context(doing)?;
     let bytes = |id: u32| devices.get(&id).copied().unwrap_or(0);
+    let is_missing = |id: &u32| !before.contains_key(id) && !devices.contains_key(id);
+    let volumes = inventory.volumes.iter();
+    let volumes = volumes.filter(|one| one.record.state == VolumeState::Ready);
+    let volumes = volumes.map(|one| (VOLUMES, one.record.uuid, one.record.image));
+    let snapshots = inventory.snapshots.iter();
+    let snapshots = snapshots.filter(|one| one.record.state != SnapshotState::Preparing);
+    let snapshots = snapshots.map(|one| (SNAPSHOTS, one.record.uuid, one.record.image));
+    let missing = volumes
+        .chain(snapshots)
+        .filter(|(_, _, id)| is_missing(id))
+        .map(|(part, uuid, id)| {
+            let problem = format!("its thin device {id} is not in {name}, so its data are lost unless the metadata of the thin pool is restored");
+            damaged(pool, path.join(part).join(uuid.to_string()), problem)
+        });
+    let missing: Vec<_> = missing.collect();
+    let is_ours = |id: &u32| *id > thin::RECORDS_ID && !recorded.ids.contains(id);
+    // While a record cannot be read, a thin device may be its own.
+    let unrecorded = devices
+        .keys()
+        .filter(|id| !recorded.is_incomplete && is_ours(id) && before.contains_key(id))
+        .map(|id| {
+            let size = Human(bytes(*id));
+            let problem = format!("no record has its thin device {id} ({size}); it is left alone until its record is restored, or until you run: dmsetup message {} 0 \"delete {id}\"", name.mapped());
+            damaged(pool, name.to_string().into(), problem)
+        });
+    inventory.damaged.extend(missing);
+    inventory.damaged.extend(unrecorded);
     for entry in &mut inventory.volumes {
         entry.allocated = bytes(entry.record.image);
         entry.thin = Some(ThinEntry {

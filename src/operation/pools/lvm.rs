@@ -229,6 +229,24 @@ fn mapped_device(
     Ok(all.find(|device| device.uuid == uuid))
 }
 
+/// Refuses a pool while another program has mapped the thin device of its header or of its records:
+/// both would write to it. Those of volumes are refused when they are attached.
+fn refuse_foreign(host: &dyn Host, mapped: &str) -> crate::host::Result<()> {
+    for found in host.mapped_devices(mapped, DEVICE_PREFIX)? {
+        let id = found.table.map(|table| table.id);
+        if let Some(id @ (HEADER_ID | RECORDS_ID)) = id
+            && !found.uuid.starts_with(DEVICE_PREFIX)
+        {
+            let (path, uuid) = (found.device.path.display(), found.uuid);
+            let what = format!(
+                "another program has mapped its thin device {id} as {path} (UUID {uuid:?}); end that program, or run: dmsetup remove {path}"
+            );
+            return Err(HostError::unexpected("use", mapped, what));
+        }
+    }
+    Ok(())
+}
+
 /// Opens the device of the header exclusively. Waits for `patience` while another process has it.
 fn claim_header<'a>(
     host: &'a dyn Host,
@@ -279,6 +297,7 @@ impl<'a> HeaderDevice<'a> {
         status: &ThinPoolStatus,
         exclusively: bool,
     ) -> crate::host::Result<Option<HeaderDevice<'a>>> {
+        refuse_foreign(host, mapped)?;
         let number = status.rdev;
         let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
         let uuid = format!("{DEVICE_PREFIX}header-{major}-{minor}");

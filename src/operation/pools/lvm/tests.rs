@@ -8,8 +8,8 @@ use crate::host::ThinMessage;
 use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::{FaultMode, MemoryHost, PoolSetup};
 use crate::operation::pools::{admin, inventory};
-use crate::operation::tests::{NODE_RECORD as NODE, pool, settings, volume};
-use crate::operation::{CreateVolume, Driver, Settings};
+use crate::operation::tests::{NODE_RECORD as NODE, new_volume, pool, settings, volume};
+use crate::operation::{AskCapacity, CreateVolume, Driver, Settings};
 
 const NAME: &str = "vg-pool";
 
@@ -474,4 +474,111 @@ fn a_pool_is_listed_while_it_is_served_and_while_it_is_not() {
     assert_eq!(listed().remove(0).state, inventory::PoolPresence::Absent);
     let names: BTreeSet<_> = listed().into_iter().map(|entry| entry.place).collect();
     assert_eq!(names, BTreeSet::from(["lvm:vg/pool".to_string()]));
+}
+
+#[test]
+fn a_pool_that_is_set_up_otherwise_later_takes_nothing_new_until_that_is_undone() {
+    let host = MemoryHost::new();
+    let driver = start(&host);
+    let first = volume(&driver, "a");
+    let create = |name| driver.volumes.create_volume(&new_volume(name));
+    let ask = AskCapacity {
+        capabilities: Vec::new(),
+        parameters: new_volume("b").parameters,
+        topology: None,
+    };
+    type Change = fn(&mut PoolSetup);
+    let changes: [(&str, Change); 3] = [
+        ("lvchange --zero y vg/pool", |it| it.zeroes_blocks = false),
+        ("lvchange --errorwhenfull y vg/pool", |it| {
+            it.errors_when_full = false;
+        }),
+        ("lvconvert --repair vg/pool", |it| it.needs_check = true),
+    ];
+    for (command, change) in changes {
+        host.set_up_pool(NAME, change);
+        let error = chain(&create("b").unwrap_err());
+        assert!(error.contains(command), "{error}");
+        let capacity = driver.pools.capacity(&ask).unwrap();
+        assert_eq!(capacity.available, 0, "{command}");
+        host.set_up_pool(NAME, |setup| *setup = PoolSetup::default());
+        let made = create("b").unwrap();
+        host.set_up_pool(NAME, change);
+        driver.volumes.delete_volume(&made.id.to_string()).unwrap();
+        host.set_up_pool(NAME, |setup| *setup = PoolSetup::default());
+    }
+    driver.volumes.delete_volume(&first.to_string()).unwrap();
+    assert_eq!(thin_ids(&host), [1, 2]);
+}
+
+fn map_foreign(host: &MemoryHost, id: u32) {
+    let uuid = "OTHER-1";
+    let table = &ThinTable {
+        pool: NAME.into(),
+        id,
+        bytes: crate::model::size::MIB,
+    };
+    host.perform(&Effect::CreateMapped { uuid }).unwrap();
+    let read_only = false;
+    host.perform(&Effect::LoadTable {
+        uuid,
+        table,
+        read_only,
+    })
+    .unwrap();
+    host.perform(&Effect::ResumeMapped { uuid }).unwrap();
+}
+
+#[test]
+fn a_pool_whose_header_or_records_another_program_has_mapped_is_refused() {
+    for id in [HEADER_ID, RECORDS_ID] {
+        let host = MemoryHost::new();
+        end(start(&host));
+        let host = host.reboot(false);
+        map_foreign(&host, id);
+        let driver = start(&host);
+        let why = refusal(&driver).unwrap();
+        let expected = format!("has mapped its thin device {id} ");
+        assert!(why.contains(&expected), "{why}");
+        assert_eq!(host.mounted(), Vec::<PathBuf>::new());
+        let uuid = "OTHER-1";
+        host.perform(&Effect::RemoveMapped { uuid }).unwrap();
+        driver.refresh_pools();
+        assert_eq!(refusal(&driver), None);
+        assert_eq!(host.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn differences_between_records_and_thin_devices_are_listed_and_nothing_is_deleted() {
+    let host = MemoryHost::new();
+    let driver = start(&host);
+    let [first, second] = ["a", "b"].map(|name| volume(&driver, name));
+    end(driver);
+    let read = || {
+        let entry = inventory::pools(&host, Path::new(NODE), &[definition()]);
+        let entry = entry.unwrap().remove(0);
+        let path = folder(entry.id.unwrap());
+        inventory::read_entry(&host, &entry, entry.id.unwrap(), &path).unwrap()
+    };
+    let driver = start(&host);
+    assert_eq!(read().damaged, []);
+    let pool = driver.pools.serving().remove(0);
+    let image =
+        |id: &crate::model::VolumeId| pool.backend.volumes.get(id.uuid).unwrap().unwrap().image;
+    let (lost, id) = (image(&first), 700);
+    send(&host, ThinMessage::Delete { id: lost });
+    send(&host, ThinMessage::CreateThin { id });
+    let found = read();
+    let problems: Vec<_> = found.damaged.iter().map(|it| it.problem.as_str()).collect();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(
+        problems[0].contains("its thin device 3 is not in vg/pool"),
+        "{problems:?}"
+    );
+    assert!(
+        problems[1].contains("its thin device 700 (0 B)"),
+        "{problems:?}"
+    );
+    assert_eq!(thin_ids(&host), [1, 2, image(&second), 700]);
 }
