@@ -1,15 +1,18 @@
 #!/bin/bash
 # Runs two releases of csi-sanity against the real binary.
 #
-#   csi-sanity/run.sh [memory|memory-thin|router|xfs|btrfs|ext4] ...   all, if none is named
+#   csi-sanity/run.sh [memory|memory-thin|router|xfs|btrfs|ext4|lvm] ...   all, if none is named
 #
 # memory, memory-thin and router need no root; memory-thin stores volumes as simulated thin devices. router is a cluster: a router and two agents with memory pools;
-# the suite's controller is the router, and its node is the first agent. The others are pools in a
-# folder on that file system, on a loop device that this script creates. Each is tested with mounted
-# volumes (ext4, xfs, btrfs) and with raw block volumes.
+# the suite's controller is the router, and its node is the first agent. xfs, btrfs and ext4 are
+# pools in a folder on that file system, on a loop device that this script creates. Each is tested
+# with mounted volumes (ext4, xfs, btrfs) and with raw block volumes. lvm is a thin pool of LVM in a
+# guest kernel (tests/guest), for which this script starts itself again there; with mounted volumes
+# of ext4 and with raw block volumes.
 #
 #   SLACKWATER=FILE     the binary; by default, the script makes the debug build
 #   SANITY_POOL=DIR     a folder on the file system to test, instead of a loop device
+#   SANITY_GUEST=1      set by this script in the guest
 #   SANITY_RUNS=GLOB    only these runs, for example 'xfs/5.6.0/*' or '*/block'
 #
 # A skipped test needs a reason in skipped.txt. The last line is "N passed, N failed, N skipped",
@@ -51,7 +54,7 @@ cleanup() {
     if [ -n "$work" ]; then
         [ -z "$pool" ] || free_below "$pool"
         free_below "$work"
-        rm -rf --one-file-system -- "$pool" "$work"
+        rm -rf --one-file-system -- ${pool:+"$pool"} "$work"
     fi
     exit "$code"
 }
@@ -140,11 +143,38 @@ simulated() {
     case $1 in memory | memory-thin | router) ;; *) return 1 ;; esac
 }
 
+# run_in_guest KIND: tests this kind in a guest kernel, and adds its numbers.
+run_in_guest() {
+    local p f s log=$logs/$1
+    [ "$(id -u)" = 0 ] || die "$1 needs root, for device mapper"
+    mkdir -p "$log"
+    run "$repository/tests/guest/guest-run" --disk pool:6G --mem 1G --timeout 1500 --env SANITY_GUEST=1 \
+        --env SLACKWATER="$SLACKWATER" --env SANITY_RUNS="${SANITY_RUNS:-*}" \
+        --env CARGO_TARGET_DIR="$target" -- "$here/run.sh" "$1" >"$log/guest.log" || true
+    if ! read -r p f s < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$log/guest.log"); then
+        complain "$1: the guest printed no result"
+        tail -n 20 "$log/guest.log" >&2
+        return
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+# make_thin_pool: creates a thin pool as an administrator does.
+make_thin_pool() {
+    vgcreate --quiet sanity-vg "$GUEST_DISK_POOL"
+    lvcreate --quiet --type thin-pool --size 4G --poolmetadatasize 16M --chunksize 64k --name thin sanity-vg
+    lvchange --quiet --errorwhenfull y sanity-vg/thin
+} >&2
+
 # make_file_system KIND: sets $folder to a folder for pools of this kind.
 make_file_system() {
     local kind=$1
     if simulated "$kind"; then return; fi
     [ "$(id -u)" = 0 ] || die "$kind needs root, for loop devices and mounts"
+    if [ "$kind" = lvm ]; then
+        make_thin_pool
+        return
+    fi
     if [ -n "${SANITY_POOL:-}" ]; then
         folder=$SANITY_POOL
         return
@@ -161,6 +191,12 @@ make_file_system() {
 }
 
 drop_file_system() {
+    if [ "$1" = lvm ]; then
+        "$SLACKWATER" pool release default=lvm:sanity-vg/thin --node-record "$work/lvm.json" >&2 ||
+            complain "lvm: the pool is not released"
+        vgchange --quiet --activate n sanity-vg >&2 && vgck sanity-vg || complain "lvm: the group is not clean"
+        return
+    fi
     if simulated "$1" || [ -n "${SANITY_POOL:-}" ]; then return; fi
     umount "$folder"
     rm -r -- "$folder" "$folder.img"
@@ -225,16 +261,21 @@ await() {
 
 # start_driver KIND VERSION: sets $home, $endpoint, $controller, $pool, $driver and $others.
 start_driver() {
-    local definition=default=memory:
+    local definition=default=memory: record
     controller=''
     if [ "$1" = router ]; then
         start_cluster "$2"
         return
     fi
     home=$work/$1-$2
+    record=$home/node.json
+    # The thin pool is the same for both releases, so its home must be the same.
+    [ "$1" != lvm ] || record=$work/lvm.json
     mkdir -p "$home/csi" "$logs/$1/$2"
     if [ "$1" = memory-thin ]; then
         definition=default=memory-thin:
+    elif [ "$1" = lvm ]; then
+        definition=default=lvm:sanity-vg/thin,init,overcommit=64
     elif [ "$1" != memory ]; then
         pool=$(mktemp --directory "$folder/slackwater-sanity-pool.XXXXXX")
         definition=default=file:$pool,init,mount=any
@@ -242,7 +283,7 @@ start_driver() {
     endpoint=unix://$home/csi/csi.sock
     # shellcheck disable=SC2046 # No alpha features are no words.
     "$SLACKWATER" serve --role all --endpoint "$endpoint" --node-name sanity-node \
-        --pool "$definition" --state-dir "$home/state" --node-record "$home/node.json" \
+        --pool "$definition" --state-dir "$home/state" --node-record "$record" \
         --allowed-path "$home" --metrics-address 127.0.0.1:0 $(alpha "$2") \
         >"$logs/$1/$2/driver.log" 2>&1 &
     driver=$!
@@ -289,7 +330,7 @@ test_volumes() {
         command+=(-at-node)
     fi
     # Shared blocks cannot be overwritten in place, so the driver refuses zeroing there.
-    case $1 in btrfs | memory-thin) wipe=discard ;; esac
+    case $1 in btrfs | memory-thin | lvm) wipe=discard ;; esac
     # A memory pool's mounts are not in this machine's file tree, where the test looks for them.
     ! simulated "$1" || command+=(-ginkgo.skip 'NodeUnpublishVolume should remove target path')
     # Upstream compares Go's messages with their internal fields, and these differ between a sent
@@ -323,17 +364,25 @@ wanted() {
 # --- Main ----------------------------------------------------------------------------------------
 
 kinds=("$@")
-[ $# -gt 0 ] || kinds=(memory memory-thin router xfs btrfs ext4)
+[ $# -gt 0 ] || kinds=(memory memory-thin router xfs btrfs ext4 lvm)
 for kind in "${kinds[@]}"; do
-    case $kind in memory | memory-thin | router | xfs | btrfs | ext4) ;; *) die "no such pool: $kind" ;; esac
+    case $kind in memory | memory-thin | router | xfs | btrfs | ext4 | lvm) ;; *) die "no such pool: $kind" ;; esac
 done
-build
+if [ -z "${SANITY_GUEST:-}" ]; then
+    build
+    rm -rf -- "$logs"
+fi
 # Short, because a socket's path has at most 107 bytes.
 work=$(mktemp --directory "${TMPDIR:-/tmp}/slackwater-sanity.XXXX")
-rm -rf -- "$logs"
 mkdir -p "$logs"
 
 for kind in "${kinds[@]}"; do
+    if [ "$kind" = lvm ] && [ -z "${SANITY_GUEST:-}" ]; then
+        run_in_guest "$kind"
+        continue
+    fi
+    # A guest has one slow processor.
+    [ "$kind" != lvm ] || volumes=(mount-ext4 block)
     make_file_system "$kind"
     for version in "${versions[@]}"; do
         todo=()
