@@ -275,7 +275,7 @@ start_driver() {
     if [ "$1" = memory-thin ]; then
         definition=default=memory-thin:
     elif [ "$1" = lvm ]; then
-        definition=default=lvm:sanity-vg/thin,init,overcommit=64
+        definition=default=lvm:sanity-vg/thin,init,overcommit=64,rawBlock=unfiltered
     elif [ "$1" != memory ]; then
         pool=$(mktemp --directory "$folder/slackwater-sanity-pool.XXXXXX")
         definition=default=file:$pool,init,mount=any

@@ -53,7 +53,7 @@ pub struct Given {
     #[arg(
         long,
         value_name = "POOL",
-        help = "Pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=memory: or NAME=memory-thin: (may be repeated)"
+        help = "Pool: NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d][,rawBlock=unfiltered] or NAME=memory: or NAME=memory-thin: (may be repeated)"
     )]
     #[serde(deserialize_with = "value::pools")]
     pub pool: Vec<PoolDefinition>,

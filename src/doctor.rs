@@ -1,6 +1,6 @@
 //! `slackwater doctor`: what this host and its pools support.
 //!
-//! It makes no lasting change: temporary images are attached to a loop device, a file system of
+//! It makes no lasting change, except that it stores whether LVM ignores raw block volumes: temporary images are attached to a loop device, a file system of
 //! each kind is mounted on one, one of them is frozen, and everything is removed again. A running
 //! driver is not disturbed, and no pool is locked. The checks return [`Check`]s; only `Display` and
 //! JSON define their format.
@@ -9,6 +9,7 @@ mod checksums;
 mod freeze;
 mod kernel;
 mod lvm;
+mod lvm_filter;
 mod pool;
 mod server;
 mod trial;

@@ -416,6 +416,11 @@ pub trait Host: Send + Sync + 'static {
     fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         Err(no_thin_pools(uuid))
     }
+    /// Whether the LVM of this machine lists a physical volume with this UUID: with its own
+    /// configuration, or with one that ignores no device.
+    fn lvm_lists(&self, uuid: &str, _ignore_nothing: bool) -> Result<bool> {
+        Err(no_thin_pools(uuid))
+    }
     /// Reads bytes of a device, past the page cache. Offset and length are multiples of 4096.
     fn read_blocks(&self, device: &Device, _offset: u64, _length: usize) -> Result<Vec<u8>> {
         Err(no_thin_pools(&device.path.to_string_lossy()))

@@ -13,6 +13,7 @@
 //! refuse that record.
 
 pub mod image;
+pub mod lvm_filter;
 pub mod node;
 pub mod pool;
 pub mod snapshot;
@@ -28,6 +29,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Host};
 
 pub use image::ImageRecord;
+pub use lvm_filter::LvmFilterRecord;
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
 pub use snapshot::{CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState};

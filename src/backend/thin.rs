@@ -58,6 +58,9 @@ pub const RECORDS_ID: u32 = 2;
 /// The first ID of a volume or snapshot.
 const FIRST_ID: u32 = 3;
 
+/// The thin device that doctor creates for a trial, and removes again. No volume gets this ID.
+pub const TRIAL_ID: u32 = host::mapper::MAX_THIN_ID;
+
 /// The UUID of the mapped device of a volume or snapshot.
 pub fn device_uuid(pool: PoolId, uuid: Uuid) -> String {
     format!("{DEVICE_PREFIX}{pool}-{uuid}")
@@ -321,7 +324,7 @@ impl Store for ThinStore {
     fn take_number(&self) -> u32 {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |id: &u32| !numbers.taken.contains(id);
-        let number = (numbers.floor..).find(is_free).unwrap_or(u32::MAX);
+        let number = (numbers.floor..TRIAL_ID).find(is_free).unwrap_or(u32::MAX);
         numbers.taken.insert(number);
         number
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::size::parse_size;
 use crate::model::snapshot::parse_duration;
-use crate::model::{MountRule, PoolDefinition, PoolOptions, SnapshotRoom, TrimInterval};
+use crate::model::{MountRule, PoolDefinition, PoolOptions, RawBlock, SnapshotRoom, TrimInterval};
 
 /// Deserializes a key of the file whose text is parsed like its flag.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -335,6 +335,8 @@ struct PoolTable {
     mount: Option<MountRule>,
     #[serde(default, deserialize_with = "one")]
     trim: Option<TrimInterval>,
+    #[serde(default, rename = "raw-block")]
+    raw_block: Option<RawBlock>,
 }
 
 /// Deserializes a text with a unit, or a number of bytes.
@@ -382,6 +384,7 @@ impl<'de> Visitor<'de> for PoolVisitor {
             overcommit: table.overcommit,
             mount: table.mount,
             trim: table.trim,
+            raw_block: table.raw_block,
         };
         PoolDefinition::from_parts(&table.name, &table.place, options)
             .map(PoolEntry)

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::pool::{identity, records, subject};
 use super::server::server;
-use super::{Check, Subject, kernel};
+use super::{Check, Subject, kernel, lvm_filter};
 use crate::error::chain;
 use crate::host::mapper::Usage;
 use crate::host::{Host, ThinPoolStatus};
@@ -45,7 +45,14 @@ pub(super) fn examine(
             "check the disk, or restore the metadata of the thin pool",
         )),
         Ok(None) => checks.push(not_made(node, pool, name)),
-        Ok(Some(found)) => checks.extend(found_pool(host, node, pool, &found)),
+        Ok(Some(found)) => {
+            let is_home = node.home == Some(found.home);
+            if is_home && kernel::is_there(host, &patient.programs, "lvm") {
+                let subject = format!("{}: LVM's filter", subject(pool));
+                checks.push(lvm_filter::examine(host, name, patient, subject));
+            }
+            checks.extend(found_pool(host, node, pool, &found));
+        }
     }
     checks
 }

@@ -24,7 +24,8 @@ pub(crate) const DISKS: [&str; 1] = ["pool:1G"];
 const GROUP: &str = "slackwater-vg";
 /// Device mapper's name for the thin pool `thin` of this group.
 const MAPPED: &str = "slackwater--vg-thin";
-pub(crate) const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
+pub(crate) const POOL: &str =
+    "default=lvm:slackwater-vg/thin,init,overcommit=4,rawBlock=unfiltered";
 
 fn create_group() {
     run("vgcreate", &[GROUP, &guest::disk("pool")]);

@@ -3,6 +3,7 @@
 
 mod guest_dm;
 mod guest_ext4;
+mod guest_filter;
 mod guest_guard;
 mod guest_lvm;
 mod guest_metadata;

@@ -19,6 +19,7 @@ mod growth;
 mod image;
 mod in_place;
 mod loop_device;
+mod lvm;
 mod map;
 mod missing;
 mod mounts;
@@ -284,6 +285,10 @@ impl Host for LinuxHost {
 
     fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
         thin::thin_devices(pool)
+    }
+
+    fn lvm_lists(&self, uuid: &str, ignore_nothing: bool) -> Result<bool> {
+        lvm::lists(uuid, ignore_nothing)
     }
 
     fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {

@@ -1,6 +1,6 @@
 //! How a pool is defined on the command line:
 //! `NAME=file:/path[,init][,image=SIZE][,snapshots=reserved][,extent=SIZE][,overcommit=1][,mount=required][,trim=7d]`
-//! or `NAME=lvm:VG/POOL[,init][,overcommit=1]`.
+//! or `NAME=lvm:VG/POOL[,init][,overcommit=1][,rawBlock=unfiltered]`.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::capability::FsType;
 use super::parameters::is_pool_name;
 use super::size::{self, Human, image_bytes};
-use super::{SnapshotRoom, ThinPoolName, TrimInterval};
+use super::{MountRule, RawBlock, SnapshotRoom, ThinPoolName, TrimInterval};
 
 /// The definition of one pool (`--pool`).
 #[derive(Clone, Debug, PartialEq)]
@@ -34,37 +34,8 @@ pub struct PoolDefinition {
     pub mount: Option<MountRule>,
     /// How often free blocks of thin volumes are returned to the pool; never if not set.
     pub trim: Option<TrimInterval>,
-}
-
-/// Where a pool may be created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MountRule {
-    /// Only where the root of a file system, or of a btrfs subvolume, is mounted on its directory,
-    /// so that a directory whose disk is not mounted is never used as the pool.
-    Required,
-    /// In any directory.
-    Any,
-}
-
-impl FromStr for MountRule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<MountRule, String> {
-        match text {
-            "required" => Ok(MountRule::Required),
-            "any" => Ok(MountRule::Any),
-            _ => Err(format!("mount={text} is not valid; give required or any")),
-        }
-    }
-}
-
-impl fmt::Display for MountRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MountRule::Required => "required",
-            MountRule::Any => "any",
-        })
-    }
+    /// Whether raw block volumes are allowed unchecked; only for pools of LVM.
+    pub raw_block: Option<RawBlock>,
 }
 
 /// The options of a definition, after name and location.
@@ -84,6 +55,8 @@ pub struct PoolOptions {
     pub mount: Option<MountRule>,
     /// See [`PoolDefinition::trim`].
     pub trim: Option<TrimInterval>,
+    /// See [`PoolDefinition::raw_block`].
+    pub raw_block: Option<RawBlock>,
 }
 
 /// The location of a pool.
@@ -144,7 +117,7 @@ pub struct NotAPool(String);
 pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for error messages.
-const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d] or NAME=memory: or NAME=memory-thin:";
+const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d][,rawBlock=unfiltered] or NAME=memory: or NAME=memory-thin:";
 /// A larger `extent` would allocate to a volume a significant number of blocks beyond its size.
 const MOST_EXTENT: u64 = size::MIB;
 /// The largest block size of xfs: an extent is a multiple of it.
@@ -186,6 +159,9 @@ impl PoolDefinition {
         if options.mount.is_some() {
             place.check_is_folder("mount=").map_err(no)?;
         }
+        if options.raw_block.is_some() && !matches!(place, PoolPlace::Lvm { .. }) {
+            return Err(no("rawBlock= is for pools of LVM: give lvm:VG/POOL".into()));
+        }
         Ok(PoolDefinition {
             name: name.to_string(),
             place,
@@ -196,6 +172,7 @@ impl PoolDefinition {
             overcommit,
             mount: options.mount,
             trim: options.trim,
+            raw_block: options.raw_block,
         })
     }
 }
@@ -323,9 +300,13 @@ impl FromStr for PoolDefinition {
                 }
                 Some(("mount", rule)) => options.mount.replace(rule.parse().map_err(no)?).is_some(),
                 Some(("trim", time)) => options.trim.replace(time.parse().map_err(no)?).is_some(),
+                Some(("rawBlock", word)) => {
+                    let word = word.parse().map_err(no)?;
+                    options.raw_block.replace(word).is_some()
+                }
                 _ => {
                     return Err(no(format!(
-                        "{word:?} is not a known option; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N, mount=required|any and trim=7d; a path that contains a comma can only be given in the configuration file"
+                        "{word:?} is not a known option; known are init, image=SIZE, snapshots=reserved|best-effort, extent=SIZE, overcommit=N, mount=required|any, trim=7d and rawBlock=unfiltered; a path that contains a comma can only be given in the configuration file"
                     )));
                 }
             };
@@ -377,6 +358,9 @@ impl fmt::Display for PoolDefinition {
         }
         if let Some(interval) = self.trim {
             write!(f, ",trim={interval}")?;
+        }
+        if let Some(word) = self.raw_block {
+            write!(f, ",rawBlock={word}")?;
         }
         Ok(())
     }
@@ -479,6 +463,8 @@ mod tests {
             "a=lvm:vg/thin,image=1Gi",
             "a=lvm:vg/thin,extent=64Ki",
             "a=lvm:vg/thin,mount=any",
+            "a=lvm:vg/thin,rawBlock=yes",
+            "a=file:/b,rawBlock=unfiltered",
             "a=zfs:tank",
         ];
         let sentences: Vec<String> = slips
@@ -526,7 +512,7 @@ mod tests {
         ) {
             let trim = trim.map(|text| text.parse().unwrap());
             prop_assume!(!path.split('/').any(|part| part == ".."));
-            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount, trim };
+            let options = PoolOptions { init, image, snapshots, extent, overcommit: Some(overcommit), mount, trim, raw_block: None };
             let Ok(pool) = PoolDefinition::from_parts(&name, &format!("file:{path}"), options) else {
                 // Only a path that consists of slashes and dots is the root directory.
                 prop_assert!(path.chars().all(|c| c == '/' || c == '.'));

@@ -106,7 +106,7 @@ seLinuxOptions: {type: {{ . }}}
 
 {{/* One pool as the driver's argument. */}}
 {{- define "slackwater.pool" -}}
-{{ .name }}={{ with .lvm }}lvm:{{ . }}{{ else }}file:{{ .path }}{{ end }}{{ if .init }},init{{ end }}{{ with .image }},image={{ . }}{{ end }}{{ with .snapshots }},snapshots={{ . }}{{ end }}{{ with .extent }},extent={{ . }}{{ end }}{{ with .overcommit }}{{ if ne (toString .) "1" }},overcommit={{ . }}{{ end }}{{ end }}{{ with .mount }}{{ if ne . "required" }},mount={{ . }}{{ end }}{{ end }}{{ with .trim }},trim={{ . }}{{ end }}
+{{ .name }}={{ with .lvm }}lvm:{{ . }}{{ else }}file:{{ .path }}{{ end }}{{ if .init }},init{{ end }}{{ with .image }},image={{ . }}{{ end }}{{ with .snapshots }},snapshots={{ . }}{{ end }}{{ with .extent }},extent={{ . }}{{ end }}{{ with .overcommit }}{{ if ne (toString .) "1" }},overcommit={{ . }}{{ end }}{{ end }}{{ with .mount }}{{ if ne . "required" }},mount={{ . }}{{ end }}{{ end }}{{ with .trim }},trim={{ . }}{{ end }}{{ with .rawBlock }},rawBlock={{ . }}{{ end }}
 {{- end }}
 
 {{/* The stock sidecars beside a socket: of the router, or of the one node. */}}

@@ -295,11 +295,12 @@ pub fn read_thin(
             damaged(pool, path.join(part).join(uuid.to_string()), problem)
         });
     let missing: Vec<_> = missing.collect();
-    let is_ours = |id: &u32| *id > thin::RECORDS_ID && !recorded.ids.contains(id);
+    let is_own = |id: &u32| *id <= thin::RECORDS_ID || *id == thin::TRIAL_ID;
+    let is_unrecorded = |id: &u32| !is_own(id) && !recorded.ids.contains(id);
     // While a record cannot be read, a thin device may be its own.
     let unrecorded = devices
         .keys()
-        .filter(|id| !recorded.is_incomplete && is_ours(id) && before.contains_key(id))
+        .filter(|id| !recorded.is_incomplete && is_unrecorded(id) && before.contains_key(id))
         .map(|id| {
             let size = Human(bytes(*id));
             let problem = format!("no record has its thin device {id} ({size}); it is left alone until its record is restored, or until you run: dmsetup message {} 0 \"delete {id}\"", name.mapped());

@@ -14,6 +14,7 @@
 mod checks;
 pub mod header;
 mod opening;
+pub mod raw_block;
 mod release;
 
 use std::path::{Path, PathBuf};

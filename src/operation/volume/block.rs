@@ -35,6 +35,7 @@ impl Volumes {
             }
             return same_capability(Some(&stage), request);
         }
+        self.check_raw_block(pool)?;
         let raw = Formatted::raw();
         // A record or entry whose write failed may be on disk nevertheless, so the caller must
         // still unstage the volume.

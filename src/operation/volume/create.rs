@@ -13,12 +13,19 @@ use crate::model::{
 };
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, minimum_size};
+use crate::operation::pools::lvm::raw_block;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
 impl Volumes {
+    /// Refuses a raw block volume where LVM on the host might use what a tenant writes to it.
+    pub(in crate::operation) fn check_raw_block(&self, pool: &Pool) -> Result<()> {
+        let node_record = &self.pools.settings.node_record;
+        raw_block::check(pool.backend.host(), node_record, &pool.definition)
+    }
+
     /// CreateVolume. A crash leaves an incomplete volume, which the next start or a retry cleans
     /// up.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
@@ -44,6 +51,10 @@ impl Volumes {
             Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
             None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
         };
+        let mut access = request.capabilities.iter().map(|one| &one.access_type);
+        if access.any(|access| *access == AccessType::Block) {
+            self.check_raw_block(&pool)?;
+        }
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
         let _volume = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let size = match &content {

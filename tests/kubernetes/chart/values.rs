@@ -53,6 +53,7 @@ const CHANGES: &[Change] = &[
     ("pools[0].snapshots", "best-effort", POOL),
     ("pools[0].extent", "64Ki", POOL),
     ("pools[0].trim", "7d", POOL),
+    ("pools[0].rawBlock", "unfiltered", LVM_POOL),
     ("kubeletDir", "/var/snap/kubelet", &[]),
     ("logFormat", "text", &[]),
     ("logLevel", "debug", &[]),

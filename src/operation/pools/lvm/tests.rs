@@ -14,7 +14,7 @@ use crate::operation::{AskCapacity, CreateVolume, Driver, Settings};
 const NAME: &str = "vg-pool";
 
 fn definition() -> PoolDefinition {
-    pool("default=lvm:vg/pool,init,overcommit=2")
+    pool("default=lvm:vg/pool,init,overcommit=2,rawBlock=unfiltered")
 }
 
 fn start_with(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
@@ -581,4 +581,24 @@ fn differences_between_records_and_thin_devices_are_listed_and_nothing_is_delete
         "{problems:?}"
     );
     assert_eq!(thin_ids(&host), [1, 2, image(&second), 700]);
+}
+
+#[test]
+fn raw_block_volumes_wait_for_the_filter_of_lvm_or_for_the_option() {
+    let host = MemoryHost::new();
+    let plain = pool("default=lvm:vg/pool,init");
+    let driver = start_with(&host, std::slice::from_ref(&plain)).unwrap();
+    let create = || driver.volumes.create_volume(&new_volume("a"));
+    let error = create().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains(raw_block::FILTER), "{error}");
+    let path = &raw_block::filter_record(Path::new(NODE));
+    let seen = crate::record::LvmFilterRecord { checked_at: 1 };
+    crate::record::store(&host, path, &seen).unwrap();
+    let made = create().unwrap();
+    // What cannot be read allows nothing.
+    let bytes = b"{}".as_slice();
+    host.perform(&Effect::WriteFile { path, bytes }).unwrap();
+    driver.volumes.delete_volume(&made.id.to_string()).unwrap();
+    assert!(matches!(create().unwrap_err(), Error::Damaged { .. }));
 }

@@ -1,0 +1,73 @@
+//! Raw block volumes on a thin pool are refused until doctor has seen that LVM ignores them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs;
+use std::process::Command;
+
+use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::{Scratch, Server, binary, block, run};
+use tonic::Code;
+
+use crate::guest_lvm::{DISKS, create_pool, created, end, runtime};
+
+const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
+/// The guest has its own copy.
+const CONFIGURATION: &str = "/etc/lvm/lvm.conf";
+const FILTERED: &str = r#"devices { global_filter = [ "r|^/dev/mapper/slackwater-|" ] }"#;
+
+fn doctor(scratch: &Scratch) -> String {
+    let mut command = Command::new(binary());
+    command.args(["doctor", "--pool", POOL, "--state-dir"]);
+    command.arg(scratch.join("doctor-state"));
+    command.arg("--node-record").arg(scratch.join("node.json"));
+    let output = command.output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn raw_block_volumes_are_refused_until_lvm_ignores_them() {
+    let test = "guest_filter::raw_block_volumes_are_refused_until_lvm_ignores_them";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        // What distributions install consists of comments.
+        fs::write(CONFIGURATION, "").unwrap();
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let refused = async || {
+                let made = client.create("raw", 64 << 20, block(), &[]).await;
+                let refused = made.unwrap_err();
+                assert_eq!(refused.code(), Code::FailedPrecondition);
+                assert!(refused.message().contains("global_filter"), "{refused}");
+            };
+            refused().await;
+            let found = doctor(&scratch);
+            assert!(found.contains("LVM uses what tenants write"), "{found}");
+            refused().await;
+
+            fs::write(CONFIGURATION, FILTERED).unwrap();
+            let found = doctor(&scratch);
+            assert!(found.contains("LVM ignores raw block volumes"), "{found}");
+            let raw = created(&scratch, &client, "raw", block()).await;
+            raw.up(&client).await;
+            raw.down(&client).await;
+
+            // The driver does not rely on what was seen of another configuration.
+            fs::write(CONFIGURATION, "").unwrap();
+            doctor(&scratch);
+            let staging = scratch.join("kubelet/raw.staging");
+            let refused = client.stage(&raw.id, &staging, block()).await.unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+            client.delete(&raw.id).await.unwrap();
+        });
+        end(server);
+        let left = run("dmsetup", &["ls", "--target", "thin"]);
+        assert_eq!(left.lines().count(), 1, "{left}");
+    });
+}
