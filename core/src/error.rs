@@ -165,6 +165,16 @@ pub enum Error {
         /// Bytes that could be kept available for them.
         room: u64,
     },
+    /// A thin pool has too little free metadata for anything new.
+    #[error(
+        "the metadata of {place} is nearly full, so pool {pool} has no space for new volumes and snapshots; run: lvextend --poolmetadatasize +SIZE {place}; or delete snapshots"
+    )]
+    OutOfMetadata {
+        /// Name of the pool.
+        pool: String,
+        /// The thin pool: VG/POOL.
+        place: String,
+    },
     /// A size that cannot be provided.
     #[error("{field}: {problem}")]
     OutOfRange {
@@ -381,7 +391,10 @@ impl Error {
     /// Whether the root cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::Host { source, .. } if source.is_no_space())
-            || matches!(self, Error::OutOfSpace { .. } | Error::Promised { .. })
+            || matches!(
+                self,
+                Error::OutOfSpace { .. } | Error::Promised { .. } | Error::OutOfMetadata { .. }
+            )
     }
 }
 

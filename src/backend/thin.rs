@@ -40,7 +40,7 @@ pub fn object_of(device: &str) -> Option<&str> {
 
 /// The share of its metadata that a thin pool keeps free: without free metadata it could not create
 /// snapshots, and writes to shared blocks would fail.
-const RESERVED_METADATA: u64 = 10;
+pub const RESERVED_METADATA: u64 = 10;
 
 /// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: IDs
 /// are dense, and a pool has fewer records than this.

@@ -47,7 +47,9 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
             Code::FailedPrecondition
         }
-        Error::OutOfSpace { .. } | Error::Promised { .. } => no_space(rpc),
+        Error::OutOfSpace { .. } | Error::Promised { .. } | Error::OutOfMetadata { .. } => {
+            no_space(rpc)
+        }
         Error::OutOfRange { .. } => Code::OutOfRange,
         // Makes the scheduler select another node.
         Error::TopologyMismatch { .. } => Code::ResourceExhausted,

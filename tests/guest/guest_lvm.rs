@@ -32,8 +32,12 @@ fn create_group() {
 }
 
 pub(crate) fn create_pool(size: &str) {
+    create_pool_with(size, "8M");
+}
+
+pub(crate) fn create_pool_with(size: &str, metadata: &str) {
     create_group();
-    let size = ["--size", size, "--poolmetadatasize", "8M"];
+    let size = ["--size", size, "--poolmetadatasize", metadata];
     let named = [
         "--chunksize",
         "64k",
@@ -79,7 +83,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    fn of(scratch: &Scratch, name: &str, id: String, how: VolumeCapability) -> Volume {
+    pub(crate) fn of(scratch: &Scratch, name: &str, id: String, how: VolumeCapability) -> Volume {
         Volume {
             id,
             how,

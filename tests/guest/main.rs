@@ -8,5 +8,6 @@ mod guest_guard;
 mod guest_lvm;
 mod guest_metadata;
 mod guest_order;
+mod guest_pool;
 mod guest_thin_host;
 mod guest_udev;

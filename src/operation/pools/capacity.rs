@@ -5,6 +5,7 @@
 //! can be kept, whatever else uses the same file system.
 
 use crate::backend::PoolSpace;
+use crate::backend::thin::RESERVED_METADATA;
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability, PoolPlace, SnapshotRoom};
@@ -99,10 +100,17 @@ pub(in crate::operation) fn admit_copy(
 
 /// Refuses what needs space while a pool of LVM is set up in a way that loses data, or cannot be
 /// written. An administrator can change that while the pool is served.
-fn check_setup(pool: &Pool) -> Result<()> {
+pub(in crate::operation) fn check_setup(pool: &Pool) -> Result<()> {
     match &pool.definition.place {
         PoolPlace::Lvm { pool: name } => {
-            lvm::usable(pool.backend.host(), &pool.definition, name).map(drop)
+            let status = lvm::usable(pool.backend.host(), &pool.definition, name)?;
+            match status.metadata.free() < status.metadata.total / RESERVED_METADATA {
+                true => Err(Error::OutOfMetadata {
+                    pool: pool.definition.name.clone(),
+                    place: name.to_string(),
+                }),
+                false => Ok(()),
+            }
         }
         PoolPlace::File { .. } | PoolPlace::Memory { .. } => Ok(()),
     }

@@ -19,7 +19,7 @@ use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
 use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::pools::capacity::{admit_snapshot, check_promises};
+use crate::operation::pools::capacity::{admit_snapshot, check_promises, check_setup};
 use crate::record::{SnapshotRecord, SnapshotState};
 
 /// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
@@ -111,6 +111,9 @@ impl Snapshots {
         let copies = |source: &&Source| !source.pool.backend.facts.shares_blocks;
         if let Some(source) = sources.iter().find(copies) {
             return Err(no_sharing(&source.pool, &source.text));
+        }
+        for source in &sources {
+            check_setup(&source.pool)?;
         }
         let uses = self.uses_of(&sources)?;
         let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();

@@ -12,7 +12,7 @@ use crate::model::{
     AccessType, Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs, mount_option,
 };
 use crate::operation::lock::Key;
-use crate::operation::pools::capacity::{admit, minimum_size};
+use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
 use crate::operation::pools::lvm::raw_block;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::{Content, describe_source};
@@ -51,6 +51,8 @@ impl Volumes {
             Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
             None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
         };
+        // Before anything is measured, because that fails where the metadata cannot be read.
+        check_setup(&pool)?;
         let mut access = request.capabilities.iter().map(|one| &one.access_type);
         if access.any(|access| *access == AccessType::Block) {
             self.check_raw_block(&pool)?;

@@ -35,6 +35,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Busy { .. } => "Busy",
         Error::OutOfSpace { .. } => "Out of space",
         Error::Promised { .. } => "Promised",
+        Error::OutOfMetadata { .. } => "Out of metadata",
         Error::OutOfRange { .. } => "Out of range",
         Error::TopologyMismatch { .. } => "Elsewhere only",
         Error::BadToken { .. } => "Bad token",
@@ -59,7 +60,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// The number of names in [`name_of`].
-const NAMES: usize = 28;
+const NAMES: usize = 29;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -155,6 +156,13 @@ fn conditions() -> Vec<Condition> {
                 room: 7 << 30,
             },
             "Only for snapshots: no snapshot was created. Callers retry until it fits.",
+        ),
+        of(
+            Error::OutOfMetadata {
+                pool: "default".into(),
+                place: "vg/pool".into(),
+            },
+            "Nothing was created. Callers retry until there is more metadata, or the scheduler selects another node.",
         ),
         of(
             Error::OutOfRange {
@@ -273,7 +281,7 @@ fn conditions() -> Vec<Condition> {
 /// Why a code differs from that of the other calls.
 fn exception(condition: &str, code: Code) -> &'static str {
     match (condition, code) {
-        ("Out of space" | "Promised" | "Host: disk full", Code::OutOfRange) => {
+        ("Out of space" | "Promised" | "Out of metadata" | "Host: disk full", Code::OutOfRange) => {
             "the resizer would retry indefinitely; this code lets the user lower the claim again"
         }
         ("Host: program missing", Code::Internal) => {

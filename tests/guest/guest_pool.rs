@@ -1,0 +1,256 @@
+//! What happens to a thin pool over the years: volumes grow, metadata fills and is repaired, and the
+//! volume group moves to another machine.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use nix::libc;
+use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{Scratch, Server, binary, block, mount, run};
+use tonic::Code;
+
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, create_pool_with, end, restore, runtime};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn mounted_volumes_grow_while_they_are_used() {
+    let test = "guest_pool::mounted_volumes_grow_while_they_are_used";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            for (kind, size) in [("ext4", 64 * MIB), ("xfs", 300 * MIB), ("btrfs", 128 * MIB)] {
+                let id = client.create(kind, size, mount(kind), &[]).await.unwrap();
+                let volume = Volume::of(&scratch, kind, id, mount(kind));
+                volume.up(&client).await;
+                let file = volume.target.join("data");
+                fs::write(&file, kind).unwrap();
+                let (before, _) = client.stats(&volume.id, &volume.target).await.unwrap();
+                client.expand(&volume.id, 2 * size).await.unwrap();
+                let grown = client
+                    .expand_node(&volume.id, &volume.target)
+                    .await
+                    .unwrap();
+                assert!(grown >= 2 * size, "{kind}: {grown}");
+                let (after, _) = client.stats(&volume.id, &volume.target).await.unwrap();
+                assert!(after > before + size / 2, "{kind}: {before} to {after}");
+                assert_eq!(fs::read_to_string(&file).unwrap(), kind);
+                volume.down(&client).await;
+                volume.up(&client).await;
+                assert_eq!(fs::read_to_string(&file).unwrap(), kind);
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+        });
+        end(server);
+    });
+}
+
+fn slackwater(arguments: &[&str], scratch: &Scratch) -> String {
+    let mut command = Command::new(binary());
+    command.args(arguments);
+    command.arg("--node-record").arg(scratch.join("node.json"));
+    let output = command.output().unwrap();
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// Writes one page to each of these blocks of 64 KiB; returns whether all writes succeeded.
+fn touch(device: &Path, blocks: impl Iterator<Item = u64>) -> bool {
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(device)
+        .unwrap();
+    let page = Page([7; 4096]);
+    let mut each = blocks.map(|block| file.write_all_at(&page.0, block << 16));
+    each.all(|written| written.is_ok()) && file.sync_all().is_ok()
+}
+
+#[test]
+fn full_metadata_is_refused_in_time_and_repaired_offline() {
+    let test = "guest_pool::full_metadata_is_refused_in_time_and_repaired_offline";
+    in_guest(test, &DISKS, || {
+        const BLOCKS: u64 = 4000;
+        create_pool_with("700M", "2M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        let (volume, snapshots) = runtime().block_on(async {
+            let client = server.client();
+            let id = client.create("raw", BLOCKS << 16, block(), &[]).await;
+            let volume = Volume::of(&scratch, "raw", id.unwrap(), block());
+            volume.up(&client).await;
+            assert!(touch(&volume.target, 0..BLOCKS));
+            // After each snapshot, one write to each node of the tree copies that node.
+            let class = [("consistency", "crash")];
+            let mut snapshots = Vec::new();
+            let refused = loop {
+                let name = format!("s{}", snapshots.len());
+                match client.snapshot(&name, &volume.id, &class).await {
+                    Ok(made) => snapshots.push(made.snapshot_id),
+                    Err(refused) => break refused,
+                }
+                assert!(touch(&volume.target, (0..BLOCKS).step_by(100)));
+            };
+            assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+            assert!(
+                refused.message().contains("--poolmetadatasize"),
+                "{refused}"
+            );
+            // What exists goes on, also deletions, until the writers fill the rest.
+            let last = snapshots.pop().unwrap();
+            client.delete_snapshot(&last).await.unwrap();
+            (volume, snapshots)
+        });
+        // dmsetup takes what the driver refuses.
+        let mapped = "slackwater--vg-thin";
+        let device = run("dmsetup", &["ls", "--target", "thin"]);
+        let device = device
+            .lines()
+            .find(|line| !line.contains("records"))
+            .unwrap();
+        let device = device.split_whitespace().next().unwrap().to_string();
+        let fill = || {
+            for id in 100_000..100_200 {
+                run("dmsetup", &["suspend", "--nolockfs", &device]);
+                let message = format!("create_snap {id} 3");
+                let sent = Command::new("dmsetup")
+                    .args(["message", mapped, "0", &message])
+                    .output()
+                    .unwrap();
+                run("dmsetup", &["resume", &device]);
+                if !sent.status.success() || !touch(&volume.target, (0..BLOCKS).step_by(50)) {
+                    return;
+                }
+            }
+            panic!("the metadata is never full");
+        };
+        fill();
+        let status = run("dmsetup", &["status", mapped]);
+        assert!(
+            status.contains("needs_check") || status.contains("ro"),
+            "{status}"
+        );
+        runtime().block_on(async {
+            let client = server.client();
+            let refused = client
+                .create("more", MIB, mount("ext4"), &[])
+                .await
+                .unwrap_err();
+            assert!(
+                refused.message().contains("lvconvert --repair"),
+                "{refused}"
+            );
+            volume.down(&client).await;
+        });
+        end(server);
+
+        // The steps of the refusal.
+        let place = "default=lvm:slackwater-vg/thin";
+        let released = slackwater(&["pool", "release", place], &scratch);
+        run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
+        run(
+            "lvextend",
+            &["--poolmetadatasize", "+6M", "slackwater-vg/thin"],
+        );
+        run("lvconvert", &["--yes", "--repair", "slackwater-vg/thin"]);
+        run("lvchange", &["--activate", "y", "slackwater-vg/thin"]);
+        let status = run("dmsetup", &["status", mapped]);
+        assert!(!status.contains("needs_check"), "{status} {released}");
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let listed = client.list().await.unwrap();
+            assert_eq!(listed, std::slice::from_ref(&volume.id));
+            // What was put there without the driver is reported, and left alone.
+            let listed = slackwater(&["volumes"], &scratch);
+            assert!(listed.contains("thin device 100000"), "{listed}");
+            for message in listed.lines().filter_map(|line| line.split('"').nth(1)) {
+                run("dmsetup", &["message", mapped, "0", message]);
+            }
+            for snapshot in &snapshots[1..] {
+                client.delete_snapshot(snapshot).await.unwrap();
+            }
+            let source = from_snapshot(&snapshots[0]);
+            let made = client.create_from("copy", BLOCKS << 16, block(), source, &[]);
+            let id = made.await.unwrap().volume_id;
+            let copy = Volume::of(&scratch, "copy", id, block());
+            copy.up(&client).await;
+            assert!(touch(&copy.target, [5].into_iter()));
+            copy.down(&client).await;
+        });
+        end(server);
+        run("vgck", &["slackwater-vg"]);
+    });
+}
+
+#[test]
+fn a_group_that_moves_to_another_machine_is_adopted_there() {
+    let test = "guest_pool::a_group_that_moves_to_another_machine_is_adopted_there";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let (here, there) = (Scratch::new(), Scratch::new());
+        let server = Server::start(&here, &[POOL]);
+        let (volume, snapshot) = runtime().block_on(async {
+            let client = server.client();
+            let id = client.create("a", 64 * MIB, mount("ext4"), &[]).await;
+            let volume = Volume::of(&here, "a", id.unwrap(), mount("ext4"));
+            volume.up(&client).await;
+            fs::write(volume.target.join("data"), "moved").unwrap();
+            let snapshot = client.snapshot("s", &volume.id, &[]).await.unwrap();
+            volume.down(&client).await;
+            (volume.id, snapshot.snapshot_id)
+        });
+        end(server);
+        let place = "default=lvm:slackwater-vg/thin";
+        slackwater(&["pool", "release", place], &here);
+        run("vgchange", &["--activate", "n", "slackwater-vg"]);
+        run("vgexport", &["slackwater-vg"]);
+        run("vgimport", &["slackwater-vg"]);
+        run("vgchange", &["--activate", "y", "slackwater-vg"]);
+
+        // A node record with another home is another machine.
+        let home = r#"{"version":1,"home":"8c0d6c5e-0f5f-4c86-8f27-5c1f6c5d7a11"}"#;
+        fs::write(there.join("node.json"), home).unwrap();
+        let server = Server::spawn(&there, &[POOL], &[], &[]);
+        runtime().block_on(async {
+            let client = server.client();
+            slackwater_testkit::eventually("the pool is refused", || {
+                server.log().contains("it belongs to another machine")
+            });
+            drop(client);
+        });
+        drop(server);
+        let adopted = slackwater(&["pool", "adopt", place], &there);
+        let server = Server::start(&there, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let listed = client.list().await.unwrap();
+            assert_eq!(listed, std::slice::from_ref(&volume), "{adopted}");
+            let volume = Volume::of(&there, "a", volume, mount("ext4"));
+            let copy = restore(&there, &client, &snapshot, mount("ext4")).await;
+            for one in [volume, copy] {
+                one.up(&client).await;
+                let read = fs::read_to_string(one.target.join("data")).unwrap();
+                assert_eq!(read, "moved");
+                one.down(&client).await;
+            }
+        });
+        end(server);
+    });
+}
