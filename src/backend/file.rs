@@ -91,6 +91,7 @@ impl FileStore {
             default_block_size: ground.sector,
             least_block_size: ground.least_sector,
             refuses_thick,
+            unshares: true,
             refuses_zeroing,
             largest: match fs_name {
                 "ext4" | "ext3" | "ext2" => LARGEST_ON_EXT4,

@@ -24,6 +24,10 @@ pub struct Facts {
     pub least_block_size: u32,
     /// Why this pool cannot have thick volumes; `None` if it can.
     pub refuses_thick: Option<&'static str>,
+    /// Whether un-shared blocks are overwritten in place. Otherwise the first write to each block
+    /// after a snapshot needs a free one, for which space is kept in the accounts, and thick volumes
+    /// cannot grow.
+    pub unshares: bool,
     /// Why writing zeros would not overwrite the old blocks; `None` if it would.
     pub refuses_zeroing: Option<&'static str>,
     /// The maximum size of an image in bytes.
@@ -64,6 +68,11 @@ pub(super) trait Store: Devices {
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
     /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
+    /// Writes all blocks of a new image, if the kind of pool has no other way to reserve them.
+    fn write_reserved(&self, image: Image) -> Result<()> {
+        let _ = image;
+        Ok(())
+    }
     /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.
     fn lengthen(&self, image: Image, length: u64, reserve: bool) -> host::Result<()>;
     /// Cuts an image to this length, and frees the blocks beyond it.

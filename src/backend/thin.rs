@@ -26,7 +26,7 @@ use crate::host::{
     self, Budget, Device, Effect, FileId, Host, MappedDevice, Space, ThinMessage, ThinPoolStatus,
 };
 use crate::model::size::image_bytes;
-use crate::model::{PoolId, Wipe, size};
+use crate::model::{Allocation, PoolId, Wipe, size};
 
 /// What the UUIDs of all devices of this driver begin with.
 pub const DEVICE_PREFIX: &str = host::mapper::UUID_PREFIX;
@@ -128,6 +128,8 @@ struct ThinImage {
     id: u32,
     #[serde(default)]
     size: u64,
+    #[serde(default)]
+    allocation: Allocation,
 }
 
 /// The image that the record in a directory describes; `None` without a record or an ID.
@@ -215,7 +217,10 @@ impl ThinStore {
             shares_blocks: true,
             default_block_size: sector,
             least_block_size: sector,
-            refuses_thick: Some("a thin pool allocates blocks when they are written"),
+            refuses_thick: None,
+            // dm-thin compares times and counts no references: a write to a block that was once
+            // shared needs a free block, even if the other image has given it up.
+            unshares: false,
             refuses_zeroing: Some(
                 "a thin pool writes to new blocks where blocks are shared, and the old blocks would keep their data",
             ),
@@ -358,6 +363,16 @@ impl Store for ThinStore {
         }
     }
 
+    /// The volume cannot be used before. A crash leaves an intent, with which the next start deletes
+    /// the thin device.
+    fn write_reserved(&self, image: Image) -> Result<()> {
+        let doing = || format!("write the blocks of {image}");
+        let held = self.open_device(self.get_image(image).context(doing)?)?;
+        let device = &held.device;
+        self.perform(Effect::FillWithZeros { device })
+            .context(doing)
+    }
+
     /// A thin device has no length. Its record has one, which its device gets.
     fn lengthen(&self, _: Image, _: u64, _: bool) -> host::Result<()> {
         Ok(())
@@ -381,7 +396,7 @@ impl Store for ThinStore {
         }
     }
 
-    /// Only thick volumes need it, which a thin pool refuses.
+    /// It would not help: see [`Facts::unshares`].
     fn unshare(&self, _: Image, _: u64, _: u64) -> host::Result<()> {
         Ok(())
     }
@@ -452,6 +467,11 @@ impl Store for ThinStore {
             return Ok(false);
         };
         if self.allocated(image.id).context(doing)?.is_some() {
+            // The device of a thick volume takes no discards.
+            let uuid = &self.device_uuid(image.uuid);
+            if self.is_active(uuid).context(doing)? {
+                self.perform(Effect::RemoveMapped { uuid }).context(doing)?;
+            }
             let held = self.open_device(image)?;
             let path = &held.device.path;
             self.perform(Effect::Discard { path }).context(doing)?;

@@ -60,7 +60,8 @@ struct Occupant {
     /// A copy or thick volume in progress, or a snapshot of a thick volume in progress: it will
     /// have blocks for its whole length.
     to_be_filled: bool,
-    /// For a snapshot whose cut is still to come: the volume whose blocks it will share.
+    /// The volume whose blocks it shares or will share: of a snapshot whose cut is still to come, and
+    /// of one of a thick volume that cannot be un-shared.
     gets: Option<Uuid>,
 }
 
@@ -197,7 +198,9 @@ impl PoolBackend {
         };
         let role = match record {
             Some(record) if !record.is_ready() => Role::Filling,
-            Some(record) if record.allocation == Allocation::Thick => Role::Thick,
+            Some(record) if record.allocation == Allocation::Thick && self.facts.unshares => {
+                Role::Thick
+            }
             Some(_) | None => Role::Volume,
         };
         Occupant {
@@ -229,7 +232,9 @@ impl PoolBackend {
 
     fn snapshot_usage(&self, record: &SnapshotRecord) -> Occupant {
         let unready = !record.is_ready();
-        let grows = record.allocation == Allocation::Thick || record.copy.is_some();
+        let thick = record.allocation == Allocation::Thick;
+        let grows = thick || record.copy.is_some();
+        let keeps_sharing = thick && !self.facts.unshares;
         Occupant {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
@@ -240,7 +245,7 @@ impl PoolBackend {
                 Role::Snapshot
             },
             to_be_filled: unready && grows,
-            gets: unready.then_some(record.source),
+            gets: (unready || keeps_sharing).then_some(record.source),
         }
     }
 }

@@ -146,6 +146,9 @@ impl PoolBackend {
             };
             let created = self.store().create(Image::Volume(record.uuid), new);
             created.context(|| format!("create volume {}", record.uuid))?;
+            if reserve {
+                self.store().write_reserved(Image::Volume(record.uuid))?;
+            }
             match record.copy {
                 // A copy that continues after a crash needs its image.
                 Some(_) => self.volumes.sync(record.uuid),
@@ -169,7 +172,9 @@ impl PoolBackend {
         // A clone has the length of its source.
         let lengthened = self.store().lengthen(image, length, thick);
         lengthened.context(|| format!("create volume {}", record.uuid))?;
-        let apart = self.facts.shares_blocks && (thick || self.is_of_thick(record)?);
+        let apart = self.facts.shares_blocks
+            && self.facts.unshares
+            && (thick || self.is_of_thick(record)?);
         if apart {
             self.unshare_unsynced(image, length)?;
         }

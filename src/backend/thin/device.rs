@@ -12,6 +12,7 @@ use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Device, DeviceHold, Effect, MappedDevice, ThinTable, mapped_path};
+use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
 
@@ -90,7 +91,18 @@ impl ThinStore {
             return Err(busy(uuid, holder));
         }
         let loaded = self.load(image, found.read_only);
-        loaded.context(|| format!("resize {} of volume {uuid}", found.device.path.display()))
+        loaded.context(|| format!("resize {} of volume {uuid}", found.device.path.display()))?;
+        self.keep_blocks(image, &found.device)
+    }
+
+    /// Disables discards on the device of a thick volume: mkfs and fstrim would free its blocks. Each
+    /// table that is loaded enables them.
+    fn keep_blocks(&self, image: ThinImage, device: &Device) -> Result<()> {
+        if image.allocation == Allocation::Thin {
+            return Ok(());
+        }
+        let disabled = self.perform(Effect::DisableDiscard { device });
+        disabled.context(|| format!("disable discard on the device of volume {}", image.uuid))
     }
 
     fn hold_own(&self, image: ThinImage) -> host::Result<DeviceHold> {
@@ -237,6 +249,7 @@ impl Devices for ThinStore {
             uuid,
             id: record.image,
             size: record.size,
+            allocation: record.allocation,
         };
         if self.allocated(image.id).context(doing)?.is_none() {
             return Err(is_missing(uuid));
@@ -247,6 +260,10 @@ impl Devices for ThinStore {
             [found] => self.reuse(uuid, found, image, mode),
             _ => Err(busy(uuid, "several devices on its thin device".into())),
         }?;
+        if let Err(first) = self.keep_blocks(image, &hold.device) {
+            drop(hold);
+            return Err(first.with_undo(self.remove_mapped(&self.device_uuid(uuid))));
+        }
         Ok(Attached {
             device: hold.device.clone(),
             hold,

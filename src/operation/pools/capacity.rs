@@ -137,7 +137,12 @@ pub(in crate::operation) fn admit_snapshot(
     space: &PoolSpace,
     record: &SnapshotRecord,
 ) -> Result<()> {
-    let full = record.allocation == Allocation::Thick || !pool.backend.facts.shares_blocks;
+    let thick = record.allocation == Allocation::Thick;
+    if let (true, Some(why)) = (thick, pool.refuses_thick()) {
+        let subject = format!("a snapshot of thick volume {}", record.source);
+        return Err(Error::refused(subject, why));
+    }
+    let full = thick || !pool.backend.facts.shares_blocks;
     let required = if full {
         image_bytes(record.size)
     } else {
@@ -210,7 +215,7 @@ impl Pools {
             Err(error) => return Err(error),
         };
         let allocation = request.parameters.allocation;
-        if allocation == Allocation::Thick && pool.backend.facts.refuses_thick.is_some() {
+        if allocation == Allocation::Thick && pool.refuses_thick().is_some() {
             return Ok(nothing);
         }
         let space = match check_setup(&pool).and_then(|()| pool.backend.space()) {
@@ -230,6 +235,21 @@ impl Pools {
 }
 
 impl Pool {
+    /// Why this pool cannot have thick volumes or snapshots of them; `None` if it can. Where blocks
+    /// cannot be un-shared, a thick volume next to a snapshot depends on the space that is kept for
+    /// promises.
+    pub(in crate::operation) fn refuses_thick(&self) -> Option<&'static str> {
+        let facts = &self.backend.facts;
+        let keeps_promises =
+            self.definition.overcommit <= 1.0 && self.snapshots() == SnapshotRoom::Reserved;
+        match facts.refuses_thick {
+            None if !facts.unshares && !keeps_promises => {
+                Some("a thin pool can have them only with overcommit=1 and snapshots=reserved")
+            }
+            refusal => refusal,
+        }
+    }
+
     /// Bytes that may still be promised with the overcommit of this pool.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
         let kept = super::capacity::kept_for_new(self, space);

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::backend::AttachMode;
-use crate::host::Host;
 use crate::host::memory::Unreadable;
+use crate::host::{Host, NodeKind};
 use crate::model::PoolId;
 use crate::operation::pools::make::make_pool_of_kind;
 
@@ -51,6 +51,65 @@ fn volumes_snapshots_and_restores_are_thin_devices() {
     assert!(thin_ids(&host).is_empty());
     assert_eq!(backend.leftovers().unwrap(), []);
     assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_thick_volume_takes_every_write_while_the_pool_is_full() {
+    let (host, backend) = pool();
+    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let size = backend.store().size(Image::Volume(thick.uuid)).unwrap();
+    assert_eq!(size.unwrap().allocated, SIZE);
+    let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
+    let devices = backend.devices();
+    let attached = [&thick, &thin].map(|it| devices.attach(it, WRITE).unwrap());
+    let targets = [
+        Path::new("/var/lib/kubelet/thick"),
+        Path::new("/var/lib/kubelet/thin"),
+    ];
+    for (attached, target) in attached.iter().zip(targets) {
+        let kind = NodeKind::File;
+        host.perform(&Effect::MakeTarget { path: target, kind })
+            .unwrap();
+        let device = &attached.device;
+        host.perform(&Effect::BindDevice { device, target })
+            .unwrap();
+    }
+    host.keep_full(true);
+    host.write_block_token(targets[0], 1).unwrap();
+    host.write_block_token(targets[1], 1).unwrap_err();
+    assert_eq!(backend.image_problem(&thick).unwrap(), None);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
+    let (host, backend) = pool();
+    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let attached = backend.devices().attach(&thick, WRITE).unwrap();
+    let seen = |log: &[String]| {
+        log.iter()
+            .filter(|it| it.starts_with("forbid_discard"))
+            .count()
+    };
+    assert_eq!(seen(&host.effect_log()), 1);
+    backend
+        .devices()
+        .resize(thick.uuid, &attached.device)
+        .unwrap();
+    assert_eq!(seen(&host.effect_log()), 2);
+}
+
+#[test]
+fn a_snapshot_of_a_thick_volume_leaves_it_no_blocks_of_its_own() {
+    let (_, backend) = pool();
+    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    assert_eq!(backend.space().unwrap().own, SIZE);
+    let made = cut(&backend, 2, &thick);
+    backend.unshare(Image::Snapshot(made.uuid), SIZE).unwrap();
+    let space = backend.space().unwrap();
+    assert_eq!((space.own, space.promised), (0, SIZE));
+    backend.snapshots.delete(made.uuid).unwrap();
+    assert_eq!(backend.space().unwrap().own, SIZE);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Pools of LVM on the simulated host: created, interrupted, refused, moved and released.
 
+mod thick;
+
 use std::collections::BTreeSet;
 
 use super::*;
