@@ -1,0 +1,88 @@
+//! Thick volumes in a thin pool of LVM that a thin volume fills.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::{Scratch, Server, block, run};
+use tonic::Code;
+
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end, runtime};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 64 * MIB;
+const KEEPS_PROMISES: &str = "default=lvm:slackwater-vg/thin,init,rawBlock=unfiltered";
+
+/// Writes all of a device; whether that succeeded.
+fn fill(device: &Path, byte: u8) -> bool {
+    let device = OpenOptions::new().write(true).open(device).unwrap();
+    let each = (0..SIZE / MIB).map(|at| device.write_all_at(&[byte; MIB as usize], at * MIB));
+    let written = each.collect::<Result<Vec<_>, _>>();
+    written.and_then(|_| device.sync_all()).is_ok()
+}
+
+fn is_filled(device: &Path, byte: u8) -> bool {
+    let device = File::open(device).unwrap();
+    let mut bytes = vec![0; MIB as usize];
+    (0..SIZE / MIB).all(|at| {
+        device.read_exact_at(&mut bytes, at * MIB).unwrap();
+        bytes.iter().all(|it| *it == byte)
+    })
+}
+
+#[test]
+fn a_thick_volume_takes_every_write_while_thin_ones_have_filled_the_pool() {
+    let test = "guest_thick::a_thick_volume_takes_every_write_while_thin_ones_have_filled_the_pool";
+    in_guest(test, &DISKS, || {
+        create_pool("384M");
+        let scratch = Scratch::new();
+        let thick = [("allocation", "thick")];
+        let server = Server::start(&scratch, &[KEEPS_PROMISES]);
+        let id = runtime().block_on(async {
+            let client = server.client();
+            let large = client.create("large", 8 * SIZE, block(), &thick).await;
+            assert_eq!(large.unwrap_err().code(), Code::ResourceExhausted);
+            let id = client.create("thick", SIZE, block(), &thick).await.unwrap();
+            let again = client.create("thick", SIZE, block(), &thick).await;
+            assert_eq!(again.unwrap(), id);
+            id
+        });
+        end(server);
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let refused = client.create("b", SIZE, block(), &thick).await.unwrap_err();
+            assert!(refused.message().contains("overcommit=1"), "{refused}");
+            let volume = Volume::of(&scratch, "thick", id, block());
+            let first = client.create("first", SIZE, block(), &[]).await.unwrap();
+            let first = Volume::of(&scratch, "first", first, block());
+            let second = client.create("second", SIZE, block(), &[]).await.unwrap();
+            let second = Volume::of(&scratch, "second", second, block());
+            for volume in [&volume, &first, &second] {
+                volume.up(&client).await;
+            }
+            let discard = Command::new("blkdiscard").arg(&volume.target).status();
+            assert!(!discard.unwrap().success());
+            let filled = [fill(&first.target, 1), fill(&second.target, 2)];
+            assert!(filled.contains(&false), "the pool is not full");
+            assert!(fill(&volume.target, 3));
+            assert!(is_filled(&volume.target, 3));
+            run("lvextend", &["--size", "+128M", "slackwater-vg/thin"]);
+            assert!(fill(&first.target, 4) && fill(&second.target, 5));
+            assert!(fill(&volume.target, 6) && is_filled(&volume.target, 6));
+            for volume in [volume, first, second] {
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+        });
+        end(server);
+    });
+}
