@@ -7,6 +7,7 @@
 
 mod copier;
 mod device;
+mod numbers;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
+use self::numbers::Numbers;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
@@ -41,10 +43,6 @@ pub fn object_of(device: &str) -> Option<&str> {
 /// The share of its metadata that a thin pool keeps free: without free metadata it could not create
 /// snapshots, and writes to shared blocks would fail.
 pub const RESERVED_METADATA: u64 = 10;
-
-/// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: IDs
-/// are dense, and a pool has fewer records than this.
-const UNKNOWN_NUMBERS: u32 = 1 << 16;
 
 /// The transaction ID of a thin pool that this driver uses: the bytes of "slackwtr", so that no other
 /// program arrives at it. LVM counts from 0, Docker from 1, and containerd leaves 0. LVM creates no
@@ -179,15 +177,6 @@ fn objects(host: &dyn Host, folder: &Path) -> host::Result<Vec<PathBuf>> {
     Ok(dirs.filter(|dir| uuid_of(dir).is_some()).collect())
 }
 
-/// IDs of thin devices.
-#[derive(Debug, Default)]
-struct Numbers {
-    /// IDs that are in use or were used since the start.
-    taken: BTreeSet<u32>,
-    /// The lowest ID that may be used.
-    floor: u32,
-}
-
 /// The thin devices of a pool.
 pub(super) struct ThinStore {
     host: Arc<dyn Host>,
@@ -258,11 +247,15 @@ impl ThinStore {
         }
         let recorded = recorded_ids(self.host.as_ref(), &self.root)?;
         taken.extend(recorded.ids);
-        let floor = match recorded.is_incomplete {
-            false => FIRST_ID,
-            true => taken.last().copied().unwrap_or(0).max(FIRST_ID) + UNKNOWN_NUMBERS,
-        };
-        Ok(Numbers { taken, floor })
+        taken.extend(self.shown()?);
+        let host = self.host.as_ref();
+        Numbers::read(host, &self.root, taken, recorded.is_incomplete)
+    }
+
+    /// The IDs in the tables of all devices, including foreign ones.
+    fn shown(&self) -> host::Result<BTreeSet<u32>> {
+        let tables = self.mapped()?.into_iter().filter_map(|it| it.table);
+        Ok(tables.map(|table| table.id).collect())
     }
 
     /// An upper bound for an image whose record cannot be read: the blocks of all thin devices that
@@ -328,10 +321,8 @@ impl Store for ThinStore {
 
     fn take_number(&self) -> u32 {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |id: &u32| !numbers.taken.contains(id);
-        let number = (numbers.floor..TRIAL_ID).find(is_free).unwrap_or(u32::MAX);
-        numbers.taken.insert(number);
-        number
+        // Device mapper refuses this ID.
+        numbers.take(|| self.shown().ok()).unwrap_or(u32::MAX)
     }
 
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {
@@ -487,6 +478,9 @@ impl Store for ThinStore {
         if self.is_active(uuid)? {
             self.perform(Effect::RemoveMapped { uuid })?;
         }
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.keep(self.host.as_ref(), &self.root, id)?;
+        drop(numbers);
         match self.send(ThinMessage::Delete { id }) {
             Err(error) if error.code() == Some(Errno::ENODATA) => Ok(()),
             deleted => deleted,

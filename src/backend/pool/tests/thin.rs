@@ -3,7 +3,7 @@
 use super::*;
 use crate::backend::AttachMode;
 use crate::host::memory::Unreadable;
-use crate::host::{Host, NodeKind};
+use crate::host::{Host, NodeKind, ThinMessage, ThinTable};
 use crate::model::PoolId;
 use crate::operation::pools::make::make_pool_of_kind;
 
@@ -113,16 +113,66 @@ fn a_snapshot_of_a_thick_volume_leaves_it_no_blocks_of_its_own() {
 }
 
 #[test]
-fn a_number_is_not_used_again_before_the_next_start() {
+fn a_number_is_not_used_again_after_a_restart() {
     let (host, backend) = pool();
     let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     backend.volumes.delete(made.uuid).unwrap();
     let made = backend.create(volume(2, Allocation::Thin), &any).unwrap();
     assert_eq!(made.image, 4);
+    backend.volumes.delete(made.uuid).unwrap();
     drop(backend);
+    let host = host.reboot(true);
     let backend = open(&host);
     let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
-    assert_eq!(made.image, 3);
+    assert_eq!(made.image, 5);
+}
+
+#[test]
+fn at_the_end_of_the_range_the_lowest_number_is_used_that_nothing_has() {
+    let (host, backend) = pool();
+    let first = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let second = backend.create(volume(2, Allocation::Thin), &any).unwrap();
+    let third = backend.create(volume(3, Allocation::Thin), &any).unwrap();
+    assert_eq!((first.image, second.image, third.image), (3, 4, 5));
+    backend.volumes.delete(first.uuid).unwrap();
+    backend.volumes.delete(third.uuid).unwrap();
+    drop(backend);
+    let last = crate::host::mapper::MAX_THIN_ID - 1;
+    host.perform(&Effect::WriteFile {
+        path: &Path::new(POOL).join("next-id"),
+        bytes: last.to_string().as_bytes(),
+    })
+    .unwrap();
+    // A program that has kept a device of the deleted volume.
+    let uuid = "OTHER-1";
+    host.perform(&Effect::CreateMapped { uuid }).unwrap();
+    let id = first.image;
+    let pool = "pool";
+    let message = ThinMessage::CreateThin { id };
+    host.perform(&Effect::ThinMessage { pool, message })
+        .unwrap();
+    let table = &ThinTable {
+        pool: pool.into(),
+        id,
+        bytes: SIZE,
+    };
+    host.perform(&Effect::LoadTable {
+        uuid,
+        table,
+        read_only: false,
+    })
+    .unwrap();
+    host.perform(&Effect::ResumeMapped { uuid }).unwrap();
+    let backend = open(&host);
+    let numbers: Vec<_> = (4..7)
+        .map(|n| {
+            backend
+                .create(volume(n, Allocation::Thin), &any)
+                .unwrap()
+                .image
+        })
+        .collect();
+    assert_eq!(numbers, [last, 5, 6]);
 }
 
 #[test]
