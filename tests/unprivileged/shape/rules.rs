@@ -192,7 +192,7 @@ const FILE_STORE_WORDS: &[&str] = &[
 ];
 
 /// Which of them the store of thin devices may contain, too.
-const THIN_STORE_WORDS: &[&str] = &["RenewFsId", "backing_fs"];
+const THIN_STORE_WORDS: &[&str] = &["DisableDiscard", "RenewFsId", "backing_fs"];
 
 /// A file of src/.
 pub struct Source {
