@@ -58,7 +58,7 @@ impl Simulation {
         mounted.sort();
         let mut files = self.host.aside(|host| host.files_below(Path::new(POOL)));
         // A file that is being written is replaced by the next write; each start creates the lock.
-        files.retain(|file| !file.ends_with(".new") && file != "lock");
+        files.retain(|file| !file.ends_with(".new") && file != "lock" && file != "next-id");
         let mut targets = self.host.targets();
         targets.retain(|target| !target.ends_with("globalmount"));
         ObservedState {
@@ -221,7 +221,9 @@ impl Simulation {
         for pool in driver.served() {
             driver.discard_freed(pool);
         }
-        let files = self.host.files_below(Path::new(POOL));
+        let mut files = self.host.files_below(Path::new(POOL));
+        // The count of the IDs of thin devices stays.
+        files.retain(|file| file != "next-id");
         let left = self.observed_state();
         let nothing_left = left.mounted.is_empty()
             && left.targets.is_empty()

@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use nix::errno::Errno;
+
 use super::{FIRST_ID, TRIAL_ID};
 use crate::error::HostError;
 use crate::host::{self, Effect, Host};
@@ -102,9 +104,14 @@ impl Numbers {
             rename,
             Effect::SyncDir { path: root },
         ];
-        effects
-            .iter()
-            .try_for_each(|effect| host.perform(effect).map(drop))?;
+        let mut each = effects.iter();
+        match each.try_for_each(|effect| host.perform(effect).map(drop)) {
+            // Deletes work on a full disk, so the ID may be used again after a restart.
+            Err(error) if error.code() == Some(Errno::ENOSPC) => {
+                return host.perform(&Effect::RemoveFile { path: new }).map(drop);
+            }
+            written => written?,
+        }
         self.mark = mark;
         Ok(())
     }
