@@ -427,7 +427,7 @@ impl Run {
         self.sim.check()?;
         let mut files = self.sim.host.files_below(Path::new(POOL));
         // The count of the IDs of thin devices stays.
-        files.retain(|file| file != "next-id");
+        files.retain(|file| !file.starts_with("next-id"));
         let left = self.sim.observed_state();
         let nothing = left.mounted.is_empty()
             && left.loops == 0

@@ -223,7 +223,7 @@ impl Simulation {
         }
         let mut files = self.host.files_below(Path::new(POOL));
         // The count of the IDs of thin devices stays.
-        files.retain(|file| file != "next-id");
+        files.retain(|file| !file.starts_with("next-id"));
         let left = self.observed_state();
         let nothing_left = left.mounted.is_empty()
             && left.targets.is_empty()
