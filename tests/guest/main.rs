@@ -9,6 +9,7 @@ mod guest_lvm;
 mod guest_metadata;
 mod guest_order;
 mod guest_pool;
+mod guest_repair;
 mod guest_thick;
 mod guest_thin_host;
 mod guest_udev;

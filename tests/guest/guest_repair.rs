@@ -1,0 +1,150 @@
+//! Metadata of a thin pool that has lost its transaction ID, and a full thin pool that LVM extends
+//! while it is in use.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and writes files"
+)]
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::libc;
+use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::{Scratch, Server, binary, block, eventually, mount, run};
+
+use crate::guest_lvm::{DISKS, POOL, create_pool, created, end, restore, runtime};
+
+const MIB: u64 = 1 << 20;
+const PLACE: &str = "slackwater-vg/thin";
+const MAPPED: &str = "slackwater--vg-thin";
+
+/// Exchanges the metadata of the inactive pool with the logical volume `copy`.
+fn swap_metadata() {
+    let other = ["--poolmetadata", "slackwater-vg/copy"];
+    let pool = ["--yes", "--thinpool", PLACE];
+    run("lvconvert", &[&pool[..], &other[..]].concat());
+}
+
+/// Writes the metadata again with the transaction ID 0 and everything else as it is.
+fn lose_transaction_id() {
+    run("lvchange", &["--activate", "n", PLACE]);
+    let copy = ["--yes", "--size", "8M", "--name", "copy", "slackwater-vg"];
+    run("lvcreate", &copy);
+    swap_metadata();
+    run("lvchange", &["--activate", "y", "slackwater-vg/copy"]);
+    let device = "/dev/slackwater-vg/copy";
+    let text = run("thin_dump", &[device]);
+    let was = "transaction=\"8317129691479110770\"";
+    assert!(text.contains(was), "{text}");
+    let file = "/run/metadata.xml";
+    fs::write(file, text.replacen(was, "transaction=\"0\"", 1)).unwrap();
+    run("thin_restore", &["--input", file, "--output", device]);
+    run("lvchange", &["--activate", "n", "slackwater-vg/copy"]);
+    swap_metadata();
+    run("lvchange", &["--activate", "y", PLACE]);
+}
+
+#[test]
+fn metadata_without_its_transaction_id_is_refused_with_the_way_back() {
+    let test = "guest_repair::metadata_without_its_transaction_id_is_refused_with_the_way_back";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        let (volume, snapshot) = runtime().block_on(async {
+            let client = server.client();
+            let volume = created(&scratch, &client, "a", mount("ext4")).await;
+            volume.up(&client).await;
+            fs::write(volume.target.join("data"), "kept").unwrap();
+            let snapshot = client.snapshot("s", &volume.id, &[]).await.unwrap();
+            volume.down(&client).await;
+            (volume, snapshot.snapshot_id)
+        });
+        end(server);
+        let record = scratch.join("node.json");
+        let known = ["--node-record", record.to_str().unwrap()];
+        let release = ["pool", "release", "default=lvm:slackwater-vg/thin"];
+        run(binary(), &[&release[..], &known[..]].concat());
+        lose_transaction_id();
+        let before = run("dmsetup", &["status", MAPPED]);
+
+        let server = Server::spawn(&scratch, &[POOL], &[], &[]);
+        // A pool that was never used has this transaction ID too, so `init` must not take it.
+        let way_back = "set_transaction_id 0 8317129691479110770";
+        eventually("the pool is refused", || server.log().contains(way_back));
+        let refused = server.log();
+        assert!(
+            refused.contains("this machine had the pool in slackwater-vg/thin"),
+            "{refused}"
+        );
+        assert_eq!(run("dmsetup", &["status", MAPPED]), before);
+
+        run("dmsetup", &["message", MAPPED, "0", way_back]);
+        runtime().block_on(async {
+            let client = server.client();
+            let start = std::time::Instant::now();
+            while client.list().await.is_err() {
+                assert!(start.elapsed() < slackwater_testkit::WAIT_TIMEOUT);
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+            let listed = client.list().await.unwrap();
+            assert_eq!(listed, std::slice::from_ref(&volume.id));
+            let copy = restore(&scratch, &client, &snapshot, mount("ext4")).await;
+            for one in [&volume, &copy] {
+                one.up(&client).await;
+                let read = fs::read_to_string(one.target.join("data")).unwrap();
+                assert_eq!(read, "kept");
+                one.down(&client).await;
+            }
+        });
+        end(server);
+        run("vgck", &["slackwater-vg"]);
+    });
+}
+
+/// Writes the first 64 MiB without the page cache; returns whether all writes succeeded.
+fn fill(device: &Path) -> bool {
+    const BLOCK: u64 = 256 << 10;
+    #[repr(align(4096))]
+    struct Block([u8; BLOCK as usize]);
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(device)
+        .unwrap();
+    let block = Block([7; BLOCK as usize]);
+    let mut each = (0..64 * MIB / BLOCK).map(|at| file.write_all_at(&block.0, at * BLOCK));
+    each.all(|written| written.is_ok()) && file.sync_all().is_ok()
+}
+
+#[test]
+fn a_full_pool_needs_only_to_be_extended() {
+    let test = "guest_repair::a_full_pool_needs_only_to_be_extended";
+    in_guest(test, &DISKS, || {
+        create_pool("320M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let volume = created(&scratch, &client, "raw", block()).await;
+            volume.up(&client).await;
+            assert!(!fill(&volume.target));
+            let status = run("dmsetup", &["status", MAPPED]);
+            assert!(status.contains("out_of_data_space"), "{status}");
+
+            // The volume stays in use, and the driver is not started again.
+            run("lvextend", &["--size", "+128M", PLACE]);
+            assert!(fill(&volume.target));
+            let class = [("consistency", "crash")];
+            let cut = client.snapshot("cut", &volume.id, &class).await.unwrap();
+            volume.down(&client).await;
+            client.delete_snapshot(&cut.snapshot_id).await.unwrap();
+            client.delete(&volume.id).await.unwrap();
+        });
+        end(server);
+        run("vgck", &["slackwater-vg"]);
+    });
+}
