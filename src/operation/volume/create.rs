@@ -20,6 +20,17 @@ use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
 
 impl Volumes {
+    /// Refuses what a pool cannot have now. It comes before anything is measured, which fails where the
+    /// metadata of a thin pool cannot be read.
+    fn check_pool(&self, pool: &Pool, request: &CreateVolume) -> Result<()> {
+        check_setup(pool)?;
+        let mut access = request.capabilities.iter().map(|one| &one.access_type);
+        match access.any(|access| *access == AccessType::Block) {
+            true => self.check_raw_block(pool),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses a raw block volume where LVM on the host might use what a tenant writes to it.
     pub(in crate::operation) fn check_raw_block(&self, pool: &Pool) -> Result<()> {
         let node_record = &self.pools.settings.node_record;
@@ -51,12 +62,7 @@ impl Volumes {
             Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
             None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
         };
-        // Before anything is measured, because that fails where the metadata cannot be read.
-        check_setup(&pool)?;
-        let mut access = request.capabilities.iter().map(|one| &one.access_type);
-        if access.any(|access| *access == AccessType::Block) {
-            self.check_raw_block(&pool)?;
-        }
+        self.check_pool(&pool, request)?;
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, &request.name);
         let _volume = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let size = match &content {
