@@ -28,8 +28,8 @@ pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
-    MAPPED_FOLDER, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode, ThinPoolStatus,
-    ThinSnapshot, ThinTable, mapped_path,
+    LinearTable, MAPPED_FOLDER, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode,
+    ThinPoolStatus, ThinSnapshot, ThinTable, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};

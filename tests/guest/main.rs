@@ -5,6 +5,7 @@ mod guest_dm;
 mod guest_ext4;
 mod guest_filter;
 mod guest_guard;
+mod guest_linear;
 mod guest_lvm;
 mod guest_metadata;
 mod guest_order;

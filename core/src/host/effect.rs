@@ -5,8 +5,8 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::{
-    Device, FileId, Known, LoopHold, MountRoot, PreparedThinSnapshot, Session, SessionSpec,
-    ThinMessage, ThinTable,
+    Device, FileId, Known, LinearTable, LoopHold, MountRoot, PreparedThinSnapshot, Session,
+    SessionSpec, ThinMessage, ThinTable,
 };
 use crate::model::FsType;
 
@@ -325,6 +325,16 @@ pub enum Effect<'a> {
         /// The device is read-only with this table.
         read_only: bool,
     },
+    /// Like [`Effect::LoadTable`], for a table that shows another block device. EINVAL if the lower
+    /// device is shorter than the table, or the table is too short for its two targets; ENXIO if the
+    /// lower device does not exist.
+    LoadLinear {
+        /// The UUID of the device.
+        uuid: &'a str,
+        table: &'a LinearTable,
+        /// The device is read-only with this table.
+        read_only: bool,
+    },
     /// Makes I/O to a mapped device wait, after the I/O that is on its way. Does not freeze the file
     /// system on it.
     SuspendMapped {
@@ -476,6 +486,7 @@ impl Effect<'_> {
             Effect::CreateThinSnapshot { .. } => "create_snap",
             Effect::CreateMapped { .. } => "create_mapped",
             Effect::LoadTable { .. } => "load_table",
+            Effect::LoadLinear { .. } => "load_linear",
             Effect::SuspendMapped { .. } => "suspend_mapped",
             Effect::ResumeMapped { .. } => "resume_mapped",
             Effect::ClearTable { .. } => "clear_table",

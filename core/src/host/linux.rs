@@ -18,6 +18,7 @@ mod fsid;
 mod growth;
 mod image;
 mod in_place;
+mod linear;
 mod loop_device;
 mod lvm;
 mod map;
@@ -158,6 +159,7 @@ impl LinuxHost {
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }
             | Effect::LoadTable { .. }
+            | Effect::LoadLinear { .. }
             | Effect::SuspendMapped { .. }
             | Effect::ResumeMapped { .. }
             | Effect::ClearTable { .. }

@@ -135,6 +135,33 @@ pub struct ThinTable {
     pub bytes: u64,
 }
 
+/// The table of a mapped device that shows another block device from its first byte.
+///
+/// It has two targets, although one would map the same bytes: the kernel forwards ioctls to the lower
+/// device through a table with a single target only (`dm_prepare_ioctl`), and a process that has the
+/// mapped device must not detach or change a loop device below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearTable {
+    /// The lower device, which is open as long as the table exists.
+    pub lower: Device,
+    /// The length in bytes, a multiple of the logical block size of the lower device.
+    pub bytes: u64,
+}
+
+impl LinearTable {
+    /// The length of the first target in bytes. It does not change when the device grows, and is a
+    /// multiple of each block size, so that few requests reach both targets.
+    const FIRST_BYTES: u64 = 1 << 20;
+
+    /// The start and the length in bytes of each of the two targets; `None` if the device is too
+    /// small for two.
+    pub fn targets(&self) -> Option<[(u64, u64); 2]> {
+        let first = Self::FIRST_BYTES;
+        let rest = self.bytes.checked_sub(first).filter(|rest| *rest > 0)?;
+        Some([(0, first), (first, rest)])
+    }
+}
+
 /// A mapped device that shows a thin device, or that has no table yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedDevice {

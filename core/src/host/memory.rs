@@ -26,6 +26,7 @@ mod fault;
 mod freezer;
 mod kernel;
 mod lasting;
+mod linear;
 mod loops;
 mod machine;
 mod mapped;

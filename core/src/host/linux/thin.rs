@@ -21,6 +21,7 @@ use self::status::{Pool, number, pool_of};
 use super::blocks;
 use super::device_mapper::{DeviceMapper, Info, Listed, Selector, Suspend, Target};
 use super::files;
+use super::linear;
 use super::loop_device::{open_exclusive, open_verified};
 use crate::error::HostError;
 use crate::host::mapper::mapped_path;
@@ -376,6 +377,11 @@ pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
             let loaded = mapper.load(Selector::Uuid(uuid), &[target], read_only);
             loaded.map_err(named(uuid))
         }
+        Effect::LoadLinear {
+            uuid,
+            table,
+            read_only,
+        } => linear::load(mapper, uuid, table, read_only).map_err(named(uuid)),
         Effect::SuspendMapped { uuid } => {
             let how = Suspend {
                 skip_lockfs: true,

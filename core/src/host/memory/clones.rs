@@ -88,7 +88,9 @@ impl Machine {
 
     /// Whether an image cannot change: every device on it is idle, read-only or frozen.
     fn is_still(&self, ino: Ino) -> bool {
-        self.loops_on(ino).into_iter().all(|number| {
+        let below = self.loops_on(ino);
+        let above: Vec<u32> = below.iter().flat_map(|lower| self.above(*lower)).collect();
+        below.into_iter().chain(above).all(|number| {
             let Some(dev) = self.loops.get(&number).filter(|dev| !dev.read_only) else {
                 return true;
             };

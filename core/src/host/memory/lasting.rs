@@ -5,6 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::disk::Ino;
+use super::loops::Backing;
 use super::machine::{Machine, Process};
 use crate::error::HostCause;
 
@@ -23,6 +24,9 @@ impl Machine {
         let Some(dev) = self.loops.get(&number).filter(|_| !self.faults.aside) else {
             return Ok(());
         };
+        if let Backing::Lower(lower) = dev.backing {
+            return self.ask_loop(lower);
+        }
         let image = dev.backing.image();
         if dev.dead || image.is_some_and(|ino| self.is_dead(ino)) {
             return Err(Errno::EIO.into());
@@ -34,7 +38,11 @@ impl Machine {
     }
 
     pub(super) fn is_hung_loop(&self, number: u32) -> bool {
-        let image = self.loops.get(&number).and_then(|dev| dev.backing.image());
+        let backing = self.loops.get(&number).map(|dev| dev.backing);
+        if let Some(Backing::Lower(lower)) = backing {
+            return self.is_hung_loop(lower);
+        }
+        let image = backing.and_then(Backing::image);
         image.is_some_and(|ino| self.is_on(ino, self.hung.iter()))
     }
 

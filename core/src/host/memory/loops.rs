@@ -23,6 +23,8 @@ pub(super) enum Backing {
     Foreign(FileId),
     /// A thin device, with its identity.
     Thin(Ino, FileId),
+    /// Another block device, by its number.
+    Lower(u32),
     /// A mapped device without a table.
     None,
 }
@@ -31,7 +33,7 @@ impl Backing {
     pub(super) fn image(self) -> Option<Ino> {
         match self {
             Backing::Image(ino) | Backing::Thin(ino, _) => Some(ino),
-            Backing::Foreign(_) | Backing::None => None,
+            Backing::Foreign(_) | Backing::Lower(_) | Backing::None => None,
         }
     }
 
@@ -39,7 +41,7 @@ impl Backing {
         match self {
             Backing::Image(ino) => Machine::image_id(ino),
             Backing::Foreign(id) | Backing::Thin(_, id) => id,
-            Backing::None => FileId {
+            Backing::Lower(_) | Backing::None => FileId {
                 device: 0,
                 inode: 0,
             },
@@ -122,7 +124,9 @@ impl Machine {
     /// The number of openers of a loop device.
     pub(super) fn openers_of(&self, number: u32) -> usize {
         let open = |opener: &&Opener| matches!(opener.what, Opened::Loop(n) | Opened::Claimed(n) if n == number);
-        self.openers.values().filter(open).count() + usize::from(self.supers.contains_key(&number))
+        self.openers.values().filter(open).count()
+            + usize::from(self.supers.contains_key(&number))
+            + self.tables_above(number)
     }
 
     /// Opens a loop device; returns the key with which it is closed.
@@ -255,7 +259,10 @@ impl Machine {
         if let Err(HostCause::Errno(errno)) = self.ask_loop(number) {
             return Err(errno);
         }
-        self.dev(number)?.backing.image().ok_or(Errno::ENXIO)
+        match self.dev(number)?.backing {
+            Backing::Lower(lower) => self.image_of(lower),
+            backing => backing.image().ok_or(Errno::ENXIO),
+        }
     }
 
     pub(super) fn content(&self, number: u32) -> Result<&Content, Errno> {

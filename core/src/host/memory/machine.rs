@@ -202,17 +202,18 @@ impl Machine {
             let _ = self.write_back(number);
             self.supers.remove(&number);
         }
-        let idle: Vec<u32> = self
-            .loops
-            .iter()
-            .filter(|(n, dev)| dev.autoclear && self.openers_of(**n) == 0)
-            .map(|(n, _)| *n)
-            .collect();
-        for number in idle {
+        // A mapped device that is removed closes the device below it.
+        while let Some(number) = self.find_idle() {
             self.loops.remove(&number);
         }
         let open = self.open_inodes();
         self.disk.collect(open);
+    }
+
+    fn find_idle(&self) -> Option<u32> {
+        let mut all = self.loops.iter();
+        let idle = all.find(|(number, dev)| dev.autoclear && self.openers_of(**number) == 0);
+        idle.map(|(number, _)| *number)
     }
 
     /// Open inodes that have no name.

@@ -21,13 +21,33 @@ const MAPPED: u32 = 1 << 20;
 /// The minor number of the first mapped device. Smaller ones are thin pools.
 const FIRST_MINOR: u32 = 64;
 
+/// What a mapped device shows.
+#[derive(Clone, Debug)]
+pub(super) enum Table {
+    Thin(ThinTable),
+    /// Another block device, by its number.
+    Linear {
+        lower: u32,
+        bytes: u64,
+    },
+}
+
+impl Table {
+    fn thin(&self) -> Option<&ThinTable> {
+        match self {
+            Table::Thin(table) => Some(table),
+            Table::Linear { .. } => None,
+        }
+    }
+}
+
 /// What a mapped device has beyond a loop device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mapping {
     uuid: String,
-    table: Option<ThinTable>,
+    pub(super) table: Option<Table>,
     /// The table that the next resume switches to, and whether it is read-only.
-    loaded: Option<(ThinTable, bool)>,
+    pub(super) loaded: Option<(Table, bool)>,
     pub(super) is_suspended: bool,
     /// The session of the guard that has suspended it.
     session: Option<u64>,
@@ -128,7 +148,7 @@ impl Machine {
             self.violation(format!("{uuid} maps a thin device that is mapped already"));
         }
         let mapping = self.dev_mut(number)?.mapped.as_mut();
-        mapping.ok_or(Errno::ENXIO)?.loaded = Some((table.clone(), ro));
+        mapping.ok_or(Errno::ENXIO)?.loaded = Some((Table::Thin(table.clone()), ro));
         Ok(())
     }
 
@@ -204,16 +224,24 @@ impl Machine {
             return Ok(());
         };
         mapping.table = Some(table.clone());
+        let (backing, bytes) = match table {
+            Table::Thin(table) => (self.thin_backing(&table)?, table.bytes),
+            Table::Linear { lower, bytes } => (Backing::Lower(lower), bytes),
+        };
+        let dev = self.dev_mut(number)?;
+        dev.backing = backing;
+        (dev.bytes, dev.read_only) = (bytes, read_only);
+        // The kernel computes the limits of a device again from each table.
+        dev.no_discard = false;
+        Ok(())
+    }
+
+    fn thin_backing(&mut self, table: &ThinTable) -> Result<Backing, Errno> {
         let pool = self.thin_pool(&table.pool);
         let ino = *pool.devices.get(&table.id).ok_or(Errno::ENODATA)?;
         let id = thin_file_id(pool.minor, table.id);
         self.data_mut(ino)?.size = table.bytes;
-        let dev = self.dev_mut(number)?;
-        dev.backing = Backing::Thin(ino, id);
-        (dev.bytes, dev.read_only) = (table.bytes, read_only);
-        // The kernel computes the limits of a device again from each table.
-        dev.no_discard = false;
-        Ok(())
+        Ok(Backing::Thin(ino, id))
     }
 
     pub(super) fn clear_table(&mut self, uuid: &str) -> Result<(), Errno> {
@@ -240,13 +268,13 @@ impl Machine {
         let all = self.loops.iter().filter_map(|(number, dev)| {
             let mapping = dev.mapped.as_ref()?;
             let wanted = match &mapping.table {
-                Some(table) => table.pool == pool,
+                Some(table) => table.thin().is_some_and(|table| table.pool == pool),
                 None => mapping.uuid.starts_with(prefix),
             };
             wanted.then(|| MappedDevice {
                 device: self.device(*number),
                 uuid: mapping.uuid.clone(),
-                table: mapping.table.clone(),
+                table: mapping.table.as_ref().and_then(Table::thin).cloned(),
                 read_only: dev.read_only,
                 has_inactive_table: mapping.loaded.is_some(),
                 suspended: mapping.is_suspended,

@@ -70,6 +70,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::CreateThinSnapshot { prepared } => Path::new(&prepared.snapshot.pool).into(),
         Effect::CreateMapped { uuid }
         | Effect::LoadTable { uuid, .. }
+        | Effect::LoadLinear { uuid, .. }
         | Effect::SuspendMapped { uuid }
         | Effect::ResumeMapped { uuid }
         | Effect::ClearTable { uuid }

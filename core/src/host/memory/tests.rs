@@ -3,6 +3,7 @@
 mod clones;
 mod freezer;
 mod kernel;
+mod linear;
 mod thin;
 
 use std::path::Path;

@@ -161,6 +161,11 @@ impl Machine {
                 table,
                 read_only,
             } => self.load_table(uuid, table, read_only)?,
+            Effect::LoadLinear {
+                uuid,
+                table,
+                read_only,
+            } => self.load_linear(uuid, table, read_only)?,
             Effect::SuspendMapped { uuid } => {
                 let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
                 self.suspend(number, None);
