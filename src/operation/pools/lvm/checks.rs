@@ -113,12 +113,15 @@ pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<
     Ok(active.map(|device| format!("the device {} uses it", device.uuid)))
 }
 
+/// The command that restores the transaction ID of a pool of ours, which now has another one.
+pub fn way_back(name: &ThinPoolName, found: u64) -> String {
+    let mapped = name.mapped();
+    format!("dmsetup message {mapped} 0 \"set_transaction_id {found} {TRANSACTION_ID}\"")
+}
+
 /// The error for a pool with the transaction ID of another program.
 pub fn foreign_id(pool: &PoolDefinition, name: &ThinPoolName, found: u64, known: bool) -> Error {
-    let way_back = format!(
-        "dmsetup message {} 0 \"set_transaction_id {found} {TRANSACTION_ID}\"",
-        name.mapped()
-    );
+    let way_back = way_back(name, found);
     let reason = match known {
         true => format!(
             "this machine had the pool in {name}, but its transaction ID is {found} instead of {TRANSACTION_ID}; if lvconvert --repair has replaced its metadata, check that `slackwater volumes` is right afterwards and run: {way_back}"

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::checks::{foreign_id, unused};
+use super::checks::{foreign_id, unused, way_back};
 use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
@@ -144,9 +144,10 @@ impl Opening<'_> {
         }
         if let Some(found) = unused()? {
             return Err(self.refuse(format!(
-                "{} is in use: {found}; give a thin pool that was never used: lvcreate --type thin-pool --size SIZE --name NAME {}",
+                "{} is in use: {found}; give a thin pool that was never used: lvcreate --type thin-pool --size SIZE --name NAME {} (if it was one of Slackwater before a repair: {})",
                 self.name,
-                self.name.group()
+                self.name.group(),
+                way_back(self.name, 0)
             )));
         }
         if !self.may_create() {
