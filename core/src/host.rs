@@ -164,6 +164,8 @@ pub fn attach_loop(host: &dyn Host, spec: LoopSpec<'_>) -> Result<LoopHold> {
 pub struct LoopDevice {
     /// N of /dev/loopN.
     pub number: u32,
+    /// The path of its image, as the kernel shows it; empty if that cannot be read.
+    pub image: PathBuf,
     /// The backing file and flags. An error belongs to this device alone: its image lies on a file
     /// system that is dead or hangs.
     pub status: Result<LoopStatus>,
@@ -406,6 +408,15 @@ pub trait Host: Send + Sync + 'static {
     /// EAGAIN while the pool is suspended.
     fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {
         Err(no_thin_pools(&snapshot.pool))
+    }
+    /// Whether the kernel has a device mapper that this process can use.
+    fn has_device_mapper(&self) -> Result<bool> {
+        Ok(false)
+    }
+    /// The mapped device with a UUID, which shows another block device; `None` if there is none. Its
+    /// table is `None` if it has none, or one of another kind.
+    fn linear_device(&self, _uuid: &str) -> Result<Option<MappedDevice<LinearTable>>> {
+        Ok(None)
     }
     /// Opens the mapped device with a UUID; `None` if there is none.
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {

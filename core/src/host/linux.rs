@@ -42,8 +42,8 @@ use uuid::Uuid;
 
 use super::{
     Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
-    Host, Kept, Known, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount, MountRoot,
-    PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
+    Host, Kept, Known, LinearTable, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount,
+    MountRoot, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
 };
 use crate::error::HostError;
 use crate::fault;
@@ -299,6 +299,14 @@ impl Host for LinuxHost {
 
     fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
         thin::devices(pool, prefix)
+    }
+
+    fn has_device_mapper(&self) -> Result<bool> {
+        Ok(linear::open_mapper()?.is_some())
+    }
+
+    fn linear_device(&self, uuid: &str) -> Result<Option<MappedDevice<LinearTable>>> {
+        linear::find(uuid)
     }
 
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {

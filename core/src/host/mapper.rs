@@ -156,19 +156,25 @@ impl LinearTable {
     /// The start and the length in bytes of each of the two targets; `None` if the device is too
     /// small for two.
     pub fn targets(&self) -> Option<[(u64, u64); 2]> {
+        LinearTable::targets_of(self.bytes)
+    }
+
+    /// The targets of a table of this length in bytes.
+    pub fn targets_of(bytes: u64) -> Option<[(u64, u64); 2]> {
         let first = Self::FIRST_BYTES;
-        let rest = self.bytes.checked_sub(first).filter(|rest| *rest > 0)?;
+        let rest = bytes.checked_sub(first).filter(|rest| *rest > 0)?;
         Some([(0, first), (first, rest)])
     }
 }
 
-/// A mapped device that shows a thin device, or that has no table yet.
+/// A mapped device that shows a thin device (with a [`ThinTable`]) or another block device (with a
+/// [`LinearTable`]), or that has no table yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MappedDevice {
+pub struct MappedDevice<T = ThinTable> {
     pub device: Device,
     pub uuid: String,
     /// The table in use; `None` if the device has never been resumed with one.
-    pub table: Option<ThinTable>,
+    pub table: Option<T>,
     pub read_only: bool,
     /// It has a table that the next resume switches to, as after a crash between the two steps, or
     /// while another program changes the device.
@@ -177,6 +183,22 @@ pub struct MappedDevice {
     pub suspended: bool,
     /// The kernel removes it when its last opener closes it.
     pub deferred_remove: bool,
+}
+
+impl<T> MappedDevice<T> {
+    /// The same device with another description of its table.
+    #[must_use]
+    pub fn with_table<U>(self, table: Option<U>) -> MappedDevice<U> {
+        MappedDevice {
+            device: self.device,
+            uuid: self.uuid,
+            table,
+            read_only: self.read_only,
+            has_inactive_table: self.has_inactive_table,
+            suspended: self.suspended,
+            deferred_remove: self.deferred_remove,
+        }
+    }
 }
 
 /// How the UUID of each mapped device of the driver begins. The guard suspends no other device.

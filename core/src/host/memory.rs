@@ -86,6 +86,8 @@ pub struct MemoryOptions {
     pub sector: u32,
     /// Name of the file system that holds pools.
     pub fs_name: String,
+    /// The kernel has a device mapper. The simulated thin pools do not depend on it.
+    pub device_mapper: bool,
 }
 
 impl Default for MemoryOptions {
@@ -96,6 +98,7 @@ impl Default for MemoryOptions {
             seed: None,
             sector: 512,
             fs_name: "xfs".into(),
+            device_mapper: true,
         }
     }
 }

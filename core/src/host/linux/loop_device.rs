@@ -434,7 +434,8 @@ fn numbers(attached: bool) -> Result<Vec<u32>> {
 pub(super) fn list(may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
     let mut devices = Vec::new();
     for number in numbers(true)? {
-        if image_name(number).is_some_and(|name| !may_be(&name)) {
+        let image = image_name(number);
+        if image.as_ref().is_some_and(|name| !may_be(name)) {
             continue;
         }
         let status = match ask(number) {
@@ -442,7 +443,11 @@ pub(super) fn list(may_be: &dyn Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
             Ok(Some((_, info))) => Ok(status_of(number, &info)),
             Err(error) => Err(error),
         };
-        devices.push(LoopDevice { number, status });
+        devices.push(LoopDevice {
+            number,
+            image: image.unwrap_or_default(),
+            status,
+        });
     }
     Ok(devices)
 }

@@ -17,9 +17,10 @@ use nix::errno::Errno;
 use nix::sys::stat::minor;
 
 pub(super) use self::snapshot::{create_snapshot, prepare_snapshot};
-use self::status::{Pool, number, pool_of};
+pub(super) use self::status::number;
+use self::status::{Pool, pool_of};
 use super::blocks;
-use super::device_mapper::{DeviceMapper, Info, Listed, Selector, Suspend, Target};
+use super::device_mapper::{DeviceMapper, Listed, Selector, Suspend, Target};
 use super::files;
 use super::linear;
 use super::loop_device::{open_exclusive, open_verified};
@@ -130,41 +131,44 @@ fn devices_on(
     let listed = mapper.list().map_err(failed("list", "mapped devices"))?;
     let mut found = Vec::new();
     for Listed { rdev: number, name } in listed {
-        let examined = examine(mapper, number);
-        let examined = examined.map_err(failed("examine", &name))?;
-        let Some((info, uuid, table)) = examined else {
+        let examined = examine(mapper, Selector::Number(number));
+        let Some(device) = examined.map_err(failed("examine", &name))? else {
             continue;
         };
-        let table = table.and_then(|table| thin_table(&table, pool, rdev));
-        if table.is_some() || (!info.has_table && uuid.starts_with(prefix)) {
-            found.push(MappedDevice {
-                device: node(info.rdev),
-                uuid,
-                table,
-                read_only: info.read_only,
-                has_inactive_table: info.has_inactive_table,
-                suspended: info.suspended,
-                deferred_remove: info.deferred_remove,
-            });
+        let has_no_table = device.table.is_none();
+        let targets = device.table.as_deref();
+        let table = targets.and_then(|targets| thin_table(targets, pool, rdev));
+        if table.is_some() || (has_no_table && device.uuid.starts_with(prefix)) {
+            found.push(device.with_table(table));
         }
     }
     Ok(found)
 }
 
-type Examined = (Info, String, Option<Vec<Target>>);
-
-/// What is known of a device; `None` if it has been removed.
-fn examine(mapper: &mut DeviceMapper, number: u64) -> std::result::Result<Option<Examined>, Errno> {
-    let device = Selector::Number(number);
+/// What is known of a device; `None` if it does not exist.
+pub(super) fn examine(
+    mapper: &mut DeviceMapper,
+    device: Selector<'_>,
+) -> std::result::Result<Option<MappedDevice<Vec<Target>>>, Errno> {
     let Some(info) = mapper.info(device)? else {
         return Ok(None);
     };
     let uuid = mapper.uuid().to_owned();
-    let table = match info.has_table.then(|| mapper.table(device)).transpose() {
+    // The name or UUID may belong to another device by now.
+    let number = Selector::Number(info.rdev);
+    let table = match info.has_table.then(|| mapper.table(number)).transpose() {
         Err(Errno::ENXIO) => return Ok(None),
         table => table?,
     };
-    Ok(Some((info, uuid, table)))
+    Ok(Some(MappedDevice {
+        device: node(info.rdev),
+        uuid,
+        table,
+        read_only: info.read_only,
+        has_inactive_table: info.has_inactive_table,
+        suspended: info.suspended,
+        deferred_remove: info.deferred_remove,
+    }))
 }
 
 /// The table of a device that shows a thin device of the pool with this device number.

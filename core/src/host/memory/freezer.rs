@@ -129,7 +129,7 @@ impl Machine {
     fn admit(&self, member: &FreezeMember) -> std::result::Result<(u32, Vec<Opened>), HostCause> {
         let device = member.device().ok_or(Errno::EINVAL)?;
         let number = number_of(device).ok_or(Errno::ENOTBLK)?;
-        if self.dev(number)?.backing.id() != member.image {
+        if self.image_id_of(number)? != member.image {
             return Err(other_file_system());
         }
         let mut opened = Vec::new();

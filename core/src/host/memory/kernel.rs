@@ -19,7 +19,9 @@ use crate::host::{
 };
 use crate::host::{Extent, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
-use crate::host::{MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path};
+use crate::host::{
+    LinearTable, MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path,
+};
 use crate::model::FsType;
 use crate::model::size::MIB;
 
@@ -247,6 +249,18 @@ impl Host for MemoryHost {
     fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
         self.look("list", Path::new("/dev/mapper"), |machine| {
             Ok(machine.mapped_devices(pool, prefix))
+        })
+    }
+
+    fn has_device_mapper(&self) -> Result<bool> {
+        self.look("open", Path::new("/dev/mapper/control"), |machine| {
+            Ok(machine.options.device_mapper)
+        })
+    }
+
+    fn linear_device(&self, uuid: &str) -> Result<Option<MappedDevice<LinearTable>>> {
+        self.look("examine", &mapped_path(uuid), |machine| {
+            Ok(machine.linear_device(uuid))
         })
     }
 

@@ -68,7 +68,11 @@ impl Machine {
         }
         let is_of = |number: &u32| self.device(*number).path == subject;
         if let Some(number) = self.loops.keys().copied().find(is_of) {
-            let has_limit = matches!(action, "open" | "detach_loop" | "detach_dead_loop");
+            // The device mapper knows its tables without the disk.
+            let has_limit = matches!(
+                action,
+                "open" | "detach_loop" | "detach_dead_loop" | "examine"
+            );
             return !has_limit && self.is_hung_loop(number);
         }
         let mut folders = subject.ancestors();

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::machine::Machine;
 use super::mapped::{Mapping, Table, number_of};
-use crate::host::LinearTable;
+use crate::host::{LinearTable, MappedDevice};
 
 impl Machine {
     pub(super) fn load_linear(
@@ -15,15 +15,14 @@ impl Machine {
     ) -> Result<(), Errno> {
         let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
         let lower = number_of(&table.lower).ok_or(Errno::ENXIO)?;
-        let below = self.dev(lower)?;
-        if table.targets().is_none() || table.bytes > below.bytes {
+        let bytes = self.dev(lower)?.bytes;
+        if table.targets().is_none() || table.bytes > bytes {
             return Err(Errno::EINVAL);
         }
-        let is_writable_above_read_only = below.read_only && !read_only;
-        if self.is_claimed(lower) {
+        if self.is_claimed_beside_tables(lower) {
             return Err(Errno::EBUSY);
         }
-        if is_writable_above_read_only {
+        if self.dev(lower)?.read_only && !read_only {
             self.violation(format!("{uuid} is writable above a read-only device"));
         }
         if self.above(lower).any(|other| other != number) {
@@ -34,6 +33,18 @@ impl Machine {
         let loaded = Some((Table::Linear { lower, bytes }, read_only));
         mapping.ok_or(Errno::ENXIO)?.loaded = loaded;
         Ok(())
+    }
+
+    pub(super) fn linear_device(&self, uuid: &str) -> Option<MappedDevice<LinearTable>> {
+        let found = self.mapped_device(self.mapped(uuid)?)?;
+        let table = match &found.table {
+            Some(Table::Linear { lower, bytes }) => Some(LinearTable {
+                lower: self.device(*lower),
+                bytes: *bytes,
+            }),
+            Some(Table::Thin(_)) | None => None,
+        };
+        Some(found.with_table(table))
     }
 
     /// The mapped devices that show a device, or will after their next resume.

@@ -109,6 +109,7 @@ impl Machine {
         let wanted = loops.filter(|(_, dev)| may_be(&dev.name));
         let device = |(number, dev): (&u32, &LoopDev)| LoopDevice {
             number: *number,
+            image: dev.name.clone(),
             status: match self.ask_loop(*number) {
                 Ok(()) => Ok(dev.status(*number)),
                 Err(cause) => Err(HostError {
@@ -142,8 +143,14 @@ impl Machine {
         }
     }
 
-    /// Whether a file system or a process has claimed a device.
+    /// Whether a file system, a process or a mapped device has claimed a device.
     pub(super) fn is_claimed(&self, number: u32) -> bool {
+        self.is_claimed_beside_tables(number) || self.tables_above(number) > 0
+    }
+
+    /// Whether a file system or a process has claimed a device. The kernel lets all tables of mapped
+    /// devices claim it together.
+    pub(super) fn is_claimed_beside_tables(&self, number: u32) -> bool {
         let claims =
             |opener: &Opener| matches!(opener.what, Opened::Claimed(other) if other == number);
         self.supers.contains_key(&number) || self.openers.values().any(claims)
@@ -262,6 +269,14 @@ impl Machine {
         match self.dev(number)?.backing {
             Backing::Lower(lower) => self.image_of(lower),
             backing => backing.image().ok_or(Errno::ENXIO),
+        }
+    }
+
+    /// The identity of the image that a device shows.
+    pub(super) fn image_id_of(&self, number: u32) -> Result<FileId, Errno> {
+        match self.dev(number)?.backing {
+            Backing::Lower(lower) => self.image_id_of(lower),
+            backing => Ok(backing.id()),
         }
     }
 

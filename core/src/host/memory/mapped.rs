@@ -265,23 +265,31 @@ impl Machine {
     }
 
     pub(super) fn mapped_devices(&self, pool: &str, prefix: &str) -> Vec<MappedDevice> {
-        let all = self.loops.iter().filter_map(|(number, dev)| {
-            let mapping = dev.mapped.as_ref()?;
-            let wanted = match &mapping.table {
-                Some(table) => table.thin().is_some_and(|table| table.pool == pool),
-                None => mapping.uuid.starts_with(prefix),
+        let all = self.loops.keys().filter_map(|number| {
+            let found = self.mapped_device(*number)?;
+            let table = found.table.as_ref().and_then(Table::thin).cloned();
+            let wanted = match &table {
+                Some(table) => table.pool == pool,
+                None => found.table.is_none() && found.uuid.starts_with(prefix),
             };
-            wanted.then(|| MappedDevice {
-                device: self.device(*number),
-                uuid: mapping.uuid.clone(),
-                table: mapping.table.as_ref().and_then(Table::thin).cloned(),
-                read_only: dev.read_only,
-                has_inactive_table: mapping.loaded.is_some(),
-                suspended: mapping.is_suspended,
-                deferred_remove: dev.autoclear,
-            })
+            wanted.then(|| found.with_table(table))
         });
         all.collect()
+    }
+
+    /// What is known of a mapped device, with its table of any kind.
+    pub(super) fn mapped_device(&self, number: u32) -> Option<MappedDevice<Table>> {
+        let dev = self.loops.get(&number)?;
+        let mapping = dev.mapped.as_ref()?;
+        Some(MappedDevice {
+            device: self.device(number),
+            uuid: mapping.uuid.clone(),
+            table: mapping.table.clone(),
+            read_only: dev.read_only,
+            has_inactive_table: mapping.loaded.is_some(),
+            suspended: mapping.is_suspended,
+            deferred_remove: dev.autoclear,
+        })
     }
 
     /// Whether writers of a device wait, because it is suspended.

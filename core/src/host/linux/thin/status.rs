@@ -79,7 +79,7 @@ fn usage(words: &str, block: u64) -> Option<Usage> {
 }
 
 /// A device number as tables have it: `MAJOR:MINOR`.
-pub(super) fn number(text: &str) -> Option<u64> {
+pub(in crate::host::linux) fn number(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
