@@ -8,6 +8,7 @@
 mod copier;
 pub mod file;
 mod handle;
+pub mod mapped;
 mod pool;
 pub mod records;
 mod store;

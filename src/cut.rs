@@ -65,8 +65,9 @@ pub struct CutMember {
     pub copier: Arc<dyn Copier>,
     /// How the volume is used now.
     pub in_use: Use,
-    /// A mapped device shows it, which the guard can suspend.
-    pub is_mapped: bool,
+    /// Why it is in use as a raw device that the guard cannot suspend, and what helps; `None` if it can,
+    /// or need not.
+    pub unsuspendable: Option<String>,
     /// Set when its copy was emptied because the pool needed the space: the cut is then lost.
     pub emptied: Arc<AtomicBool>,
 }

@@ -5,6 +5,7 @@
 
 mod copier;
 mod device;
+mod linear;
 mod listed;
 pub mod published;
 mod unlocked;
@@ -17,6 +18,7 @@ use uuid::Uuid;
 pub use listed::{count_devices, count_devices_on, dead_devices};
 pub use unlocked::read_all;
 
+use super::mapped::UnusedTables;
 use super::records::{TRASH, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
@@ -60,6 +62,7 @@ pub(super) struct FileStore {
     facts: Facts,
     /// The extent size hint of new volumes in bytes, if the pool's definition sets one.
     extent: Option<u64>,
+    tables: UnusedTables,
 }
 
 impl FileStore {
@@ -105,6 +108,7 @@ impl FileStore {
             root: root.to_path_buf(),
             facts,
             extent,
+            tables: UnusedTables::default(),
         })
     }
 
@@ -218,11 +222,16 @@ impl Store for FileStore {
     }
 
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>> {
-        let (source, found) = self.find_image(source)?;
         let copy = self.image(copy);
+        let mapped = match source {
+            Image::Volume(uuid) => Some(linear::device_uuid(uuid)),
+            Image::Snapshot(_) => None,
+        };
+        let (source, found) = self.find_image(source)?;
         Ok(Box::new(copier::FileCopier::new(
             self.host.clone(),
             (source, found.id),
+            mapped,
             copy,
             self.is_btrfs,
             budget,
@@ -258,6 +267,7 @@ impl Store for FileStore {
         images: &[Image],
         in_use: &dyn Fn(&Device) -> bool,
     ) -> Result<Vec<(Device, Result<()>)>> {
+        let mut removed = self.remove_idle_linear(images, in_use)?;
         let idle = self.find_idle(images, in_use)?;
         let detached = idle.into_iter().map(|(number, backing)| {
             let device = Device::of_loop(number);
@@ -265,6 +275,7 @@ impl Store for FileStore {
             let result = result.context(|| format!("detach {}", device.path.display()));
             (device, result)
         });
-        Ok(detached.collect())
+        removed.extend(detached);
+        Ok(removed)
     }
 }

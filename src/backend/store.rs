@@ -69,8 +69,7 @@ pub(super) trait Store: Devices {
     /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
     /// Writes all blocks of a new image, if the kind of pool has no other way to reserve them.
-    fn write_reserved(&self, image: Image) -> Result<()> {
-        let _ = image;
+    fn write_reserved(&self, _: Image) -> Result<()> {
         Ok(())
     }
     /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.
@@ -141,5 +140,5 @@ pub trait Devices: Send + Sync + 'static {
     /// that the volume made on the device, so that the next user of its number does not get them.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;
     /// Updates a device to the present size of the image.
-    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()>;
+    fn resize(&self, record: &VolumeRecord, device: &Device) -> Result<()>;
 }

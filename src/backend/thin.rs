@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use nix::errno::Errno;
 use serde::Deserialize;
 use uuid::Uuid;
-use uuid::fmt::Hyphenated;
 
 use self::numbers::Numbers;
+use super::mapped::UnusedTables;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
@@ -32,13 +32,6 @@ use crate::model::{Allocation, PoolId, Wipe, size};
 
 /// What the UUIDs of all devices of this driver begin with.
 pub const DEVICE_PREFIX: &str = host::mapper::UUID_PREFIX;
-
-/// The name of the directory of the volume or snapshot with this device.
-pub fn object_of(device: &str) -> Option<&str> {
-    let (_, name) = device.split_at_checked(device.len().checked_sub(Hyphenated::LENGTH)?)?;
-    let is_object = device.starts_with(DEVICE_PREFIX) && Uuid::try_parse(name).is_ok();
-    is_object.then_some(name)
-}
 
 /// The share of its metadata that a thin pool keeps free: without free metadata it could not create
 /// snapshots, and writes to shared blocks would fail.
@@ -192,6 +185,7 @@ pub(super) struct ThinStore {
     numbers: Mutex<Numbers>,
     /// Held while a device is looked for and created.
     activating: Mutex<()>,
+    tables: UnusedTables,
 }
 
 impl ThinStore {
@@ -223,6 +217,7 @@ impl ThinStore {
             facts,
             numbers: Mutex::default(),
             activating: Mutex::default(),
+            tables: UnusedTables::default(),
             host,
         };
         let numbers = store.find_numbers()?;

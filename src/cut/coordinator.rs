@@ -31,8 +31,8 @@ pub struct Used {
     pub volume_id: String,
     /// "namespace/name" of its claim, if known.
     pub claim: Option<String>,
-    /// It is published as a raw device, and nothing can stop its writers.
-    pub raw: bool,
+    /// Why it is published as a raw device whose writers nothing can stop, and what helps.
+    pub unsuspendable: Option<String>,
 }
 
 /// Refuses a group if several of its volumes are in use, on any nodes, and they cannot all be
@@ -53,13 +53,15 @@ pub fn admit(used: &[Used], level: Level, parameters: &SnapshotParameters) -> Re
     if parameters.on_quiesce_failure == OnQuiesceFailure::Degrade(Level::Crash) {
         return crash("onQuiesceFailure");
     }
-    match used.iter().find(|used| used.raw) {
-        None => Ok(()),
-        Some(used) => Err(Error::refused(
-            format!("volume {}", used.volume_id),
-            "it is published as a raw block device, which cannot be frozen together with other volumes in use; snapshot it alone, or unpublish it first",
-        )),
-    }
+    let mut raw = used
+        .iter()
+        .filter_map(|used| Some((&used.volume_id, used.unsuspendable.as_ref()?)));
+    raw.next().map_or(Ok(()), |(volume, why)| {
+        let reason = format!(
+            "it is published as a raw block device that cannot be suspended together with other volumes in use: {why}; or snapshot it alone"
+        );
+        Err(Error::refused(format!("volume {volume}"), reason))
+    })
 }
 
 /// What a coordinator needs besides its participants.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::stat::{major, minor};
 use uuid::Uuid;
+use uuid::fmt::Hyphenated;
 
 use self::not_grown::NotGrown;
 use self::published::Published;
@@ -170,6 +171,18 @@ pub(super) fn loop_of(mount: &Mount) -> Option<u32> {
     }
     let number = mount.source_loop()?;
     is_btrfs_of(mount, &Device::of_loop(number).path).then_some(number)
+}
+
+/// The number of the loop device below the mapped device of this driver with a UUID.
+pub(super) fn loop_below(host: &dyn Host, uuid: &str) -> Option<u32> {
+    host.linear_device(uuid).ok()??.table?.lower.loop_number()
+}
+
+/// The UIDs of pods in the path of a mount: the target paths of the kubelet contain them.
+pub(super) fn pods_of(mount: &Mount) -> impl Iterator<Item = &str> {
+    let is_uid = |name: &&str| name.len() == Hyphenated::LENGTH && Uuid::try_parse(name).is_ok();
+    let names = mount.mount_point.iter().filter_map(|name| name.to_str());
+    names.filter(is_uid)
 }
 
 /// Mounts at a path, the topmost last.

@@ -47,6 +47,9 @@ pub(super) struct Cuts {
     stopping: AtomicBool,
 }
 
+/// What is said of a raw volume by an agent of an earlier release, which cannot suspend any.
+const EARLIER_AGENT: &str = "the driver on its node is of an earlier release; update it, and then restart the pod that uses the volume";
+
 /// Work that continues even if its caller stops waiting.
 struct Running(Arc<Cuts>);
 
@@ -320,7 +323,10 @@ impl Router {
                 false => Some(target.claim).filter(|claim| !claim.is_empty()),
             },
             volume_id: target.volume_id,
-            raw: target.raw,
+            unsuspendable: target.raw.then(|| match target.unsuspendable.is_empty() {
+                true => EARLIER_AGENT.into(),
+                false => target.unsuspendable,
+            }),
         });
         Ok(used.collect())
     }

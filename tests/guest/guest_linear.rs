@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use nix::errno::Errno;
 use slackwater::host::linux::LinuxHost;
@@ -73,6 +74,25 @@ fn open(device: &Device) -> File {
     options.read(true).write(true).open(&device.path).unwrap()
 }
 
+/// Gives up CAP_SYS_RAWIO in this thread.
+#[expect(unsafe_code, reason = "the system call has no safe form")]
+fn drop_raw_io() {
+    /// linux/capability.h
+    const CAP_SYS_RAWIO: u32 = 17;
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    // Effective, permitted and inheritable capabilities below 32, and then those from 32 on.
+    let mut sets = [0u32; 6];
+    // SAFETY: both arguments point to the structures of version 3, of 8 and of 24 bytes.
+    let call = |number, sets: &mut [u32; 6]| unsafe {
+        nix::libc::syscall(number, header.as_ptr(), sets.as_mut_ptr())
+    };
+    assert_eq!(call(nix::libc::SYS_capget, &mut sets), 0);
+    assert_ne!(sets[0] & (1 << CAP_SYS_RAWIO), 0);
+    sets[0] &= !(1 << CAP_SYS_RAWIO);
+    assert_eq!(call(nix::libc::SYS_capset, &mut sets), 0);
+}
+
 /// Sends an ioctl of loop devices to a device, with the bytes to which its argument points.
 #[expect(unsafe_code, reason = "the ioctls have no safe form")]
 fn ioctl(device: &File, request: u64, argument: usize) -> std::result::Result<i32, Errno> {
@@ -96,15 +116,32 @@ fn a_tenant_cannot_detach_or_change_the_loop_device_below_its_device() {
                 (LOOP_CHANGE_FD, other.as_raw_fd() as usize),
                 (LOOP_SET_STATUS64, status.as_ptr() as usize),
             ];
-            // The process is root, and so has CAP_SYS_RAWIO.
             let tenant = open(&device);
-            for (request, argument) in requests {
-                let refused = ioctl(&tenant, request, argument);
-                assert_eq!(refused, Err(Errno::ENOTTY), "ioctl {request:#x}");
-            }
-            // The loop device itself would have accepted the first of them.
-            assert_eq!(ioctl(&open(&hold.device()), LOOP_CLR_FD, 0), Ok(0));
+            let refused = || {
+                for (request, argument) in requests {
+                    let refused = ioctl(&tenant, request, argument);
+                    assert_eq!(refused, Err(Errno::ENOTTY), "ioctl {request:#x}");
+                }
+            };
+            // The process is root, and so has CAP_SYS_RAWIO.
+            refused();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    drop_raw_io();
+                    refused();
+                });
+            });
+            // A table with one target forwards them, and the loop device accepts the first one.
+            let lower = hold.device().path;
+            let table = format!("0 8192 linear {} 0", lower.display());
             host.perform(&Effect::RemoveMapped { uuid: UUID }).unwrap();
+            drop(tenant);
+            run("udevadm", &["settle"]);
+            run("dmsetup", &["create", "single", "--table", &table]);
+            let single = File::open("/dev/mapper/single").unwrap();
+            assert_eq!(ioctl(&single, LOOP_CLR_FD, 0), Ok(0));
+            drop(single);
+            run("dmsetup", &["remove", "--retry", "single"]);
         },
     );
 }

@@ -50,7 +50,7 @@ async fn counters(
 
 /// Cuts these volumes under load, as a group or one after the other. Returns the number of cuts that
 /// were out of order.
-async fn violations(
+pub(crate) async fn violations(
     scratch: &Scratch,
     client: &Client,
     volumes: &[&Volume],

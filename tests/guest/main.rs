@@ -1,6 +1,7 @@
 //! Tests of functions that the running kernel may lack or refuse. Each test runs in a guest kernel
 //! (README.md), for which it needs root.
 
+mod guest_block_groups;
 mod guest_dm;
 mod guest_ext4;
 mod guest_filter;

@@ -64,7 +64,7 @@ impl Wipe {
 }
 
 /// The parameters of a StorageClass.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeParameters {
     /// Name of the pool; `None` selects the default pool.
     pub pool: Option<String>,
@@ -76,9 +76,26 @@ pub struct VolumeParameters {
     pub mkfs_options: Vec<String>,
     /// What DeleteVolume does to the blocks.
     pub wipe: Wipe,
+    /// Raw block volumes of pools of image files are published with a device that can be suspended, so
+    /// that they can join groups.
+    pub block_groups: bool,
     /// `namespace/name` of the PVC, if the provisioner passes it. It is not an attribute of the
     /// volume: repeated calls that differ in it are equal.
     pub claim: Option<String>,
+}
+
+impl Default for VolumeParameters {
+    fn default() -> VolumeParameters {
+        VolumeParameters {
+            pool: None,
+            allocation: Allocation::default(),
+            block_size: None,
+            mkfs_options: Vec::new(),
+            wipe: Wipe::default(),
+            block_groups: true,
+            claim: None,
+        }
+    }
 }
 
 /// Parameters that ControllerModifyVolume may change. `None` leaves the present value.
@@ -88,7 +105,7 @@ pub struct MutableParameters {
     pub wipe: Option<Wipe>,
 }
 
-const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe";
+const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe, blockGroups";
 const KNOWN_MUTABLE: &str = "wipe";
 
 impl VolumeParameters {
@@ -107,6 +124,7 @@ impl VolumeParameters {
                 "blockSize" => parsed.block_size = parse_block_size(field, value)?,
                 "mkfsOptions" => parsed.mkfs_options = mkfs::split(value),
                 "wipe" => parsed.wipe = parse_wipe(field, value)?,
+                "blockGroups" => parsed.block_groups = parse_block_groups(field, value)?,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
                 _ => return Err(unknown(field, key, KNOWN)),
             }
@@ -266,6 +284,12 @@ fn parse_wipe(field: &str, value: &str) -> Result<Wipe, Error> {
         .ok_or_else(|| bad(field, "wipe", value, "none, zero or discard"))
 }
 
+fn parse_block_groups(field: &str, value: &str) -> Result<bool, Error> {
+    value
+        .parse()
+        .map_err(|_| bad(field, "blockGroups", value, "true or false"))
+}
+
 /// An empty value selects the pool's own block size.
 fn parse_block_size(field: &str, value: &str) -> Result<Option<u32>, Error> {
     match value {
@@ -387,7 +411,7 @@ mod tests {
         }
 
         #[test]
-        fn any_value_of_a_known_key_is_parsed_without_a_panic(key in prop_oneof![Just("pool"), Just("allocation"), Just("blockSize"), Just("mkfsOptions"), Just("wipe")], value in any::<String>()) {
+        fn any_value_of_a_known_key_is_parsed_without_a_panic(key in prop_oneof![Just("pool"), Just("allocation"), Just("blockSize"), Just("mkfsOptions"), Just("wipe"), Just("blockGroups")], value in any::<String>()) {
             let given = HashMap::from([(key.to_string(), value.clone())]);
             if let Err(error) = VolumeParameters::parse("parameters", &given) {
                 prop_assert!(error.to_string().contains(key));

@@ -35,6 +35,10 @@ pub struct VolumeRecord {
     /// The value of `wipe` at creation, to compare repeated calls after a modification.
     #[serde(default)]
     pub created_wipe: Wipe,
+    /// It is published as a raw block volume with a device that can be suspended. Volumes of earlier
+    /// releases are, too, from their next publish on.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub block_groups: bool,
     /// Capabilities that were requested at creation.
     pub capabilities: Vec<Capability>,
     /// Whether and how it was ever formatted; set *before* mkfs starts, and never cleared.
@@ -104,6 +108,14 @@ pub enum ContentSource {
 
 fn is_false(value: &bool) -> bool {
     !*value
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
+fn yes() -> bool {
+    true
 }
 
 pub(super) fn is_zero(value: &u32) -> bool {

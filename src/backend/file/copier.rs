@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::error::HostError;
-use crate::host::{self, Budget, Done, Effect, FileId, Host, Known};
+use crate::host::{self, Budget, DeviceHold, Done, Effect, FileId, Host, Known};
 
 /// The time per extent to compare the image with a copy that was cloned ahead, within the freeze.
 /// Measured on xfs.
@@ -20,6 +20,8 @@ const EXTENTS_PER_RANGE: u64 = 40;
 pub(super) struct FileCopier {
     host: Arc<dyn Host>,
     source: PathBuf,
+    /// The UUID of the mapped device that the source may have.
+    mapped: Option<String>,
     copy: PathBuf,
     image: FileId,
     is_serial: bool,
@@ -30,6 +32,7 @@ impl FileCopier {
     pub(super) fn new(
         host: Arc<dyn Host>,
         (source, image): (PathBuf, FileId),
+        mapped: Option<String>,
         copy: PathBuf,
         is_serial: bool,
         budget: &Arc<Budget>,
@@ -37,6 +40,7 @@ impl FileCopier {
         FileCopier {
             host,
             source,
+            mapped,
             copy,
             image,
             is_serial,
@@ -61,6 +65,17 @@ impl FileCopier {
 impl Copier for FileCopier {
     fn image(&self) -> FileId {
         self.image
+    }
+
+    /// The device that a pod has, if it was published with one.
+    fn mapped(&self) -> host::Result<Option<DeviceHold>> {
+        let Some(uuid) = &self.mapped else {
+            return Ok(None);
+        };
+        match self.host.linear_device(uuid)? {
+            Some(found) if found.table.is_some() => self.host.hold_mapped(uuid),
+            Some(_) | None => Ok(None),
+        }
     }
 
     fn is_serial(&self) -> bool {

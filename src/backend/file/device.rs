@@ -8,12 +8,15 @@ use std::path::Path;
 
 use uuid::Uuid;
 
+use super::linear::Linear;
 use super::{FileStore, IMAGE};
 use crate::backend::records::part;
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus, attach_loop};
+use crate::host::{
+    Device, DeviceHold, Effect, FileId, FileStat, LoopHold, LoopSpec, LoopStatus, attach_loop,
+};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::VolumeRecord;
@@ -27,7 +30,7 @@ impl FileStore {
             .context(|| format!("find the loop devices of volume {uuid}"))
     }
 
-    fn new_loop(
+    pub(super) fn new_loop(
         &self,
         record: &VolumeRecord,
         path: &Path,
@@ -91,6 +94,30 @@ impl FileStore {
         Ok(hold)
     }
 
+    /// Uses the only loop device on the image, and the mapped device above it.
+    fn reuse_both(
+        &self,
+        record: &VolumeRecord,
+        (found, above): (&LoopStatus, &Linear),
+        image: &FileStat,
+        mode: AttachMode,
+    ) -> Result<DeviceHold> {
+        // The mapped device keeps the loop device attached.
+        let lower = AttachMode {
+            lasting: false,
+            ..mode
+        };
+        let lower = self.reuse(record.uuid, found, image, lower)?;
+        self.reuse_linear(record, above, &lower.device(), mode)
+    }
+
+    /// Disables discards on the device of a thick volume: mkfs, fstrim and lazy initialization would
+    /// free its blocks. Each table that a mapped device gets enables them.
+    fn keep_blocks(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+        let disabled = self.perform(Effect::DisableDiscard { device });
+        disabled.context(|| format!("disable discard on the device of volume {}", record.uuid))
+    }
+
     /// A device that stayed attached after its volume was unstaged keeps the image's size of that
     /// time.
     fn catch_up(&self, hold: &LoopHold, name: &str, size: u64) -> Result<()> {
@@ -151,16 +178,21 @@ impl Devices for FileStore {
         let Some((_, loops)) = self.loops_on(uuid)? else {
             return Ok(Vec::new());
         };
-        let found = loops.into_iter().map(|found| FoundDevice {
-            device: Device::of_loop(found.number),
-            whole: is_whole(&found),
-            read_only: found.read_only,
+        let found = loops.into_iter().map(|found| {
+            let above = self.above(uuid, &found)?;
+            Ok(FoundDevice {
+                device: above.map_or(Device::of_loop(found.number), |above| above.device),
+                whole: is_whole(&found),
+                read_only: found.read_only,
+            })
         });
-        Ok(found.collect())
+        found.collect()
     }
 
     fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
         let uuid = record.uuid;
+        let unfinished = self.remove_unfinished(uuid);
+        unfinished.map_err(Error::into_indeterminate)?;
         let path = self.volume(uuid);
         let shown = self.path.join(part(Image::Volume(uuid))).join(IMAGE);
         let Some((image, loops)) = self.loops_on(uuid)? else {
@@ -180,8 +212,12 @@ impl Devices for FileStore {
             });
         }
         let hold = match loops.as_slice() {
-            [] => self.new_loop(record, &path, image.id, mode)?,
-            [found] => self.reuse(uuid, found, &image, mode)?,
+            [] if self.wants_linear(record, mode)? => self.new_linear(record, image.id, mode)?,
+            [] => self.new_loop(record, &path, image.id, mode)?.into(),
+            [found] => match self.above(uuid, found)? {
+                Some(above) => self.reuse_both(record, (found, &above), &image, mode)?,
+                None => self.reuse(uuid, found, &image, mode)?.into(),
+            },
             several => {
                 let names: Vec<_> = several
                     .iter()
@@ -196,27 +232,24 @@ impl Devices for FileStore {
                 ));
             }
         };
-        if record.allocation == Allocation::Thick {
-            // Otherwise mkfs, fstrim and lazy initialization would free the reserved blocks.
-            let device = &hold.device();
-            let effect = Effect::DisableDiscard { device };
-            if let Err(error) = self
-                .perform(effect)
-                .context(|| format!("disable discard on the device of volume {uuid}"))
-            {
-                let device = hold.device();
-                drop(hold);
-                self.detach(uuid, &device)?;
-                return Err(error);
-            }
+        if record.allocation == Allocation::Thick
+            && let Err(error) = self.keep_blocks(record, &hold.device)
+        {
+            let device = hold.device.clone();
+            drop(hold);
+            self.detach(uuid, &device)?;
+            return Err(error);
         }
         Ok(Attached {
-            device: hold.device(),
-            hold: hold.into(),
+            device: hold.device.clone(),
+            hold,
         })
     }
 
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()> {
+        if self.linear_at(uuid, device)?.is_some() {
+            return self.remove_linear(uuid);
+        }
         let Some((backing, Some(number))) = self.standing(uuid, device)? else {
             return Ok(());
         };
@@ -225,30 +258,52 @@ impl Devices for FileStore {
             .context(|| format!("detach {} of volume {uuid}", device.path.display()))
     }
 
+    /// The kernel does not let a user of a mapped device change the loop device below it.
     fn watch(&self, uuid: Uuid, attached: Attached) -> Result<Option<Watched>> {
-        self.watch_attached(uuid, attached).map(Some)
+        match attached.device.loop_number() {
+            Some(_) => self.watch_attached(uuid, attached).map(Some),
+            None => Ok(None),
+        }
     }
 
     fn find_published(&self, nodes: &[u64]) -> Option<FindPublished<'_>> {
         self.find_published_among(nodes)
     }
 
-    /// Only the device of a thick volume has limits to reset.
+    /// Only the loop device of a thick volume has limits to reset. A mapped device that is removed
+    /// leaves none.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
-        if record.allocation != Allocation::Thick {
+        let Some(number) = device
+            .loop_number()
+            .filter(|_| record.allocation == Allocation::Thick)
+        else {
             return Ok(());
-        }
-        let number = nix::sys::stat::minor(device.rdev) as u32;
+        };
         let doing = || format!("reset the limits of {}", device.path.display());
         self.perform(Effect::RecreateLoop { number }).context(doing)
     }
 
-    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
-        let pending = || Error::Pending {
-            what: format!("{} of volume {uuid}", device.path.display()),
+    fn resize(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+        let uuid = record.uuid;
+        let Some(found) = self.linear_at(uuid, device)? else {
+            return self.resize_loop(uuid, device);
         };
+        let lower = found.table.as_ref().map(|table| table.lower.clone());
+        let lower = lower.ok_or_else(|| pending(uuid, device))?;
+        self.resize_loop(uuid, &lower)?;
+        self.grow_linear(uuid, &found, &lower)?;
+        match record.allocation {
+            Allocation::Thin => Ok(()),
+            Allocation::Thick => self.keep_blocks(record, device),
+        }
+    }
+}
+
+impl FileStore {
+    fn resize_loop(&self, uuid: Uuid, device: &Device) -> Result<()> {
         let found = self.standing(uuid, device)?;
         let (backing, number) = found.ok_or_else(|| Error::no_volume(uuid))?;
+        let pending = || pending(uuid, device);
         let number = number.ok_or_else(pending)?;
         // Keeping it open prevents its number from being attached to another image.
         let held = self.host.hold_loop(number, backing);
@@ -265,7 +320,13 @@ fn is_whole(found: &LoopStatus) -> bool {
     found.offset == 0 && found.size_limit == 0
 }
 
-fn busy(uuid: Uuid, holder: String) -> Error {
+fn pending(uuid: Uuid, device: &Device) -> Error {
+    Error::Pending {
+        what: format!("{} of volume {uuid}", device.path.display()),
+    }
+}
+
+pub(super) fn busy(uuid: Uuid, holder: String) -> Error {
     Error::Busy {
         subject: format!("volume {uuid}"),
         holder,

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{IMAGE, object_of};
+use uuid::Uuid;
+
+use super::{IMAGE, linear, object_of};
 use crate::error::{ErrorContext, Result};
 use crate::host::{self, Device, Effect, Host, LoopStatus};
 
@@ -21,7 +23,10 @@ pub fn count_devices_on(host: &dyn Host, file_systems: &[u64]) -> Result<usize> 
 
 /// A device whose disk is dead, or was mounted again since, or that does not answer.
 pub struct DeadDevice {
+    /// What mounts show: the loop device, or the mapped device above it.
     pub device: Device,
+    /// The UUID of the mapped device.
+    mapped: Option<String>,
     number: u32,
     status: host::Result<LoopStatus>,
 }
@@ -40,12 +45,23 @@ pub fn dead_devices(
         Ok(status) => Some(status.backing.device) == former,
         Err(_) => true,
     });
-    let dead = found.into_iter().map(|one| DeadDevice {
-        device: Device::of_loop(one.number),
-        number: one.number,
-        status: one.status,
+    let dead = found.into_iter().map(|one| {
+        let volume = object_of(&one.image).and_then(|name| Uuid::try_parse(name).ok());
+        let above = volume.map(|volume| linear::above(host, volume, one.number));
+        let above = above.transpose();
+        let above = above.context(|| "find the mapped device of a dead disk".into())?;
+        let (device, mapped) = above.flatten().map_or_else(
+            || (Device::of_loop(one.number), None),
+            |above| (above.device, Some(above.uuid)),
+        );
+        Ok(DeadDevice {
+            device,
+            mapped,
+            number: one.number,
+            status: one.status,
+        })
     });
-    Ok(dead.collect())
+    dead.collect()
 }
 
 impl DeadDevice {
@@ -57,12 +73,14 @@ impl DeadDevice {
 
     /// Detaches it, if [`DeadDevice::is_detachable`].
     pub fn detach(&self, host: &dyn Host) -> Result<()> {
-        let effect = match &self.status {
-            Ok(status) => Effect::DetachLoop {
+        let effect = match (&self.mapped, &self.status) {
+            // The kernel then detaches the loop device.
+            (Some(uuid), _) => Effect::RemoveMapped { uuid },
+            (None, Ok(status)) => Effect::DetachLoop {
                 number: self.number,
                 backing: status.backing,
             },
-            Err(_) => Effect::DetachDeadLoop {
+            (None, Err(_)) => Effect::DetachDeadLoop {
                 number: self.number,
                 name: Path::new(IMAGE),
             },

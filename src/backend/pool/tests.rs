@@ -18,6 +18,7 @@ use crate::model::{Allocation, HomeId, Level, Wipe};
 use crate::operation::pools::make::make_pool;
 use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
 
+mod linear;
 mod thin;
 
 const POOL: &str = "/memory/pool";
@@ -61,6 +62,7 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         mkfs_options: Vec::new(),
         wipe: Wipe::None,
         created_wipe: Wipe::None,
+        block_groups: true,
         capabilities: Vec::new(),
         formatted: None,
         ephemeral: false,

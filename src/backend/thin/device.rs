@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
+use crate::backend::mapped::suspended_by_others;
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -75,21 +76,23 @@ impl ThinStore {
             bytes: image_bytes(image.size),
         };
         check_identity(self.host.as_ref(), &self.pool, self.rdev)?;
-        self.perform(Effect::LoadTable {
+        let load = Effect::LoadTable {
             uuid,
             table,
             read_only,
-        })?;
-        // A table that is not used would make the device refused as if another program changed it.
-        self.perform(Effect::ResumeMapped { uuid })
-            .inspect_err(|_| drop(self.perform(Effect::ClearTable { uuid })))
+        };
+        self.tables.switch(self.host.as_ref(), uuid, &load)
+    }
+
+    fn refuse_changed(&self, uuid: Uuid, found: &MappedDevice) -> Result<()> {
+        let changed = self.tables.changed_by_others(self.host.as_ref(), found);
+        let changed = changed.context(|| format!("examine {}", found.device.path.display()))?;
+        changed.map_or(Ok(()), |holder| Err(busy(uuid, holder)))
     }
 
     /// Gives the device of an image the table for its present size.
     fn reload(&self, uuid: Uuid, found: &MappedDevice, image: ThinImage) -> Result<()> {
-        if let Some(holder) = changed_by_others(found) {
-            return Err(busy(uuid, holder));
-        }
+        self.refuse_changed(uuid, found)?;
         let loaded = self.load(image, found.read_only);
         loaded.context(|| format!("resize {} of volume {uuid}", found.device.path.display()))?;
         self.keep_blocks(image, &found.device)
@@ -156,9 +159,7 @@ impl ThinStore {
             let holder = format!("{name} is open and is removed when it is closed");
             return Err(busy(uuid, holder));
         }
-        if let Some(holder) = changed_by_others(found) {
-            return Err(busy(uuid, holder));
-        }
+        self.refuse_changed(uuid, found)?;
         let bytes = found.table.as_ref().map_or(0, |table| table.bytes);
         if bytes < image_bytes(image.size) {
             self.reload(uuid, found, image)?;
@@ -295,7 +296,8 @@ impl Devices for ThinStore {
         Ok(())
     }
 
-    fn resize(&self, uuid: Uuid, device: &Device) -> Result<()> {
+    fn resize(&self, record: &VolumeRecord, device: &Device) -> Result<()> {
+        let uuid = record.uuid;
         let image = self.get_image(Image::Volume(uuid));
         let image = image.context(|| format!("find the thin device of volume {uuid}"))?;
         let mut devices = self.devices_of(uuid, None)?.into_iter();
@@ -305,25 +307,6 @@ impl Devices for ThinStore {
         })?;
         self.reload(uuid, &found, image)
     }
-}
-
-/// What another program does with a device, if it is about to change it.
-fn changed_by_others(found: &MappedDevice) -> Option<String> {
-    if found.suspended {
-        return Some(suspended_by_others(&found.uuid));
-    }
-    let name = found.uuid.to_ascii_lowercase();
-    let inactive = || {
-        format!(
-            "another program has loaded a table into {name} that is not in use yet; if no program needs it: dmsetup clear {name}"
-        )
-    };
-    found.has_inactive_table.then(inactive)
-}
-
-fn suspended_by_others(uuid: &str) -> String {
-    let name = uuid.to_ascii_lowercase();
-    format!("another program has suspended {name}; if no program needs that: dmsetup resume {name}")
 }
 
 fn busy(uuid: Uuid, holder: String) -> Error {

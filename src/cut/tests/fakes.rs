@@ -214,7 +214,7 @@ impl World {
                 is_counted: AtomicBool::default(),
             }),
             in_use: volume.in_use.clone(),
-            is_mapped: volume.is_mapped,
+            unsuspendable: None,
             emptied: volume.emptied.clone(),
         });
         members.collect()

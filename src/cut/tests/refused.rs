@@ -16,7 +16,7 @@ fn several_volumes_in_use_are_refused_unless_all_of_them_can_be_frozen() {
     let volume = |raw: bool| Used {
         volume_id: if raw { "r" } else { "a" }.into(),
         claim: None,
-        raw,
+        unsuspendable: raw.then(|| "restart its pod".into()),
     };
     let (raw, mounted) = (volume(true), volume(false));
     let degrade = SnapshotParameters {
@@ -31,6 +31,7 @@ fn several_volumes_in_use_are_refused_unless_all_of_them_can_be_frozen() {
     for used in [[&raw, &mounted], [&raw, &raw], [&mounted, &raw]] {
         let error = admit(&used, filesystem, &application()).unwrap_err();
         assert!(error.contains("raw block device"), "{error}");
+        assert!(error.contains("restart its pod"), "{error}");
     }
     let two = [&mounted, &mounted];
     let error = admit(&two, crash, &application()).unwrap_err();

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use crate::backend::file::object_of;
-use crate::backend::thin;
+use crate::backend::mapped::object_of_device;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
 use crate::operation::pools::place::folder;
@@ -133,29 +131,24 @@ impl Driver {
         const MOST: usize = 16;
         let mut pods = BTreeSet::new();
         for mount in self.usage.mounts().unwrap_or_default() {
-            let image = usage::loop_of(&mount).and_then(|number| {
+            let mapped = usage::mapped_of(self.host.as_ref(), &mount);
+            let below = || usage::loop_below(self.host.as_ref(), mapped.as_deref()?);
+            let image = usage::loop_of(&mount).or_else(below).and_then(|number| {
                 // The kernel knows this path without access to the disk.
                 let path = format!("/sys/block/loop{number}/loop/backing_file");
                 let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
                 Some(PathBuf::from(String::from_utf8_lossy(&shown).trim_end()))
             });
-            let mapped = usage::mapped_of(self.host.as_ref(), &mount);
             let name = match &image {
                 Some(image) => object_of(image),
-                None => mapped.as_deref().and_then(thin::object_of),
+                None => mapped.as_deref().and_then(object_of_device),
             };
             let was_its = |name| was.is_some_and(|was| was.volumes.contains(name));
             let is_below = |image: &PathBuf| image.starts_with(place);
             if name.is_some_and(|name| was_its(name) || image.as_ref().is_some_and(is_below)) {
-                let names = mount.mount_point.iter().filter_map(|name| name.to_str());
-                pods.extend(names.filter(|name| is_uid(name)).map(str::to_string));
+                pods.extend(usage::pods_of(&mount).map(str::to_string));
             }
         }
         pods.into_iter().take(MOST).collect()
     }
-}
-
-fn is_uid(name: &str) -> bool {
-    const HYPHENATED: usize = 36;
-    name.len() == HYPHENATED && Uuid::try_parse(name).is_ok()
 }

@@ -1,5 +1,6 @@
 //! The members of a cut on this node, and the attempts of a cut.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use
 use crate::error::{ErrorContext, Result, chain};
 use crate::model::SnapshotParameters;
 use crate::operation::pools::capacity::check_headroom;
-use crate::operation::{Pool, Snapshots, Used};
+use crate::operation::{Pool, Snapshots, Used, usage};
 
 impl Snapshots {
     /// What the cut needs to know of each volume. `copies` are the prepared images into which the
@@ -28,6 +29,8 @@ impl Snapshots {
             let copier = source.pool.backend.copier(image, *copy, &budget)?;
             let mapped = copier.mapped();
             let mapped = mapped.context(|| format!("open the device of {image}"))?;
+            let is_raw = *in_use == Use::Raw && mapped.is_none();
+            let unsuspendable = is_raw.then(|| self.unsuspendable(source));
             Ok(CutMember {
                 target: HookTarget {
                     volume_id: source.text.clone(),
@@ -36,11 +39,32 @@ impl Snapshots {
                 },
                 copier: copier.into(),
                 in_use: in_use.clone(),
-                is_mapped: mapped.is_some(),
+                unsuspendable: unsuspendable.transpose()?,
                 emptied: Arc::default(),
             })
         })
         .collect()
+    }
+
+    /// Why a raw volume was published with a device that cannot be suspended, and what helps.
+    fn unsuspendable(&self, source: &Source) -> Result<String> {
+        if !source.record.block_groups {
+            return Ok("its class has blockGroups: \"false\"; unpublish it first".into());
+        }
+        let has_mapper = self.host.has_device_mapper();
+        if !has_mapper.context(|| "open the device mapper".into())? {
+            return Ok("its node has no device mapper; load the kernel module dm_mod and restart its pod, or unpublish it first".into());
+        }
+        let view = self.usage.view(&source.pool, &source.record)?;
+        let pods: BTreeSet<&str> = view.uses().into_iter().flat_map(usage::pods_of).collect();
+        let pods: Vec<&str> = pods.into_iter().collect();
+        let which = match pods.is_empty() {
+            true => "the pod that uses it".into(),
+            false => format!("the pod with UID {}", pods.join(", and the one with UID ")),
+        };
+        Ok(format!(
+            "its device was attached by an earlier release, or while its node had no device mapper; restart {which}"
+        ))
     }
 
     /// A check of the free space in the pools of the members. The copies were admitted before the
@@ -106,7 +130,7 @@ pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
     (member.in_use != Use::Quiet).then(|| Used {
         volume_id: member.target.volume_id.clone(),
         claim: member.target.claim.clone(),
-        raw: member.in_use == Use::Raw && !member.is_mapped,
+        unsuspendable: member.unsuspendable.clone(),
     })
 }
 

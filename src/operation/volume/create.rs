@@ -168,6 +168,7 @@ impl Volumes {
             mkfs_options: parameters.mkfs_options.clone(),
             wipe: parameters.wipe,
             created_wipe: parameters.wipe,
+            block_groups: parameters.block_groups,
             capabilities: Vec::new(),
             formatted: None,
             ephemeral: false,
@@ -263,6 +264,11 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
             "parameters.wipe",
             record.created_wipe.word().into(),
             wanted.wipe.word().into(),
+        ),
+        (
+            "parameters.blockGroups",
+            record.block_groups.to_string(),
+            wanted.block_groups.to_string(),
         ),
         ("volume_capabilities", capabilities.0, capabilities.1),
         (

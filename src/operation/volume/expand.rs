@@ -107,7 +107,7 @@ impl Volumes {
         view: &View,
     ) -> Result<u64> {
         for found in &view.devices {
-            pool.backend.devices().resize(record.uuid, &found.device)?;
+            pool.backend.devices().resize(record, &found.device)?;
         }
         Ok(record.size)
     }

@@ -146,6 +146,7 @@ mod tests {
             mkfs_options: Vec::new(),
             wipe: Default::default(),
             created_wipe: Default::default(),
+            block_groups: true,
             capabilities: Vec::new(),
             formatted,
             ephemeral: false,

@@ -318,7 +318,8 @@ fn target(used: Used) -> Target {
     Target {
         volume_id: used.volume_id,
         claim: used.claim.unwrap_or_default(),
-        raw: used.raw,
+        raw: used.unsuspendable.is_some(),
+        unsuspendable: used.unsuspendable.unwrap_or_default(),
     }
 }
 

@@ -6,7 +6,7 @@ use slackwater::model::Level;
 use slackwater::record::FormattedAs;
 use tonic::Code;
 
-use crate::simulation::{VolumeConfig, is_thin};
+use crate::simulation::VolumeConfig;
 use crate::state_machine::model::{Model, Observation, Volume, VolumeView};
 
 /// The source of a volume.
@@ -111,19 +111,9 @@ impl Model {
             None => {}
         }
         let mut members = BTreeMap::new();
-        let mut used = Vec::new();
         for source in &asked {
             let volume = self.volumes.get(source).ok_or(Code::NotFound)?;
-            let view = &volume.view;
-            let raw = view.formatted == Some(FormattedAs::Raw);
-            if !view.published.is_empty() || (view.staged && !raw) {
-                // The guard suspends a thin device, so a raw one is cut together with others.
-                used.push(raw && !is_thin());
-            }
             members.insert(*source, cut_of(source, volume, None).view);
-        }
-        if used.len() > 1 && used.contains(&true) {
-            return Err(Code::FailedPrecondition);
         }
         let sources = asked;
         self.groups.insert(name, Group { sources, members });

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use slackwater::error::chain;
+use slackwater::host::mapper::UUID_PREFIX;
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{Device, Host};
 use slackwater::model::size::image_bytes;
@@ -111,6 +112,10 @@ impl Run {
             let block = entry.is_some_and(|entry| {
                 entry["boot"] == boot.to_string() && entry["stage"].is_object()
             });
+            let linear = format!("{UUID_PREFIX}linear-{}", record.uuid);
+            let linear = host
+                .linear_device(&linear)
+                .map_err(|error| message(&error))?;
             let mut published = BTreeMap::new();
             for n in 0..2 {
                 if let Some(mount) = at(&target(name, n)) {
@@ -121,6 +126,8 @@ impl Run {
                     let of_mapped = mapped.iter().find(|found| is_of(&found.device.path));
                     let device = of_loop.map(|found| found.read_only);
                     let device = device.or(of_mapped.map(|found| found.read_only));
+                    let of_linear = linear.iter().find(|found| is_of(&found.device.path));
+                    let device = device.or(of_linear.map(|found| found.read_only));
                     let read_only = device.unwrap_or_else(|| mount.is_read_only());
                     published.insert(n, read_only);
                 }

@@ -604,6 +604,7 @@ async fn no_forged_answer_harms_another_node() {
     let target = cut_response::Target {
         volume_id: fixture.victim.clone(),
         claim: "shop/db".into(),
+        unsuspendable: String::new(),
         raw: false,
     };
     let lies: Vec<(&str, Vec<u8>)> = vec![

@@ -47,6 +47,7 @@ fn volume() -> VolumeRecord {
         mkfs_options: Vec::new(),
         wipe: Wipe::Discard,
         created_wipe: Wipe::Discard,
+        block_groups: true,
         capabilities: vec![mounted(FsType::Ext4, &[])],
         formatted: None,
         ephemeral: false,
@@ -222,6 +223,13 @@ fn records_of_volumes_keep_their_format() {
             },
         ),
         ("every-field.json", full),
+        (
+            "no-block-groups.json",
+            VolumeRecord {
+                block_groups: false,
+                ..ready
+            },
+        ),
     ];
     expected.extend(formatted_volumes());
     check("volume", expected);

@@ -92,10 +92,7 @@ fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
             .count()
     };
     assert_eq!(seen(&host.effect_log()), 1);
-    backend
-        .devices()
-        .resize(thick.uuid, &attached.device)
-        .unwrap();
+    backend.devices().resize(&thick, &attached.device).unwrap();
     assert_eq!(seen(&host.effect_log()), 2);
 }
 
@@ -201,7 +198,7 @@ fn a_device_is_found_used_again_resized_and_removed() {
     assert_eq!(attached.device, again.device);
     assert_eq!(devices.find(made.uuid).unwrap().len(), 1);
     let grown = backend.grow(&made, 2 * SIZE, &any).unwrap();
-    devices.resize(made.uuid, &attached.device).unwrap();
+    devices.resize(&grown, &attached.device).unwrap();
     assert_eq!(host.device_bytes(&attached.device).unwrap(), grown.size);
     let device = attached.device.clone();
     drop((attached, again));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::host::Host;
-use crate::host::memory::MemoryHost;
+use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::VolumeId;
 use crate::operation::tests::{block, driver, volume};
 use crate::operation::{Driver, PublishVolume, StageVolume};
@@ -18,6 +18,14 @@ fn publish(driver: &Driver, id: VolumeId, target: &str) -> Result<()> {
         target_path: target.into(),
         capability: block(),
         read_only: false,
+    })
+}
+
+/// A machine on which pods get the loop devices themselves.
+fn without_device_mapper() -> MemoryHost {
+    MemoryHost::with_options(MemoryOptions {
+        device_mapper: false,
+        ..MemoryOptions::default()
     })
 }
 
@@ -60,7 +68,7 @@ fn end(driver: &Driver, id: VolumeId, target: &str) {
 
 #[test]
 fn a_device_is_held_while_it_is_published_and_no_longer() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver = driver(&host);
     let (id, number) = published(&driver, "a", &target("a"));
     host.detach_loop(number).unwrap();
@@ -76,7 +84,7 @@ fn a_device_is_held_while_it_is_published_and_no_longer() {
 
 #[test]
 fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver = driver(&host);
     let (id, number) = published(&driver, "a", &target("a"));
     let (other, _) = published(&driver, "b", &target("b"));
@@ -113,7 +121,7 @@ fn a_change_is_reported_everywhere_once_and_further_publishes_are_refused() {
 
 #[test]
 fn a_publish_looks_by_itself_before_the_next_round() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver = driver(&host);
     let (id, number) = published(&driver, "a", &target("a"));
     host.detach_loop(number).unwrap();
@@ -123,7 +131,7 @@ fn a_publish_looks_by_itself_before_the_next_round() {
 
 #[test]
 fn direct_io_is_switched_on_again() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver = driver(&host);
     let (_, number) = published(&driver, "a", &target("a"));
     host.set_loop_flags(number, false, false).unwrap();
@@ -134,7 +142,7 @@ fn direct_io_is_switched_on_again() {
 
 #[test]
 fn a_restart_holds_what_is_published_again() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver_before = driver(&host);
     let (id, number) = published(&driver_before, "a", &target("a"));
     drop(driver_before);
@@ -150,7 +158,7 @@ fn a_restart_holds_what_is_published_again() {
 
 #[test]
 fn a_number_that_a_target_still_shows_is_no_other_volumes() {
-    let host = MemoryHost::new();
+    let host = without_device_mapper();
     let driver_before = driver(&host);
     let (id, number) = published(&driver_before, "a", &target("a"));
     drop(driver_before);

@@ -198,6 +198,7 @@ async fn groups_of_volumes_in_use() {
 
     let raw = CreateVolumeRequest {
         volume_capabilities: vec![block()],
+        parameters: map([("blockGroups", "false")]),
         ..create("raw")
     };
     let raw = node.make(raw).await.volume_id;
@@ -212,7 +213,7 @@ async fn groups_of_volumes_in_use() {
     };
     Call::from(publish).send(&node).await.unwrap();
     let with_raw = group("g", &[ids[0], &raw]);
-    refused(&node, with_raw, Code::FailedPrecondition, &raw).await;
+    refused(&node, with_raw, Code::FailedPrecondition, "blockGroups").await;
     assert_eq!(node.snapshots().await, [], "nothing was changed");
     // A single volume has a moment of its own, and so has a volume in use together with idle ones.
     node.cut("alone", &raw).await;
