@@ -152,8 +152,8 @@ impl Store for FileStore {
         self.perform(Effect::Trim { path })
     }
 
-    fn take_number(&self) -> u32 {
-        0
+    fn take_number(&self) -> Result<u32> {
+        Ok(0)
     }
 
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {

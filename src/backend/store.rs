@@ -63,7 +63,7 @@ pub(super) trait Store: Devices {
 
     /// Takes a number for a new image, which is stored in its record. It stays taken until the
     /// process ends, because a deleted record may come back with a power loss.
-    fn take_number(&self) -> u32;
+    fn take_number(&self) -> Result<u32>;
     /// `None` if the image does not exist.
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
     /// Creates an image, or does nothing if a copier creates it.

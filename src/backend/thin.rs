@@ -314,10 +314,9 @@ impl Store for ThinStore {
         Ok(())
     }
 
-    fn take_number(&self) -> u32 {
+    fn take_number(&self) -> Result<u32> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Device mapper refuses this ID.
-        numbers.take(|| self.shown().ok()).unwrap_or(u32::MAX)
+        numbers.take(&self.pool, || self.shown())
     }
 
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {

@@ -80,7 +80,11 @@ impl PoolBackend {
     /// Decides whether an operation may take space, and then calls `taken` to record it, both under
     /// one lock. It decides first without reading every image, and reads all of them only if that
     /// refuses: blocks that images already have can only increase the space for promises.
-    pub(super) fn admit(&self, admit: Admit<'_>, taken: impl FnOnce(&mut Growing)) -> Result<()> {
+    pub(super) fn admit(
+        &self,
+        admit: Admit<'_>,
+        taken: impl FnOnce(&mut Growing) -> Result<()>,
+    ) -> Result<()> {
         self.admit_beside(None, admit, taken)
     }
 
@@ -89,14 +93,13 @@ impl PoolBackend {
         &self,
         planned: Option<&SnapshotRecord>,
         admit: Admit<'_>,
-        taken: impl FnOnce(&mut Growing),
+        taken: impl FnOnce(&mut Growing) -> Result<()>,
     ) -> Result<()> {
         let mut growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if admit(&self.measure(&growing, false, planned)?).is_err() {
             admit(&self.measure(&growing, true, planned)?)?;
         }
-        taken(&mut growing);
-        Ok(())
+        taken(&mut growing)
     }
 
     /// Unless `each` is set, images whose length is in a record are not queried.

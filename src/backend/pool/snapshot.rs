@@ -26,8 +26,9 @@ impl PoolBackend {
         };
         let planned = record.clone();
         self.admit_beside(Some(&planned), admit, |_| {
-            record.image = self.store().take_number();
+            record.image = self.store().take_number()?;
             self.snapshots.remember(&record);
+            Ok(())
         })?;
         let made = self.snapshots.begin(&record).and_then(|()| {
             let doing = || format!("create snapshot {uuid}");

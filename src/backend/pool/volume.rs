@@ -135,8 +135,9 @@ impl PoolBackend {
     ) -> Result<VolumeRecord> {
         record.state = VolumeState::Creating;
         self.admit(admit, |_| {
-            record.image = self.store().take_number();
+            record.image = self.store().take_number()?;
             self.volumes.remember(&record);
+            Ok(())
         })?;
         let made = self.volumes.begin(&record).and_then(|()| {
             let new = NewImage {
@@ -234,6 +235,7 @@ impl PoolBackend {
         let more = image_bytes(size).saturating_sub(image_bytes(record.size));
         self.admit(admit, |growing| {
             growing.insert(record.uuid, more);
+            Ok(())
         })?;
         let grown = self.grow_admitted(record, size);
         self.growing

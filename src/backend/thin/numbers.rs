@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::{FIRST_ID, TRIAL_ID};
-use crate::error::HostError;
+use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Effect, Host};
 
 /// The file with the ID above all IDs whose devices were deleted. It is written before the newest
@@ -29,6 +29,8 @@ pub(super) struct Numbers {
     mark: u32,
     /// A record could not be read, so an ID that nothing else has may be in use.
     is_incomplete: bool,
+    /// Whether it was logged that the file cannot be written.
+    has_warned: bool,
 }
 
 impl Numbers {
@@ -50,6 +52,7 @@ impl Numbers {
             next: 0,
             mark,
             is_incomplete,
+            has_warned: false,
         };
         let unknown = if is_incomplete { UNKNOWN_NUMBERS } else { 0 };
         numbers.next = numbers.above_all().saturating_add(unknown);
@@ -63,23 +66,40 @@ impl Numbers {
     }
 
     /// The next ID. At the end of the range, the lowest that is neither taken nor `shown` by a
-    /// device; `None` if there is none, or if one cannot be known to be free.
-    pub(super) fn take(&mut self, shown: impl FnOnce() -> Option<BTreeSet<u32>>) -> Option<u32> {
+    /// device. Fails if there is none, or if one cannot be known to be free. `pool` is for the error.
+    pub(super) fn take(
+        &mut self,
+        pool: &str,
+        shown: impl FnOnce() -> host::Result<BTreeSet<u32>>,
+    ) -> Result<u32> {
+        let refuse = |reason| {
+            let subject = format!("a new thin device of {pool}");
+            Err(Error::refused(subject, reason))
+        };
         let mut upward = self.next..TRIAL_ID;
         let number = match upward.find(|id| !self.taken.contains(id)) {
             Some(number) => {
                 self.next = number + 1;
                 number
             }
-            None if self.is_incomplete => return None,
+            None if self.is_incomplete => {
+                return refuse(
+                    "all IDs of thin devices were used once, and a record that could not be read may have any that is free now; correct the record that `slackwater doctor` names, and restart the driver",
+                );
+            }
             None => {
-                let shown = shown()?;
+                let shown = shown().context(|| format!("find a free ID for {pool}"))?;
                 let is_free = |id: &u32| !self.taken.contains(id) && !shown.contains(id);
-                (FIRST_ID..TRIAL_ID).find(is_free)?
+                let Some(number) = (FIRST_ID..TRIAL_ID).find(is_free) else {
+                    return refuse(
+                        "all 16777212 IDs of thin devices are in use, or were used since the driver started; delete volumes or snapshots, and restart the driver",
+                    );
+                };
+                number
             }
         };
         self.taken.insert(number);
-        Some(number)
+        Ok(number)
     }
 
     /// Makes durable that an ID was used, before its device is deleted.
@@ -108,6 +128,9 @@ impl Numbers {
         match each.try_for_each(|effect| host.perform(effect).map(drop)) {
             // Deletes work on a full disk, so the ID may be used again after a restart.
             Err(error) if error.code() == Some(Errno::ENOSPC) => {
+                if !std::mem::replace(&mut self.has_warned, true) {
+                    tracing::warn!(path = %path.display(), id, "failed to record the highest ID of a thin device, because the disk of the records is full: after a restart of the driver, new volumes may get IDs of deleted ones");
+                }
                 return host.perform(&Effect::RemoveFile { path: new }).map(drop);
             }
             written => written?,

@@ -186,6 +186,20 @@ fn while_a_record_cannot_be_read_no_number_is_given_that_it_may_have() {
     let backend = open(&host);
     let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
     assert!(made.image > 1000, "{}", made.image);
+    drop(backend);
+    host.perform(&Effect::WriteFile {
+        path: &Path::new(POOL).join("next-id"),
+        bytes: crate::host::mapper::MAX_THIN_ID.to_string().as_bytes(),
+    })
+    .unwrap();
+    let backend = open(&host);
+    let refused = backend.create(volume(4, Allocation::Thin), &any);
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("record that could not be read"),
+        "{refused}"
+    );
+    assert_eq!(backend.volumes.get(Uuid::from_u128(4)).unwrap(), None);
 }
 
 #[test]
