@@ -24,7 +24,8 @@ pub use pool::{OpenResult, PoolBackend};
 pub use store::{Devices, Facts, FindPublished, Watched};
 
 use crate::error::Result;
-use crate::host::{Device, DeviceHold};
+use crate::host::{Device, DeviceHold, ThinPoolStatus};
+use crate::thin_metadata;
 
 /// How a pool stores images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,63 @@ pub struct PoolSpace {
     /// The part of `available` that operations in progress will certainly fill: creations of thick
     /// volumes, copies, and snapshots of thick volumes.
     pub claimed: u64,
+    /// The metadata of a thin pool; `None` in other pools.
+    pub metadata: Option<MetadataSpace>,
+}
+
+/// The space for the maps of the thin devices of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataSpace {
+    /// All bytes.
+    pub total: u64,
+    /// Bytes that are not in use.
+    pub free: u64,
+    /// The part of `free` that thick volumes and their snapshots may take.
+    pub reserved: u64,
+    /// The size of a block of data in bytes.
+    pub block_bytes: u64,
+}
+
+impl From<&ThinPoolStatus> for MetadataSpace {
+    /// Without what is reserved.
+    fn from(status: &ThinPoolStatus) -> MetadataSpace {
+        MetadataSpace {
+            total: status.metadata.total,
+            free: status.metadata.free(),
+            reserved: 0,
+            block_bytes: status.block_bytes,
+        }
+    }
+}
+
+impl MetadataSpace {
+    /// Bytes that the map of an image of this size takes at most: each block is mapped, and no other
+    /// map has the same nodes.
+    pub fn worst(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.block_bytes) * thin_metadata::MOST_PER_MAPPING
+    }
+
+    /// Bytes that the map of an image of this size takes at least, if each block is mapped.
+    pub fn least(&self, bytes: u64) -> u64 {
+        bytes / self.block_bytes * thin_metadata::LEAST_PER_MAPPING
+    }
+
+    /// Bytes that are neither in use nor reserved.
+    pub fn available(&self) -> u64 {
+        self.free.saturating_sub(self.reserved)
+    }
+
+    /// Bytes that nothing new may take: without free metadata the pool could not create snapshots,
+    /// and writes to shared blocks would fail.
+    pub fn kept(&self) -> u64 {
+        self.total / thin::RESERVED_METADATA
+    }
+
+    /// The size of the largest image whose map fits in the worst case.
+    pub fn largest(&self) -> u64 {
+        let available = self.available().saturating_sub(self.kept());
+        available / thin_metadata::MOST_PER_MAPPING * self.block_bytes
+    }
 }
 
 /// A volume's device, which stays attached while this value exists.

@@ -73,4 +73,4 @@ pub mod service;
 pub mod telemetry;
 pub mod tls;
 
-pub use slackwater_core::{crc32c, error, fault, host, model, record};
+pub use slackwater_core::{crc32c, error, fault, host, model, record, thin_metadata};

@@ -165,15 +165,19 @@ pub enum Error {
         /// Bytes that could be kept available for them.
         room: u64,
     },
-    /// A thin pool has too little free metadata for anything new.
+    /// A thin pool has too little metadata that is free and not reserved for thick volumes.
     #[error(
-        "the metadata of {place} is nearly full, so pool {pool} has no space for new volumes and snapshots; run: lvextend --poolmetadatasize +SIZE {place}; or delete snapshots"
+        "pool {pool} has {available} bytes of metadata that are free and not reserved for thick volumes, but {required} are needed; run: lvextend --poolmetadatasize +SIZE {place}; or delete snapshots"
     )]
     OutOfMetadata {
         /// Name of the pool.
         pool: String,
         /// The thin pool: VG/POOL.
         place: String,
+        /// Bytes needed, including those that stay free.
+        required: u64,
+        /// Bytes available.
+        available: u64,
     },
     /// A size that cannot be provided.
     #[error("{field}: {problem}")]

@@ -20,6 +20,17 @@ use crate::error::HostError;
 
 /// The size of a block of metadata in bytes.
 pub const BLOCK: usize = 4096;
+/// The metadata in bytes that a mapped block needs at least: a full leaf has only entries, with a key
+/// and a value of 8 bytes each.
+pub const LEAST_PER_MAPPING: u64 = 16;
+/// The metadata in bytes that a mapped block needs at most, in a map that no discard has thinned out.
+/// A leaf has at most 252 entries ((4096 - 32) / 16, rounded down to a multiple of 3) and is split
+/// into halves, so it has at least 126: 32.5 bytes for each. Internal nodes have as many entries, and
+/// the bitmaps of the space maps have 2 bits for each block: less than 1 byte. A block that has three
+/// or more references is in a further tree, with at most 336 entries ((4096 - 32) / 12) and at least
+/// 168 in a leaf: 24.4 bytes, for three mappings. That is 42; the rest is for the copies that exist
+/// until a transaction ends.
+pub const MOST_PER_MAPPING: u64 = 48;
 /// The superblock is the first block.
 const SUPERBLOCK: u64 = 0;
 /// The number of bits of the time in a mapping. The number of the block precedes it.

@@ -3,6 +3,7 @@
 //! `operation` decides what a CSI call means.
 
 mod closed;
+mod metadata;
 mod recover;
 mod room;
 mod snapshot;

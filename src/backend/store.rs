@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle};
+use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle, MetadataSpace};
 use crate::error::Result;
 use crate::host::{self, Budget, Device, DeviceHold, Space};
 use crate::model::Wipe;
@@ -58,6 +58,10 @@ pub(super) trait Store: Devices {
     fn facts(&self) -> Facts;
     /// The total and the free space.
     fn space(&self) -> host::Result<Space>;
+    /// The space for maps, without what is reserved, if the kind of pool has it apart from data.
+    fn metadata(&self) -> host::Result<Option<MetadataSpace>> {
+        Ok(None)
+    }
     /// Discards the free blocks of the pool's disk.
     fn trim(&self) -> host::Result<()>;
 

@@ -22,7 +22,7 @@ use self::numbers::Numbers;
 use super::mapped::UnusedTables;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
-use super::{Copier, Image, ImageHandle};
+use super::{Copier, Image, ImageHandle, MetadataSpace};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{
     self, Budget, Device, Effect, FileId, Host, MappedDevice, Space, ThinMessage, ThinPoolStatus,
@@ -307,6 +307,11 @@ impl Store for ThinStore {
             inodes: 0,
             inodes_free: 0,
         })
+    }
+
+    fn metadata(&self) -> host::Result<Option<MetadataSpace>> {
+        let status = status(self.host.as_ref(), &self.pool)?;
+        Ok(Some((&status).into()))
     }
 
     /// [`Store::wipe`] has discarded the blocks.

@@ -12,9 +12,10 @@ use std::sync::PoisonError;
 use uuid::Uuid;
 
 use super::PoolBackend;
+use super::metadata::{MapOf, Maps};
 use crate::backend::records::{Entry, StoredRecord};
 use crate::backend::store::ImageSize;
-use crate::backend::{Admit, Image, PoolSpace};
+use crate::backend::{Admit, Image, MetadataSpace, PoolSpace};
 use crate::error::{ErrorContext, Result};
 use crate::host::Space;
 use crate::model::Allocation;
@@ -116,6 +117,7 @@ impl PoolBackend {
             promised: growing.values().sum(),
             ..PoolSpace::default()
         };
+        space.metadata = self.reserve_maps(growing)?;
         let mut held = Vec::new();
         let mut filled = HashMap::new();
         let volumes = self
@@ -167,6 +169,48 @@ impl PoolBackend {
             (true, true) => own(&held),
         };
         Ok(space)
+    }
+
+    /// The metadata of a thin pool, with what is reserved of it.
+    fn reserve_maps(&self, growing: &Growing) -> Result<Option<MetadataSpace>> {
+        let metadata = self.store().metadata().context(|| self.measuring())?;
+        let Some(mut space) = metadata else {
+            return Ok(None);
+        };
+        let mut maps = Maps::default();
+        let volumes = self.volumes.map(|uuid, entry| match entry {
+            Entry::Known(record) => Ok(MapOf {
+                allocation: record.allocation,
+                lineage: record.lineage(),
+                is_mapped: record.is_ready(),
+                bytes: image_bytes(record.size),
+                more: growing.get(&uuid).copied().unwrap_or(0),
+            }),
+            Entry::Damaged(_) => Err(Image::Volume(uuid)),
+        });
+        let snapshots = self.snapshots.map(|uuid, entry| match entry {
+            Entry::Known(record) => Ok((record.allocation, image_bytes(record.size))),
+            Entry::Damaged(_) => Err(Image::Snapshot(uuid)),
+        });
+        let mut damaged = Vec::new();
+        for volume in volumes {
+            match volume {
+                Ok(volume) => maps.add_volume(&volume),
+                Err(image) => damaged.push(image),
+            }
+        }
+        for snapshot in snapshots {
+            match snapshot {
+                Ok((allocation, bytes)) => maps.add_snapshot(allocation, bytes),
+                Err(image) => damaged.push(image),
+            }
+        }
+        for image in damaged {
+            let size = self.store().size(image).context(|| self.measuring())?;
+            maps.add_damaged(size.map_or(0, |size| size.allocated));
+        }
+        space.reserved = maps.reserved(&space);
+        Ok(Some(space))
     }
 
     fn measuring(&self) -> String {

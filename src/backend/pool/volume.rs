@@ -120,6 +120,16 @@ impl PoolBackend {
         }
     }
 
+    /// Whether a volume will share blocks with a thick volume, or with a snapshot of one.
+    pub fn shares_with_thick(&self, record: &VolumeRecord) -> Result<bool> {
+        let allocation = match self.shared_source(record) {
+            Some(Image::Volume(uuid)) => self.volumes.get(uuid)?.map(|it| it.allocation),
+            Some(Image::Snapshot(uuid)) => self.snapshots.get(uuid)?.map(|it| it.allocation),
+            None => None,
+        };
+        Ok(allocation == Some(Allocation::Thick))
+    }
+
     /// The UUID in an ID, if the object with this ID can share blocks with images of this pool.
     fn sharing(&self, id: &str) -> Option<Uuid> {
         let id = id.parse::<VolumeId>().ok()?;

@@ -4,8 +4,7 @@
 //! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 every promise
 //! can be kept, whatever else uses the same file system.
 
-use crate::backend::PoolSpace;
-use crate::backend::thin::RESERVED_METADATA;
+use crate::backend::{MetadataSpace, PoolSpace};
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability, PoolPlace, SnapshotRoom};
@@ -64,12 +63,22 @@ fn reservable(space: &PoolSpace, kept: u64) -> u64 {
     space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 
-/// The maximum size of a volume of this allocation, with `kept` bytes left free.
-fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
+/// Bytes of data for a volume of this allocation, with `kept` bytes left free.
+fn room(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
     let promisable = promisable(space, pool.definition.overcommit, kept);
     match allocation {
         Allocation::Thin => promisable,
         Allocation::Thick => promisable.min(reservable(space, kept)),
+    }
+}
+
+/// The maximum size of a new volume of this allocation.
+fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation) -> u64 {
+    let room = room(pool, space, allocation, kept_for_new(pool, space));
+    match (allocation, &space.metadata) {
+        (_, Some(metadata)) if judge_metadata(pool, metadata, None).is_err() => 0,
+        (Allocation::Thick, Some(metadata)) => room.min(metadata.largest()),
+        (Allocation::Thin, _) | (_, None) => room,
     }
 }
 
@@ -83,19 +92,26 @@ pub(in crate::operation) fn admit(
 ) -> Result<()> {
     let more = image_bytes(size).saturating_sub(if had == 0 { 0 } else { image_bytes(had) });
     let kept = kept_for_new(pool, space);
-    judge(pool, more, available(pool, space, allocation, kept))
+    judge(pool, more, room(pool, space, allocation, kept))?;
+    let thick = allocation == Allocation::Thick;
+    check_metadata(pool, space, thick.then_some(more))
 }
 
-/// Checks the space for a volume that is created from another one or from a snapshot.
+/// Checks the space for a volume that is created from another one or from a snapshot. `is_of_thick`
+/// means that the source is thick and may share the map of its blocks with the new volume.
 pub(in crate::operation) fn admit_copy(
     pool: &Pool,
     space: &PoolSpace,
     allocation: Allocation,
+    is_of_thick: bool,
     size: u64,
 ) -> Result<()> {
     let kept = headroom(space.total);
-    let available = available(pool, space, allocation, kept);
-    judge(pool, image_bytes(size), available)
+    // A thick source may need a map of its own beside a thin copy.
+    let is_mapped = is_of_thick || allocation == Allocation::Thick;
+    let size = image_bytes(size);
+    judge(pool, size, room(pool, space, allocation, kept))?;
+    check_metadata(pool, space, is_mapped.then_some(size))
 }
 
 /// Refuses what needs space while a pool of LVM is set up in a way that loses data, or cannot be
@@ -104,16 +120,37 @@ pub(in crate::operation) fn check_setup(pool: &Pool) -> Result<()> {
     match &pool.definition.place {
         PoolPlace::Lvm { pool: name } => {
             let status = lvm::usable(pool.backend.host(), &pool.definition, name)?;
-            match status.metadata.free() < status.metadata.total / RESERVED_METADATA {
-                true => Err(Error::OutOfMetadata {
-                    pool: pool.definition.name.clone(),
-                    place: name.to_string(),
-                }),
-                false => Ok(()),
-            }
+            judge_metadata(pool, &(&status).into(), None)
         }
         PoolPlace::File { .. } | PoolPlace::Memory { .. } => Ok(()),
     }
+}
+
+/// Checks that the metadata of a thin pool has space for the map of an image of `thick` bytes, all of
+/// whose blocks are reserved. Nothing is reserved for thin images, but they are refused before they
+/// take what is kept free.
+fn check_metadata(pool: &Pool, space: &PoolSpace, thick: Option<u64>) -> Result<()> {
+    match &space.metadata {
+        Some(metadata) => judge_metadata(pool, metadata, thick),
+        None => Ok(()),
+    }
+}
+
+fn judge_metadata(pool: &Pool, metadata: &MetadataSpace, thick: Option<u64>) -> Result<()> {
+    let more = thick.map_or(0, |bytes| metadata.worst(bytes));
+    let (required, available) = (metadata.kept() + more, metadata.available());
+    if required <= available {
+        return Ok(());
+    }
+    Err(Error::OutOfMetadata {
+        pool: pool.definition.name.clone(),
+        place: match &pool.definition.place {
+            PoolPlace::Lvm { pool } => pool.to_string(),
+            PoolPlace::File { .. } | PoolPlace::Memory { .. } => pool.definition.name.clone(),
+        },
+        required,
+        available,
+    })
 }
 
 fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
@@ -149,6 +186,7 @@ pub(in crate::operation) fn admit_snapshot(
         GRAIN
     };
     judge(pool, required, reservable(space, headroom(space.total)))?;
+    check_metadata(pool, space, thick.then_some(required))?;
     check_promises(pool, space)
 }
 
@@ -225,7 +263,7 @@ impl Pools {
                 return Ok(nothing);
             }
         };
-        let available = available(&pool, &space, allocation, kept_for_new(&pool, &space));
+        let available = available(&pool, &space, allocation);
         Ok(Capacity {
             available,
             maximum: available.min(pool.backend.facts.largest),

@@ -236,8 +236,9 @@ impl Snapshots {
             // now.
             allocation = Allocation::Thick;
         }
+        let is_of_thick = pool.backend.shares_with_thick(record)?;
         pool.backend.prepare(record, &|space| {
-            admit_copy(pool, space, allocation, record.size)
+            admit_copy(pool, space, allocation, is_of_thick, record.size)
         })
     }
 

@@ -27,7 +27,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["crc32c", "thin_metadata", "fault", "model", "error"],
     ),
     ("record", &["host", "model", "error"]),
-    ("backend", &["host", "record", "model", "error"]),
+    (
+        "backend",
+        &["host", "record", "thin_metadata", "model", "error"],
+    ),
     ("guard", &["fault", "host", "record", "model", "error"]),
     ("hook", &["host", "model", "error"]),
     (

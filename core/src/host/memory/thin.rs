@@ -16,12 +16,14 @@ use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
 use crate::host::mapper::{MAX_THIN_ID, Usage};
 use crate::host::{Effect, ThinMessage, ThinPoolStatus, ThinSnapshot};
+use crate::thin_metadata::LEAST_PER_MAPPING;
 
-/// Metadata that one thin device takes, and that each block of a map takes.
+/// Metadata that one thin device takes, and that each block of a map takes. Maps share no nodes.
 const METADATA_PER_DEVICE: u64 = BLOCK;
-const METADATA_PER_BLOCK: u64 = 16;
-/// The share of its data that is the default size of the metadata of a pool.
-const DATA_PER_METADATA: u64 = 1024;
+const METADATA_PER_BLOCK: u64 = LEAST_PER_MAPPING;
+/// The share of its data that is the default size of the metadata of a pool: 64 bytes for each block,
+/// as LVM does it.
+const DATA_PER_METADATA: u64 = POOL_BLOCK / 64;
 
 /// The default size of a block of a pool.
 const POOL_BLOCK: u64 = 64 << 10;
@@ -124,9 +126,10 @@ impl Machine {
     }
 
     fn metadata_used(&self, pool: &ThinPool) -> u64 {
-        let blocks = |ino: &Ino| self.disk.file(*ino).map_or(0, |file| file.live.map.len());
-        let blocks: usize = pool.devices.values().map(blocks).sum();
-        pool.devices.len() as u64 * METADATA_PER_DEVICE + blocks as u64 * METADATA_PER_BLOCK
+        let mapped = |ino: &Ino| self.disk.file(*ino).map_or(0, |file| file.live.allocated());
+        let blocks = |ino: &Ino| mapped(ino).div_ceil(POOL_BLOCK);
+        let blocks: u64 = pool.devices.values().map(blocks).sum();
+        pool.devices.len() as u64 * METADATA_PER_DEVICE + blocks * METADATA_PER_BLOCK
     }
 
     /// Leaves this many bytes of data free in each thin pool.

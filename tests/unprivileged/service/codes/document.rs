@@ -161,6 +161,8 @@ fn conditions() -> Vec<Condition> {
             Error::OutOfMetadata {
                 pool: "default".into(),
                 place: "vg/pool".into(),
+                required: 9 << 20,
+                available: 8 << 20,
             },
             "Nothing was created. Callers retry until there is more metadata, or the scheduler selects another node.",
         ),

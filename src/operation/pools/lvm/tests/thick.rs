@@ -94,6 +94,84 @@ fn a_snapshot_of_a_thick_volume_without_room_for_a_copy_is_refused() {
 }
 
 #[test]
+fn metadata_is_reserved_for_the_worst_case_of_thick_volumes_and_their_snapshots() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let metadata = || host.thin_pool(NAME).unwrap().unwrap().metadata;
+    let data_bound = capacity(&driver, Allocation::Thick);
+    // A tenth stays free. A block needs 48 bytes, so this is enough for the maps of 2.5 GiB.
+    let worst_of_gib = GIB / (64 << 10) * 48;
+    let free = worst_of_gib / 2 * 5;
+    host.set_thin_metadata((metadata().used + free) * 10 / 9 + 10);
+    let bytes = capacity(&driver, Allocation::Thick);
+    assert!(bytes < data_bound, "{bytes}");
+    assert!(
+        bytes.abs_diff(GIB / 2 * 5) < 64 * crate::model::size::MIB,
+        "{bytes}"
+    );
+    let refused = driver.volumes.create_volume(&thick("a", bytes + GRAIN));
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(refused, Error::OutOfMetadata { .. }),
+        "{refused:?}"
+    );
+    let told = chain(&refused);
+    assert!(
+        told.contains("lvextend --poolmetadatasize +SIZE vg/pool"),
+        "{told}"
+    );
+
+    // A volume and one snapshot fit, and a second snapshot does not.
+    let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
+    let id = made.id.to_string();
+    let first = driver.snapshots.create_snapshot(&snapshot(&id)).unwrap();
+    let another = CreateSnapshot {
+        name: "t".into(),
+        ..snapshot(&id)
+    };
+    let refused = driver.snapshots.create_snapshot(&another);
+    assert!(
+        matches!(refused, Err(Error::OutOfMetadata { .. })),
+        "{refused:?}"
+    );
+    assert!(capacity(&driver, Allocation::Thick) < GIB);
+    // A thin copy of it may keep the map that the thick volume has now.
+    let mut copy = new_volume("copy");
+    copy.capacity = CapacityRange::new(GIB.try_into().unwrap(), 0).unwrap();
+    copy.content_source = Some(ContentSource::Snapshot(first.id.to_string()));
+    let refused = driver.volumes.create_volume(&copy);
+    assert!(
+        matches!(refused, Err(Error::OutOfMetadata { .. })),
+        "{refused:?}"
+    );
+    // Nothing is reserved for a thin volume.
+    assert!(capacity(&driver, Allocation::Thin) > GIB);
+    volume(&driver, "thin");
+    host.set_thin_metadata(2 * metadata().total);
+    driver.snapshots.create_snapshot(&another).unwrap();
+    driver.volumes.create_volume(&copy).unwrap();
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn thin_volumes_are_refused_before_they_take_the_metadata_of_thick_ones() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    driver.volumes.create_volume(&thick("a", GIB)).unwrap();
+    let status = host.thin_pool(NAME).unwrap().unwrap();
+    let rest = GIB / status.block_bytes * (48 - 16);
+    host.set_thin_metadata((status.metadata.used + rest) * 10 / 9 + 20_000);
+    volume(&driver, "b");
+    host.set_thin_metadata((status.metadata.used + rest) * 10 / 9 - 20_000);
+    assert_eq!(capacity(&driver, Allocation::Thin), 0);
+    let refused = driver.volumes.create_volume(&new_volume("c"));
+    assert!(
+        matches!(refused, Err(Error::OutOfMetadata { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_thick_volume_does_not_grow() {
     let host = MemoryHost::new();
     let driver = keeping_promises(&host);

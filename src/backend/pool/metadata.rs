@@ -1,0 +1,133 @@
+//! What thick volumes and their snapshots may still take of the metadata of a thin pool.
+//!
+//! A map is a B-tree. Snapshots share its nodes until one side is written, and a write to a thick
+//! volume must not fail then. So each thick volume and each snapshot of one has space for a map of
+//! its own, in which every block is mapped.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use crate::backend::MetadataSpace;
+use crate::model::Allocation;
+
+/// The map of a volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MapOf {
+    pub(super) allocation: Allocation,
+    pub(super) lineage: Uuid,
+    /// If the volume is thick: all its blocks are mapped.
+    pub(super) is_mapped: bool,
+    /// The size of the volume.
+    pub(super) bytes: u64,
+    /// The bytes by which the volume is growing.
+    pub(super) more: u64,
+}
+
+/// The maps of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Maps {
+    /// The sizes in bytes of thick volumes and of their snapshots.
+    thick: Vec<u64>,
+    /// Bytes of thick volumes whose blocks are all mapped, by lineage.
+    mapped: BTreeMap<Uuid, u64>,
+    /// Lineages with a thin volume.
+    thin: BTreeSet<Uuid>,
+    /// There is an image of unknown lineage.
+    is_incomplete: bool,
+}
+
+impl Maps {
+    pub(super) fn add_volume(&mut self, map: &MapOf) {
+        if map.allocation == Allocation::Thin {
+            self.thin.insert(map.lineage);
+            return;
+        }
+        self.thick.push(map.bytes + map.more);
+        if map.is_mapped {
+            *self.mapped.entry(map.lineage).or_default() += map.bytes;
+        }
+    }
+
+    pub(super) fn add_snapshot(&mut self, allocation: Allocation, bytes: u64) {
+        if allocation == Allocation::Thick {
+            self.thick.push(bytes);
+        }
+    }
+
+    /// A volume or snapshot whose record cannot be read, with the bytes of its blocks. It may be
+    /// thick.
+    pub(super) fn add_damaged(&mut self, bytes: u64) {
+        self.thick.push(bytes);
+        self.is_incomplete = true;
+    }
+
+    /// Bytes of metadata to be kept free: the worst case of each map, without what the maps of thick
+    /// volumes have at least. A thin copy may keep the nodes that it shares with a thick volume when
+    /// the volume gets others, so nothing is subtracted there.
+    pub(super) fn reserved(&self, space: &MetadataSpace) -> u64 {
+        let worst: u64 = self.thick.iter().map(|bytes| space.worst(*bytes)).sum();
+        let alone = |(lineage, _): &(&Uuid, &u64)| !self.thin.contains(*lineage);
+        let each = self.mapped.iter().filter(alone);
+        let present: u64 = match self.is_incomplete {
+            true => 0,
+            false => each.map(|(_, bytes)| space.least(*bytes)).sum(),
+        };
+        worst.saturating_sub(present)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::size::MIB;
+
+    const SPACE: MetadataSpace = MetadataSpace {
+        total: MIB,
+        free: MIB,
+        reserved: 0,
+        block_bytes: 64 << 10,
+    };
+    const BYTES: u64 = 64 * MIB;
+
+    fn map(allocation: Allocation, lineage: u128) -> MapOf {
+        MapOf {
+            allocation,
+            lineage: Uuid::from_u128(lineage),
+            is_mapped: true,
+            bytes: BYTES,
+            more: 0,
+        }
+    }
+
+    #[test]
+    fn only_thick_volumes_and_their_snapshots_have_metadata_reserved() {
+        let mut maps = Maps::default();
+        maps.add_volume(&map(Allocation::Thin, 2));
+        maps.add_snapshot(Allocation::Thin, BYTES);
+        assert_eq!(maps.reserved(&SPACE), 0);
+        maps.add_volume(&MapOf {
+            is_mapped: false,
+            ..map(Allocation::Thick, 1)
+        });
+        assert_eq!(maps.reserved(&SPACE), 48 * 1024);
+        maps.add_snapshot(Allocation::Thick, BYTES);
+        assert_eq!(maps.reserved(&SPACE), 2 * 48 * 1024);
+    }
+
+    #[test]
+    fn what_a_thick_volume_has_mapped_is_not_reserved_again_unless_a_thin_copy_may_keep_it() {
+        let mut maps = Maps::default();
+        maps.add_volume(&map(Allocation::Thick, 1));
+        assert_eq!(maps.reserved(&SPACE), 32 * 1024);
+        maps.add_volume(&MapOf {
+            more: BYTES,
+            ..map(Allocation::Thick, 2)
+        });
+        assert_eq!(maps.reserved(&SPACE), (32 + 32 + 48) * 1024);
+        maps.add_volume(&map(Allocation::Thin, 1));
+        assert_eq!(maps.reserved(&SPACE), (48 + 32 + 48) * 1024);
+        maps.add_damaged(BYTES);
+        assert_eq!(maps.reserved(&SPACE), 4 * 48 * 1024);
+    }
+}
