@@ -25,8 +25,7 @@ pub struct Facts {
     /// Why this pool cannot have thick volumes; `None` if it can.
     pub refuses_thick: Option<&'static str>,
     /// Whether un-shared blocks are overwritten in place. Otherwise the first write to each block
-    /// after a snapshot needs a free one, for which space is kept in the accounts, and thick volumes
-    /// cannot grow.
+    /// after a snapshot needs a free one, for which space is kept in the accounts.
     pub unshares: bool,
     /// Why writing zeros would not overwrite the old blocks; `None` if it would.
     pub refuses_zeroing: Option<&'static str>,
@@ -72,8 +71,9 @@ pub(super) trait Store: Devices {
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
     /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
-    /// Writes all blocks of a new image, if the kind of pool has no other way to reserve them.
-    fn write_reserved(&self, _: Image) -> Result<()> {
+    /// Writes the blocks of an image from `had` bytes on up to `length`, if the kind of pool has no
+    /// other way to reserve them. The content of the image stays.
+    fn write_reserved(&self, _: Image, _had: u64, _length: u64) -> Result<()> {
         Ok(())
     }
     /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.

@@ -336,9 +336,11 @@ impl Store for ThinStore {
                 }));
             }
         };
+        let length = image_bytes(image.size);
         Ok(self.allocated(image.id)?.map(|allocated| ImageSize {
-            length: image_bytes(image.size),
-            allocated,
+            length,
+            // A growth that failed may have left blocks beyond the end.
+            allocated: allocated.min(length),
         }))
     }
 
@@ -353,13 +355,23 @@ impl Store for ThinStore {
         }
     }
 
-    /// The volume cannot be used before. A crash leaves an intent, with which the next start deletes
-    /// the thin device.
-    fn write_reserved(&self, image: Image) -> Result<()> {
+    /// Users cannot write to these blocks before a record is written that has their size, so a repeat
+    /// after a crash does no harm. The blocks keep their content, because an error may have hidden
+    /// that the record was written.
+    fn write_reserved(&self, image: Image, had: u64, length: u64) -> Result<()> {
         let doing = || format!("write the blocks of {image}");
-        let held = self.open_device(self.get_image(image).context(doing)?)?;
+        let found = self.get_image(image).context(doing)?;
+        let from = match had {
+            // The volume was not answered, so nobody writes to it.
+            0 => 0,
+            had => had.max(self.shown_bytes(found)?),
+        };
+        let held = self.open_second(ThinImage {
+            size: length,
+            ..found
+        })?;
         let device = &held.device;
-        self.perform(Effect::FillWithZeros { device })
+        self.perform(Effect::Rewrite { device, from })
             .context(doing)
     }
 
@@ -458,10 +470,7 @@ impl Store for ThinStore {
         };
         if self.allocated(image.id).context(doing)?.is_some() {
             // The device of a thick volume takes no discards.
-            let uuid = &self.device_uuid(image.uuid);
-            if self.is_active(uuid).context(doing)? {
-                self.perform(Effect::RemoveMapped { uuid }).context(doing)?;
-            }
+            self.remove_devices(image.uuid).context(doing)?;
             let held = self.open_device(image)?;
             let path = &held.device.path;
             self.perform(Effect::Discard { path }).context(doing)?;
@@ -473,10 +482,7 @@ impl Store for ThinStore {
         let Some(ThinImage { uuid, id, .. }) = image_in(self.host.as_ref(), dir)? else {
             return Ok(());
         };
-        let uuid = &self.device_uuid(uuid);
-        if self.is_active(uuid)? {
-            self.perform(Effect::RemoveMapped { uuid })?;
-        }
+        self.remove_devices(uuid)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.keep(self.host.as_ref(), &self.root, id)?;
         drop(numbers);

@@ -113,6 +113,11 @@ fn expand() {
         sweep(&used(config), Step::Expand(V, 2 * SIZE));
         sweep(&staged(config), Step::Expand(V, 2 * SIZE));
     }
+    let thick_block = VolumeConfig {
+        fs: None,
+        ..VolumeConfig::THICK
+    };
+    sweep(&published(thick_block), Step::Expand(V, 2 * SIZE));
 }
 
 #[test]
@@ -224,7 +229,13 @@ fn unstage() {
 
 #[test]
 fn expand_node() {
-    for config in [VolumeConfig::EXT4, XFS, BTRFS, VolumeConfig::BLOCK] {
+    for config in [
+        VolumeConfig::EXT4,
+        XFS,
+        BTRFS,
+        VolumeConfig::THICK,
+        VolumeConfig::BLOCK,
+    ] {
         let mut steps = staged(config);
         steps.push(Step::Expand(V, 2 * SIZE));
         sweep(&steps, Step::ExpandNode(V));

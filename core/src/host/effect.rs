@@ -301,6 +301,13 @@ pub enum Effect<'a> {
     },
     /// Writes zeros to a whole device, durably, so that each of its blocks is allocated.
     FillWithZeros { device: &'a Device },
+    /// Reads a device from an offset on and writes the same again, durably. A thin device then has a
+    /// block of its own wherever it had none or shared one. Nothing else writes there meanwhile.
+    Rewrite {
+        device: &'a Device,
+        /// A multiple of 4096.
+        from: u64,
+    },
     /// Sends a message to a thin pool.
     ThinMessage {
         /// The name of the pool.
@@ -482,6 +489,7 @@ impl Effect<'_> {
             Effect::Unmount { .. } => "unmount",
             Effect::WriteBlocks { .. } => "write_blocks",
             Effect::FillWithZeros { .. } => "fill_with_zeros",
+            Effect::Rewrite { .. } => "rewrite",
             Effect::ThinMessage { message, .. } => message.name(),
             Effect::CreateThinSnapshot { .. } => "create_snap",
             Effect::CreateMapped { .. } => "create_mapped",

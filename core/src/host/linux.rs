@@ -155,6 +155,7 @@ impl LinuxHost {
                 bytes,
             } => blocks::write(device, offset, bytes),
             Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
+            Effect::Rewrite { device, from } => blocks::rewrite(device, from),
             Effect::CreateThinSnapshot { prepared } => thin::create_snapshot(prepared),
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }

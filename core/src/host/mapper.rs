@@ -11,6 +11,10 @@ use std::path::{Path, PathBuf};
 
 use super::Device;
 
+/// What the UUID of a second device of a volume ends with, which shows the volume with its future
+/// size. Users of the volume write through the first one and do not see what is beyond it.
+pub const FILLING_SUFFIX: &str = "-filling";
+
 /// The largest ID of a thin device.
 pub const MAX_THIN_ID: u32 = (1 << 24) - 1;
 

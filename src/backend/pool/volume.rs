@@ -158,7 +158,9 @@ impl PoolBackend {
             let created = self.store().create(Image::Volume(record.uuid), new);
             created.context(|| format!("create volume {}", record.uuid))?;
             if reserve {
-                self.store().write_reserved(Image::Volume(record.uuid))?;
+                let image = Image::Volume(record.uuid);
+                self.store()
+                    .write_reserved(image, 0, image_bytes(record.size))?;
             }
             match record.copy {
                 // A copy that continues after a crash needs its image.
@@ -266,6 +268,10 @@ impl PoolBackend {
         let longer = store
             .lengthen(image, image_bytes(size), reserve)
             .context(doing)
+            .and_then(|()| match reserve {
+                true => store.write_reserved(image, image_bytes(record.size), image_bytes(size)),
+                false => Ok(()),
+            })
             .and_then(|()| self.volumes.sync_image(record.uuid));
         if let Err(first) = longer {
             let undo = store

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use super::{image_in, send};
 use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::error::HostError;
+use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{
     self, DeviceHold, Effect, FileId, Host, MappedDevice, PreparedThinSnapshot, ThinMessage,
     ThinSnapshot,
@@ -135,7 +136,9 @@ impl Copier for ThinCopier {
     /// message is refused.
     fn mapped(&self) -> host::Result<Option<DeviceHold>> {
         let mut active = self.active()?.into_iter();
-        let own = active.find(|device| device.uuid.starts_with(&self.prefix));
+        let is_first =
+            |uuid: &str| uuid.starts_with(&self.prefix) && !uuid.ends_with(FILLING_SUFFIX);
+        let own = active.find(|device| is_first(&device.uuid));
         match own {
             Some(device) => self.host.hold_mapped(&device.uuid),
             None => Ok(None),

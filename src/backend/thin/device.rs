@@ -12,6 +12,7 @@ use crate::backend::mapped::suspended_by_others;
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{self, Device, DeviceHold, Effect, MappedDevice, ThinTable, mapped_path};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
@@ -28,9 +29,18 @@ impl ThinStore {
         self.host.mapped_devices(&self.pool, &self.prefix)
     }
 
-    /// Whether a device with this UUID exists.
-    pub(super) fn is_active(&self, own: &str) -> host::Result<bool> {
-        Ok(self.mapped()?.iter().any(|found| found.uuid == own))
+    /// The UUID of the device through which the blocks of a thick volume are written.
+    fn second_uuid(&self, uuid: Uuid) -> String {
+        self.device_uuid(uuid) + FILLING_SUFFIX
+    }
+
+    /// Removes both devices of a volume or snapshot.
+    pub(super) fn remove_devices(&self, uuid: Uuid) -> host::Result<()> {
+        let own = [self.device_uuid(uuid), self.second_uuid(uuid)];
+        let mut found = self.mapped()?;
+        found.retain(|device| own.contains(&device.uuid));
+        let mut each = found.iter();
+        each.try_for_each(|MappedDevice { uuid, .. }| self.perform(Effect::RemoveMapped { uuid }))
     }
 
     /// Removes the own device among these if a crash or an error has left it without a table. The
@@ -49,15 +59,14 @@ impl ThinStore {
         removed.context(|| format!("remove {}", mapped_path(uuid).display()))
     }
 
-    /// Creates the device of an image and opens it. Unless it is to be `lasting`, the kernel removes
+    /// Creates a device of an image and opens it. Unless it is to be `lasting`, the kernel removes
     /// it when the last process or mount closes it. On an error no device is left, or the error is
     /// [`Error::RollbackFailed`].
-    fn activate(&self, image: ThinImage, mode: AttachMode) -> Result<DeviceHold> {
-        let uuid = &self.device_uuid(image.uuid);
+    fn activate(&self, uuid: &str, image: ThinImage, mode: AttachMode) -> Result<DeviceHold> {
         let create = || {
             self.perform(Effect::CreateMapped { uuid })?;
-            self.load(image, mode.read_only)?;
-            let hold = self.hold_own(image)?;
+            self.load(uuid, image, mode.read_only)?;
+            let hold = self.hold_own(uuid)?;
             if !mode.lasting {
                 self.perform(Effect::RemoveMapped { uuid })?;
             }
@@ -67,9 +76,8 @@ impl ThinStore {
         created.map_err(|first| first.with_undo(self.remove_mapped(uuid)))
     }
 
-    /// Gives a device the table for the present size of its image.
-    fn load(&self, image: ThinImage, read_only: bool) -> host::Result<()> {
-        let uuid = &self.device_uuid(image.uuid);
+    /// Gives a device the table for this size of its image.
+    fn load(&self, uuid: &str, image: ThinImage, read_only: bool) -> host::Result<()> {
         let table = &ThinTable {
             pool: self.pool.clone(),
             id: image.id,
@@ -93,7 +101,7 @@ impl ThinStore {
     /// Gives the device of an image the table for its present size.
     fn reload(&self, uuid: Uuid, found: &MappedDevice, image: ThinImage) -> Result<()> {
         self.refuse_changed(uuid, found)?;
-        let loaded = self.load(image, found.read_only);
+        let loaded = self.load(&self.device_uuid(uuid), image, found.read_only);
         loaded.context(|| format!("resize {} of volume {uuid}", found.device.path.display()))?;
         self.keep_blocks(image, &found.device)
     }
@@ -108,24 +116,48 @@ impl ThinStore {
         disabled.context(|| format!("disable discard on the device of volume {}", image.uuid))
     }
 
-    fn hold_own(&self, image: ThinImage) -> host::Result<DeviceHold> {
-        let uuid = self.device_uuid(image.uuid);
-        let gone = || HostError::errno("open", host::mapped_path(&uuid), Errno::EBUSY);
-        self.host.hold_mapped(&uuid)?.ok_or_else(gone)
+    fn hold_own(&self, uuid: &str) -> host::Result<DeviceHold> {
+        let gone = || HostError::errno("open", host::mapped_path(uuid), Errno::EBUSY);
+        self.host.hold_mapped(uuid)?.ok_or_else(gone)
     }
 
     /// Opens the device of an image for a copy. A device that is created for this is removed when
     /// the result is dropped.
     pub(super) fn open_device(&self, image: ThinImage) -> Result<DeviceHold> {
         let _alone = self.activating();
+        let own = &self.device_uuid(image.uuid);
         let found = self.devices_of(image.uuid, Some(image.id))?;
         match self.remove_unfinished(found)?.is_empty() {
-            true => self.activate(image, FOR_A_COPY),
+            true => self.activate(own, image, FOR_A_COPY),
             false => {
-                let held = self.hold_own(image);
+                let held = self.hold_own(own);
                 held.context(|| format!("open thin device {}", image.id))
             }
         }
+    }
+
+    /// Opens a second device of an image, which has the size in `image`, whatever that of the first
+    /// one is. It is removed when the result is dropped. dm-thin locks blocks for the whole pool, so
+    /// both devices may be written at the same time.
+    pub(super) fn open_second(&self, image: ThinImage) -> Result<DeviceHold> {
+        let _alone = self.activating();
+        let second = &self.second_uuid(image.uuid);
+        let mapped = self.mapped();
+        let mut found = mapped.context(|| format!("find the devices of {}", image.uuid))?;
+        found.retain(|device| device.uuid == *second);
+        if !found.is_empty() {
+            // A crash or an error has left it.
+            let removed = self.remove_mapped(second);
+            removed.map_err(Error::into_indeterminate)?;
+        }
+        self.activate(second, image, FOR_A_COPY)
+    }
+
+    /// The bytes of an image that its first device shows; 0 without one.
+    pub(super) fn shown_bytes(&self, image: ThinImage) -> Result<u64> {
+        let found = self.devices_of(image.uuid, Some(image.id))?;
+        let bytes = found.iter().filter_map(|device| device.table.as_ref());
+        Ok(bytes.map(|table| table.bytes).max().unwrap_or(0))
     }
 
     fn activating(&self) -> MutexGuard<'_, ()> {
@@ -164,7 +196,7 @@ impl ThinStore {
         if bytes < image_bytes(image.size) {
             self.reload(uuid, found, image)?;
         }
-        let held = self.hold_own(image);
+        let held = self.hold_own(&self.device_uuid(uuid));
         held.context(|| format!("open {name}"))
     }
 
@@ -178,8 +210,9 @@ impl ThinStore {
     ) -> Result<Vec<(Device, Result<()>)>> {
         let doing = || "list the devices of the pool's images".to_string();
         let mut found = self.mapped().context(doing)?;
-        let images = images.iter().map(|image| self.device_uuid(image.uuid()));
-        let own: BTreeSet<String> = images.collect();
+        let images = images.iter().map(|image| image.uuid());
+        let both = images.flat_map(|uuid| [self.device_uuid(uuid), self.second_uuid(uuid)]);
+        let own: BTreeSet<String> = both.collect();
         for foreign in found
             .iter()
             .filter(|it| !it.uuid.starts_with(DEVICE_PREFIX))
@@ -212,11 +245,12 @@ impl ThinStore {
 
     /// The own device of a volume or snapshot, and foreign devices on its thin device. Without its ID,
     /// which is in the record, foreign devices are found only next to its own one, or if the record
-    /// can be read.
+    /// can be read. Without the second one of a thick volume, which this driver alone uses.
     fn devices_of(&self, uuid: Uuid, id: Option<u32>) -> Result<Vec<MappedDevice>> {
-        let own = self.device_uuid(uuid);
+        let (own, second) = (self.device_uuid(uuid), self.second_uuid(uuid));
         let found = self.mapped();
         let mut found = found.context(|| format!("find the devices of {uuid}"))?;
+        found.retain(|device| device.uuid != second);
         let id_of = |device: &MappedDevice| device.table.as_ref().map(|table| table.id);
         let shown = || found.iter().find(|it| it.uuid == own).and_then(id_of);
         let recorded = || self.find_image(Image::Volume(uuid)).ok().flatten();
@@ -257,7 +291,7 @@ impl Devices for ThinStore {
         }
         let found = self.devices_of(uuid, Some(image.id))?;
         let hold = match self.remove_unfinished(found)?.as_slice() {
-            [] => self.activate(image, mode),
+            [] => self.activate(&self.device_uuid(uuid), image, mode),
             [found] => self.reuse(uuid, found, image, mode),
             _ => Err(busy(uuid, "several devices on its thin device".into())),
         }?;

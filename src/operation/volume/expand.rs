@@ -7,7 +7,7 @@ use super::fit::is_refusal;
 use crate::backend::file::count_devices_on;
 use crate::error::{Error, Result, chain};
 use crate::host::Mount;
-use crate::model::{Allocation, Capability, CapacityRange};
+use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::admit;
 use crate::operation::usage::view::View;
@@ -34,15 +34,6 @@ impl Volumes {
             });
         }
         if wanted > record.size {
-            if record.allocation == Allocation::Thick && !pool.backend.facts.unshares {
-                return Err(Error::OutOfRange {
-                    field: "capacity_range.required_bytes".into(),
-                    problem: format!(
-                        "{wanted} is above the volume's size of {} bytes, and thick volumes of a thin pool cannot grow",
-                        record.size
-                    ),
-                });
-            }
             pool.backend.grow(&record, wanted, &|space| {
                 admit(&pool, space, record.allocation, record.size, wanted)
             })?;

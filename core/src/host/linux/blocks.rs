@@ -11,7 +11,7 @@ use crate::host::{Device, Result};
 
 /// Alignment of memory, offsets and lengths. It is at least the logical block size of each disk.
 const ALIGNMENT: usize = 4096;
-/// Size of one write of zeros.
+/// Size of one write to a whole device.
 const PIECE: usize = 1 << 20;
 
 /// Memory that the kernel accepts for direct I/O.
@@ -74,15 +74,37 @@ pub(super) fn write(device: &Device, offset: u64, bytes: &[u8]) -> Result<()> {
 /// The zeros are written one after another: a request to zero a range, and a write of zeros that the
 /// kernel recognizes, need not allocate blocks.
 pub(super) fn fill_with_zeros(device: &Device) -> Result<()> {
+    each_piece(device, 0, |open, bytes, at| {
+        open.write_all_at(bytes, at)
+            .map_err(failed("zero", &device.path))
+    })
+}
+
+/// Zeros are written as well: a thin device without a block reads as zeros.
+pub(super) fn rewrite(device: &Device, from: u64) -> Result<()> {
+    each_piece(device, from, |open, bytes, at| {
+        open.read_exact_at(bytes, at)
+            .map_err(failed("read", &device.path))?;
+        open.write_all_at(bytes, at)
+            .map_err(failed("write", &device.path))
+    })
+}
+
+/// Calls a function with the memory and the offset of each piece of a device, from an offset on, and
+/// then flushes the device.
+fn each_piece(
+    device: &Device,
+    from: u64,
+    write: impl Fn(&File, &mut [u8], u64) -> Result<()>,
+) -> Result<()> {
     let open = loop_device::open_direct(device, true)?;
     let size = sys::block_bytes(&open)
         .map_err(|errno| HostError::errno("read the size of", &device.path, errno))?;
     let mut memory = Aligned::zeros(PIECE);
-    let mut at = 0;
+    let mut at = from;
     while at < size {
         let piece = (size - at).min(PIECE as u64) as usize;
-        open.write_all_at(&memory.bytes()[..piece], at)
-            .map_err(failed("zero", &device.path))?;
+        write(&open, &mut memory.bytes()[..piece], at)?;
         at += piece as u64;
     }
     flush(&open, device)

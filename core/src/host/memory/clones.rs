@@ -109,7 +109,7 @@ impl Machine {
 
     /// Whether a device could change its image, or show it to users: any loop device, but only a
     /// mapped device that is mounted or bound.
-    fn is_used(&self, number: u32) -> bool {
+    pub(super) fn is_used(&self, number: u32) -> bool {
         let is_mapped = self
             .loops
             .get(&number)
@@ -270,6 +270,19 @@ impl Machine {
             machine.disk.place_anew(ino, &shared)
         })?;
         Ok(Acted::Plain)
+    }
+
+    /// Gives a file blocks of its own from an offset on, for a length of `bytes` in total.
+    pub(super) fn unshare_from(&mut self, ino: Ino, from: u64, bytes: u64) -> Result<(), Errno> {
+        let others = self.places_of_others(ino);
+        self.within_room(ino, |machine, before| {
+            let blocks = within(before.map.len(), from..bytes);
+            let shared = blocks.filter(|index| others.contains(&before.map[*index]));
+            machine.disk.place_anew(ino, &shared.collect::<Vec<_>>())?;
+            let data = machine.data_mut(ino)?;
+            data.reserved = data.reserved.max(bytes);
+            machine.disk.changed(ino, 0)
+        })
     }
 
     /// Changes a file. If the result does not fit on the disk, the file's previous content is

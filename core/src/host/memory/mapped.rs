@@ -10,7 +10,7 @@ use super::loops::{Backing, LoopDev};
 use super::machine::Machine;
 use super::mounts::Shown;
 use crate::error::HostCause;
-use crate::host::mapper::UUID_PREFIX;
+use crate::host::mapper::{FILLING_SUFFIX, UUID_PREFIX};
 use crate::host::{Device, FileId, MappedDevice, ThinTable, mapped_path};
 
 /// The major number of mapped devices. The kernel chooses it when it starts.
@@ -144,7 +144,8 @@ impl Machine {
         self.check_running_pool(&table.pool)?;
         let ino = self.thin_pool(&table.pool).devices.get(&table.id).copied();
         let ino = ino.ok_or(Errno::ENODATA)?;
-        if self.loops_on(ino).iter().any(|other| *other != number) {
+        let is_second = uuid.ends_with(FILLING_SUFFIX);
+        if !is_second && self.loops_on(ino).iter().any(|other| *other != number) {
             self.violation(format!("{uuid} maps a thin device that is mapped already"));
         }
         let mapping = self.dev_mut(number)?.mapped.as_mut();

@@ -60,6 +60,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::DisableDiscard { device }
         | Effect::WriteBlocks { device, .. }
         | Effect::FillWithZeros { device }
+        | Effect::Rewrite { device, .. }
         | Effect::GrowFs { device, .. }
         | Effect::GrowUnmounted { device } => (&device.path).into(),
         Effect::Mount(spec) => spec.target.into(),
@@ -161,6 +162,7 @@ impl Machine {
                 bytes,
             } => self.write_blocks(process, device, *offset as usize, bytes),
             Effect::FillWithZeros { device } => self.fill_with_zeros(device),
+            Effect::Rewrite { device, from } => self.rewrite(device, *from),
             Effect::DisableDiscard { device } => {
                 let number = number_of(device).ok_or(Errno::ENOTBLK)?;
                 self.dev_mut(number)?.no_discard = true;

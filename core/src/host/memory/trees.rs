@@ -162,4 +162,24 @@ impl Machine {
         self.sync_loop(number);
         Ok(())
     }
+
+    pub(super) fn rewrite(&mut self, device: &Device, from: u64) -> Result<(), HostCause> {
+        let number = number_of(device).ok_or(Errno::ENOTBLK)?;
+        let ino = self.image_of(number)?;
+        let bytes = self.dev(number)?.bytes;
+        if from > self.disk.file(ino)?.live.allocated() {
+            let path = device.path.display();
+            self.violation(format!("{path} has no blocks before the rewritten ones"));
+        }
+        let shown = |other: &u32| *other != number && self.is_used(*other);
+        let users: Vec<u32> = self.loops_on(ino).into_iter().filter(shown).collect();
+        let is_raced = |other: &u32| self.loops.get(other).is_some_and(|it| it.bytes > from);
+        if users.iter().any(is_raced) {
+            let path = device.path.display();
+            self.violation(format!("{path} is rewritten where its users can write"));
+        }
+        self.unshare_from(ino, from, bytes)?;
+        self.sync_loop(number);
+        Ok(())
+    }
 }

@@ -171,20 +171,92 @@ fn thin_volumes_are_refused_before_they_take_the_metadata_of_thick_ones() {
     );
 }
 
+fn growth(id: &str, bytes: u64) -> ExpandVolume {
+    ExpandVolume {
+        volume_id: id.into(),
+        capacity: CapacityRange::new(bytes.try_into().unwrap(), 0).unwrap(),
+        capability: None,
+    }
+}
+
 #[test]
-fn a_thick_volume_does_not_grow() {
+fn a_thick_volume_grows_with_all_its_blocks() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let before = capacity(&driver, Allocation::Thick);
+    let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
+    let id = made.id.to_string();
+    driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
+    let devices = host.thin_devices(NAME).unwrap();
+    assert_eq!(devices[&3], 2 * GIB);
+    assert_eq!(before - capacity(&driver, Allocation::Thick), 2 * GIB);
+    let more = growth(&id, before + GIB);
+    let refused = driver.volumes.expand_volume(&more).unwrap_err();
+    assert!(matches!(refused, Error::OutOfSpace { .. }), "{refused:?}");
+    let metadata = host.thin_pool(NAME).unwrap().unwrap().metadata;
+    host.set_thin_metadata(metadata.used + GIB / (64 << 10) * 48);
+    let more = growth(&id, 3 * GIB);
+    let refused = driver.volumes.expand_volume(&more).unwrap_err();
+    assert!(
+        matches!(refused, Error::OutOfMetadata { .. }),
+        "{refused:?}"
+    );
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+/// Whether a fault at effect `n` of a growth was the last one there. After a crash, the machine may
+/// have lost its power.
+fn interrupted_growth(n: usize, mode: FaultMode, power_loss: bool) -> bool {
+    let context = format!("effect {n}, {mode:?}, {power_loss}");
     let host = MemoryHost::new();
     let driver = keeping_promises(&host);
     let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
-    let refused = driver.volumes.expand_volume(&ExpandVolume {
-        volume_id: made.id.to_string(),
-        capacity: CapacityRange::new(2 << 30, 0).unwrap(),
-        capability: None,
-    });
-    assert!(
-        matches!(refused, Err(Error::OutOfRange { .. })),
-        "{refused:?}"
-    );
+    let id = made.id.to_string();
+    let more = growth(&id, 2 * GIB);
+    host.fail_effect(n, mode);
+    drop(driver.volumes.expand_volume(&more));
+    let is_over = host.faults_left() > 0;
+    host.clear_faults();
+    let is_crash = matches!(mode, FaultMode::CrashBefore | FaultMode::CrashAfter);
+    let (host, driver) = match is_crash {
+        true => {
+            drop(driver);
+            let host = match power_loss {
+                true => host.reboot(true),
+                false => host.restart_process(),
+            };
+            let driver = keeping_promises(&host);
+            (host, driver)
+        }
+        false => (host, driver),
+    };
+    let blocks = || host.thin_devices(NAME).unwrap()[&3];
+    let bytes = driver.volumes.get_volume(&id).unwrap().size;
+    assert!(blocks() >= bytes, "{context}: {bytes} bytes");
+    driver.volumes.expand_volume(&more).unwrap();
+    assert_eq!(blocks(), 2 * GIB, "{context}");
+    let left = host.mapped_devices(NAME, "").unwrap();
+    assert_eq!(left.len(), 1, "{context}: {left:?}");
+    driver.volumes.delete_volume(&id).unwrap();
+    assert_eq!(thin_ids(&host), [1, 2], "{context}");
+    assert_eq!(host.violations(), Vec::<String>::new(), "{context}");
+    is_over
+}
+
+#[test]
+fn a_growth_that_is_interrupted_claims_no_blocks_that_were_not_written() {
+    for (mode, power_loss) in [
+        (FaultMode::CrashBefore, true),
+        (FaultMode::CrashAfter, true),
+        (FaultMode::CrashBefore, false),
+        (FaultMode::CrashAfter, false),
+        (FaultMode::Before(nix::errno::Errno::EIO), false),
+        (FaultMode::After(nix::errno::Errno::EIO), false),
+    ] {
+        let mut each = 1..;
+        let over = each.find(|n| interrupted_growth(*n, mode, power_loss));
+        assert!(over.unwrap() > 5, "{mode:?}: {over:?}");
+    }
 }
 
 #[test]
