@@ -29,7 +29,8 @@ pub const LEAST_PER_MAPPING: u64 = 16;
 /// the bitmaps of the space maps have 2 bits for each block: less than 1 byte. A block that has three
 /// or more references is in a further tree, with at most 336 entries ((4096 - 32) / 12) and at least
 /// 168 in a leaf: 24.4 bytes, for three mappings. That is 42; the rest is for the copies that exist
-/// until a transaction ends.
+/// until a transaction ends. A thick copy of a thin volume begins with its map, in which discards may
+/// have left leaves with 84 entries; nothing more is reserved for that.
 pub const MOST_PER_MAPPING: u64 = 48;
 /// The superblock is the first block.
 const SUPERBLOCK: u64 = 0;

@@ -7,11 +7,13 @@
 )]
 
 use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
 use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Scratch, Server, block, run};
 use tonic::Code;
 
@@ -36,6 +38,19 @@ fn is_filled(device: &Path, byte: u8) -> bool {
         device.read_exact_at(&mut bytes, at * MIB).unwrap();
         bytes.iter().all(|it| *it == byte)
     })
+}
+
+fn length(device: &Path) -> u64 {
+    let mut device = File::open(device).unwrap();
+    device.seek(SeekFrom::End(0)).unwrap()
+}
+
+/// The mapped bytes of each thin device that is active, except that of the records.
+fn mapped_bytes() -> Vec<u64> {
+    let status = run("dmsetup", &["status", "--target", "thin"]);
+    let volumes = status.lines().filter(|line| !line.contains("-records:"));
+    let sectors = volumes.map(|line| line.split(' ').nth(4).unwrap().parse::<u64>());
+    sectors.map(|sectors| 512 * sectors.unwrap()).collect()
 }
 
 #[test]
@@ -79,6 +94,50 @@ fn a_thick_volume_takes_every_write_while_thin_ones_have_filled_the_pool() {
             assert!(fill(&first.target, 4) && fill(&second.target, 5));
             assert!(fill(&volume.target, 6) && is_filled(&volume.target, 6));
             for volume in [volume, first, second] {
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+        });
+        end(server);
+    });
+}
+
+#[test]
+fn a_thick_volume_grows_while_it_is_written_and_has_thick_copies() {
+    let test = "guest_thick::a_thick_volume_grows_while_it_is_written_and_has_thick_copies";
+    in_guest(test, &DISKS, || {
+        create_pool("896M");
+        let scratch = Scratch::new();
+        let thick = [("allocation", "thick")];
+        let server = Server::start(&scratch, &[KEEPS_PROMISES]);
+        runtime().block_on(async {
+            let client = server.client();
+            let id = client.create("raw", SIZE, block(), &thick).await.unwrap();
+            let raw = Volume::of(&scratch, "raw", id, block());
+            raw.up(&client).await;
+            assert_eq!(mapped_bytes(), [SIZE]);
+            let target = raw.target.clone();
+            let writer = std::thread::spawn(move || (5..=7).all(|byte| fill(&target, byte)));
+            let granted = client.expand(&raw.id, 2 * SIZE).await.unwrap();
+            assert_eq!(granted, 2 * SIZE);
+            assert_eq!(length(&raw.target), SIZE, "before NodeExpandVolume");
+            assert_eq!(mapped_bytes(), [2 * SIZE]);
+            assert!(writer.join().unwrap() && is_filled(&raw.target, 7));
+            client.expand_node(&raw.id, &raw.target).await.unwrap();
+            assert_eq!(length(&raw.target), 2 * SIZE);
+            let discard = Command::new("blkdiscard").arg(&raw.target).status();
+            assert!(!discard.unwrap().success());
+
+            let snapshot = client.snapshot("s", &raw.id, &[]).await.unwrap();
+            let source = from_snapshot(&snapshot.snapshot_id);
+            let made = client.create_from("copy", 2 * SIZE, block(), source, &thick);
+            let copy = made.await.unwrap().volume_id;
+            let copy = Volume::of(&scratch, "copy", copy, block());
+            client.delete_snapshot(&snapshot.snapshot_id).await.unwrap();
+            copy.up(&client).await;
+            assert_eq!(mapped_bytes(), [2 * SIZE, 2 * SIZE]);
+            assert!(is_filled(&copy.target, 7));
+            for volume in [raw, copy] {
                 volume.down(&client).await;
                 client.delete(&volume.id).await.unwrap();
             }

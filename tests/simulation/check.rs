@@ -178,10 +178,26 @@ impl Simulation {
         let path = staging(name);
         // The trim should be refused.
         let _ = self.host.trim(&path);
-        self.host.leave_available(0);
-        let written = self.host.write_token(&path, u64::MAX);
+        self.host.leave_available(self.kept_free(name)?);
+        let written = match self.config(name).fs {
+            Some(_) => self.host.write_token(&path, u64::MAX),
+            None => self.host.write_block_token(&target(name, 0), u64::MAX),
+        };
         self.host.set_capacity(CAPACITY);
         written.map_err(|errno| format!("{name} is thick, and the pool is full: {errno}"))
+    }
+
+    /// The bytes that the pool keeps free for a thick volume: in a thin pool, each block that it may
+    /// share needs another one.
+    fn kept_free(&self, name: &str) -> std::result::Result<u64, String> {
+        if !is_thin() || !self.cuts.may_share() {
+            return Ok(0);
+        }
+        let driver = self.driver().map_err(|error| chain(&error))?;
+        let volume = driver.volumes.get_volume(&self.id(name));
+        volume
+            .map(|volume| volume.size)
+            .map_err(|error| chain(&error))
     }
 
     /// Deletes every volume, with calls that must succeed at the first try, and verifies that

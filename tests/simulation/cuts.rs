@@ -58,6 +58,13 @@ pub struct Cuts {
     errors: Vec<String>,
 }
 
+impl Cuts {
+    /// Whether there may be a snapshot or copy, or has been one.
+    pub(super) fn may_share(&self) -> bool {
+        !self.content.is_empty()
+    }
+}
+
 /// Removes foreign writes.
 fn without_foreign(tokens: Vec<u64>) -> Vec<u64> {
     tokens

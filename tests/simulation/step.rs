@@ -53,21 +53,13 @@ impl VolumeConfig {
         }
     }
 
-    /// What the pool accepts: thin devices are neither thick nor overwritten with zeros.
+    /// What the pool accepts: thin devices are not overwritten with zeros.
     pub fn of_pool(self) -> VolumeConfig {
         let wipe = match self.wipe {
             Wipe::Zero if is_thin() => Wipe::Discard,
             wipe => wipe,
         };
-        let allocation = match is_thin() {
-            true => Allocation::Thin,
-            false => self.allocation,
-        };
-        VolumeConfig {
-            wipe,
-            allocation,
-            ..self
-        }
+        VolumeConfig { wipe, ..self }
     }
 
     pub const fn wiped(self, wipe: Wipe) -> VolumeConfig {

@@ -173,7 +173,7 @@ impl PoolBackend {
     }
 
     /// Extends a filled image to its full length, syncs it and records it as `ready`. A thick
-    /// volume is first reserved and un-shared completely. A clone of a thick volume is un-shared as
+    /// volume is first reserved and un-shared completely, or written again. A clone of a thick volume is un-shared as
     /// well, so that no write to the source can fail; for this, `admit` must have checked that the
     /// size of the clone is free. After an error the caller may continue, or deletes the volume.
     pub fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
@@ -191,11 +191,14 @@ impl PoolBackend {
         if apart {
             self.unshare_unsynced(image, length)?;
         }
+        if thick {
+            self.store().write_reserved(image, 0, length)?;
+        }
         self.volumes.sync_image(record.uuid)?;
         let complete = VolumeRecord {
             state: VolumeState::Ready,
             copy: None,
-            lineage: lineage.filter(|_| !apart),
+            lineage: lineage.filter(|_| !apart && !thick),
             image: number,
             ..record.clone()
         };

@@ -84,15 +84,6 @@ impl Volumes {
         }
         check_new("parameters", "volume_capabilities", &record)?;
         if let Some(content) = content {
-            if record.allocation == Allocation::Thick && !pool.backend.facts.unshares {
-                return Err(Error::invalid(
-                    "parameters.allocation",
-                    format!(
-                        "\"thick\" is not supported by pool {} for a copy: it shares blocks with its source; restore into a thin volume",
-                        pool.definition.name
-                    ),
-                ));
-            }
             let record = self.snapshots.inherit(record, request, &content)?;
             fits_disk(&pool, &record, &content)?;
             return self.snapshots.make_from(&pool, record, &content);

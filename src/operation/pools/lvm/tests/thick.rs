@@ -70,8 +70,17 @@ fn a_snapshot_of_a_thick_volume_keeps_room_for_a_whole_copy() {
 
     let mut copy = thick("b", GIB);
     copy.content_source = Some(ContentSource::Snapshot(made.id.to_string()));
-    let refused = chain(&driver.volumes.create_volume(&copy).unwrap_err());
-    assert!(refused.contains("parameters.allocation"), "{refused}");
+    let copied = driver.volumes.create_volume(&copy).unwrap();
+    assert_eq!(host.thin_devices(NAME).unwrap()[&5], GIB);
+    assert_eq!(before - capacity(&driver, Allocation::Thin), 3 * GIB);
+    let source = copied.id.to_string();
+    copy.name = "c".into();
+    copy.capacity = CapacityRange::new((2 * GIB).try_into().unwrap(), 0).unwrap();
+    copy.content_source = Some(ContentSource::Volume(source));
+    driver.volumes.create_volume(&copy).unwrap();
+    assert_eq!(host.thin_devices(NAME).unwrap()[&6], 2 * GIB);
+    assert_eq!(before - capacity(&driver, Allocation::Thin), 5 * GIB);
+    copy.name = "d".into();
     copy.parameters.allocation = Allocation::Thin;
     driver.volumes.create_volume(&copy).unwrap();
     assert_eq!(host.violations(), Vec::<String>::new());
