@@ -94,7 +94,8 @@ impl MetadataSpace {
     /// Bytes that the map of an image of this size takes at most: each block is mapped, and no other
     /// map has the same nodes.
     pub fn worst(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.block_bytes) * thin_metadata::MOST_PER_MAPPING
+        let blocks = bytes.div_ceil(self.block_bytes);
+        thin_metadata::MOST_PER_MAP + blocks * thin_metadata::MOST_PER_MAPPING
     }
 
     /// Bytes that the map of an image of this size takes at least, if each block is mapped.
@@ -115,7 +116,8 @@ impl MetadataSpace {
 
     /// The size of the largest image whose map fits in the worst case.
     pub fn largest(&self) -> u64 {
-        let available = self.available().saturating_sub(self.kept());
+        let taken = self.kept() + thin_metadata::MOST_PER_MAP;
+        let available = self.available().saturating_sub(taken);
         available / thin_metadata::MOST_PER_MAPPING * self.block_bytes
     }
 }

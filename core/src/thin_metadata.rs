@@ -32,6 +32,9 @@ pub const LEAST_PER_MAPPING: u64 = 16;
 /// until a transaction ends. A thick copy of a thin volume begins with its map, in which discards may
 /// have left leaves with 84 entries; nothing more is reserved for that.
 pub const MOST_PER_MAPPING: u64 = 48;
+/// The metadata in bytes that a map needs at most besides: a node that is not half full in each of at
+/// most 4 levels, which are enough for 126^4 blocks.
+pub const MOST_PER_MAP: u64 = 4 * BLOCK as u64;
 /// The superblock is the first block.
 const SUPERBLOCK: u64 = 0;
 /// The number of bits of the time in a mapping. The number of the block precedes it.

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use slackwater::thin_metadata::{LEAST_PER_MAPPING, MOST_PER_MAP, MOST_PER_MAPPING};
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Scratch, Server, block, run};
@@ -141,6 +142,61 @@ fn a_thick_volume_grows_while_it_is_written_and_has_thick_copies() {
                 volume.down(&client).await;
                 client.delete(&volume.id).await.unwrap();
             }
+        });
+        end(server);
+    });
+}
+
+/// Writes to each block of a thin pool that a device has, in an order that is not theirs.
+fn write_each_block(device: &Path) {
+    const BLOCK: u64 = 64 << 10;
+    let device = OpenOptions::new().write(true).open(device).unwrap();
+    for n in 0..SIZE / BLOCK {
+        // A prime, so each block comes once.
+        let at = n * 389 % (SIZE / BLOCK) * BLOCK;
+        device.write_all_at(&[n as u8; 4096], at).unwrap();
+        if n % 100 == 0 {
+            device.sync_all().unwrap();
+        }
+    }
+    device.sync_all().unwrap();
+}
+
+/// The bytes of metadata that the thin pool uses.
+fn metadata_used() -> u64 {
+    let status = run("dmsetup", &["status", "slackwater--vg-thin"]);
+    let used = status.split_whitespace().nth(4).unwrap();
+    4096 * used.split('/').next().unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+fn thick_volumes_and_their_snapshots_take_no_more_metadata_than_is_reserved() {
+    let test =
+        "guest_thick::thick_volumes_and_their_snapshots_take_no_more_metadata_than_is_reserved";
+    in_guest(test, &DISKS, || {
+        create_pool("896M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[KEEPS_PROMISES]);
+        runtime().block_on(async {
+            let client = server.client();
+            let before = metadata_used();
+            let thick = [("allocation", "thick")];
+            let id = client.create("raw", SIZE, block(), &thick).await.unwrap();
+            let raw = Volume::of(&scratch, "raw", id, block());
+            raw.up(&client).await;
+            let mut maps = 1;
+            for name in ["a", "b", "c", "d"] {
+                client.snapshot(name, &raw.id, &[]).await.unwrap();
+                write_each_block(&raw.target);
+                maps += 1;
+                let used = metadata_used() - before;
+                let [least, most] =
+                    [LEAST_PER_MAPPING, MOST_PER_MAPPING].map(|each| maps * (SIZE >> 16) * each);
+                println!("{maps} maps have {used} bytes of metadata");
+                assert!(used >= least, "{used} of {least}");
+                assert!(used <= most + maps * MOST_PER_MAP, "{used} of {most}");
+            }
+            raw.down(&client).await;
         });
         end(server);
     });

@@ -168,7 +168,7 @@ fn thin_volumes_are_refused_before_they_take_the_metadata_of_thick_ones() {
     let driver = keeping_promises(&host);
     driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     let status = host.thin_pool(NAME).unwrap().unwrap();
-    let rest = GIB / status.block_bytes * (48 - 16);
+    let rest = (16 << 10) + GIB / status.block_bytes * (48 - 16);
     host.set_thin_metadata((status.metadata.used + rest) * 10 / 9 + 20_000);
     volume(&driver, "b");
     host.set_thin_metadata((status.metadata.used + rest) * 10 / 9 - 20_000);
