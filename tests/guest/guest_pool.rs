@@ -58,7 +58,7 @@ fn mounted_volumes_grow_while_they_are_used() {
     });
 }
 
-fn slackwater(arguments: &[&str], scratch: &Scratch) -> String {
+pub(crate) fn slackwater(arguments: &[&str], scratch: &Scratch) -> String {
     let mut command = Command::new(binary());
     command.args(arguments);
     command.arg("--node-record").arg(scratch.join("node.json"));

@@ -15,7 +15,10 @@ use nix::libc;
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::{Scratch, Server, binary, block, eventually, mount, run};
 
+use tonic::Code;
+
 use crate::guest_lvm::{DISKS, POOL, create_pool, created, end, restore, runtime};
+use crate::guest_pool::slackwater;
 
 const MIB: u64 = 1 << 20;
 const PLACE: &str = "slackwater-vg/thin";
@@ -143,6 +146,95 @@ fn a_full_pool_needs_only_to_be_extended() {
             volume.down(&client).await;
             client.delete_snapshot(&cut.snapshot_id).await.unwrap();
             client.delete(&volume.id).await.unwrap();
+        });
+        end(server);
+        run("vgck", &["slackwater-vg"]);
+    });
+}
+
+/// The number in eight bytes of a block of the metadata.
+fn number_at(metadata: &fs::File, block: u64, at: u64) -> u64 {
+    let mut bytes = [0; 8];
+    metadata
+        .read_exact_at(&mut bytes, block * 4096 + at)
+        .unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+/// Overwrites the root of the map of a thin device, in the metadata of the inactive pool.
+fn damage_map_of(id: u64) {
+    const COPY: &str = "/dev/slackwater-vg/copy";
+    // drivers/md/dm-thin-metadata.c: struct thin_disk_superblock.
+    const MAP_ROOT: u64 = 320;
+    // persistent-data/dm-btree-internal.h: struct node_header, and the keys behind it.
+    const MAX_ENTRIES: u64 = 20;
+    const KEYS: u64 = 32;
+    let copy = ["--yes", "--size", "8M", "--name", "copy", "slackwater-vg"];
+    run("lvcreate", &copy);
+    swap_metadata();
+    run("lvchange", &["--activate", "y", "slackwater-vg/copy"]);
+    let mut options = OpenOptions::new();
+    let metadata = options.read(true).write(true).open(COPY).unwrap();
+    let root = number_at(&metadata, 0, MAP_ROOT);
+    let [entries, most] = [MAX_ENTRIES - 4, MAX_ENTRIES]
+        .map(|at| number_at(&metadata, root, at) & u64::from(u32::MAX));
+    let place = (0..entries)
+        .find(|n| number_at(&metadata, root, KEYS + n * 8) == id)
+        .expect("the device has a map");
+    let map = number_at(&metadata, root, KEYS + (most + place) * 8);
+    metadata.write_all_at(&[0xa5; 4096], map * 4096).unwrap();
+    metadata.sync_all().unwrap();
+    drop(metadata);
+    run("lvchange", &["--activate", "n", "slackwater-vg/copy"]);
+    swap_metadata();
+}
+
+#[test]
+fn a_repair_that_loses_a_thin_device_is_reported_and_nothing_is_deleted() {
+    let test = "guest_repair::a_repair_that_loses_a_thin_device_is_reported_and_nothing_is_deleted";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        let (kept, lost) = runtime().block_on(async {
+            let client = server.client();
+            let kept = created(&scratch, &client, "kept", mount("ext4")).await;
+            let lost = created(&scratch, &client, "lost", mount("ext4")).await;
+            for volume in [&kept, &lost] {
+                volume.up(&client).await;
+                fs::write(volume.target.join("data"), "kept").unwrap();
+                volume.down(&client).await;
+            }
+            (kept, lost)
+        });
+        end(server);
+        let place = "default=lvm:slackwater-vg/thin";
+        slackwater(&["pool", "release", place], &scratch);
+        run("lvchange", &["--activate", "n", PLACE]);
+        // The header, the records, `kept`, and then `lost`.
+        damage_map_of(4);
+        run("lvconvert", &["--yes", "--repair", PLACE]);
+        run("lvchange", &["--activate", "y", PLACE]);
+
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            kept.up(&client).await;
+            let read = fs::read_to_string(kept.target.join("data")).unwrap();
+            assert_eq!(read, "kept");
+            kept.down(&client).await;
+            let listed = slackwater(&["volumes"], &scratch);
+            let uuid = lost.id.split_once('.').unwrap().1;
+            let problem = "its thin device 4 had a file system and has no block";
+            assert!(listed.contains(problem), "{listed}");
+            assert_eq!(listed.matches("thin device").count(), 1, "{listed}");
+            let staging = scratch.join("kubelet/lost.staging");
+            let refused = client.stage(&lost.id, &staging, mount("ext4")).await;
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+            // An administrator decides.
+            client.delete(&lost.id).await.unwrap();
+            assert!(!slackwater(&["volumes"], &scratch).contains(uuid));
         });
         end(server);
         run("vgck", &["slackwater-vg"]);

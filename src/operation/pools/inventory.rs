@@ -1,5 +1,6 @@
 //! Lists what is on pools. It only reads, and takes no lock, so it works while a driver is running.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::image::probe_path;
@@ -12,7 +13,9 @@ use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
 use crate::model::size::Human;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
-use crate::record::{NodeRecord, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState};
+use crate::record::{
+    Formatted, NodeRecord, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
+};
 
 /// A pool that is configured, or that this machine has had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,21 +283,12 @@ pub fn read_thin(
     let recorded = recorded.context(|| format!("read the records of pool {pool}"))?;
     let devices = host.thin_devices(name.mapped()).context(doing)?;
     let bytes = |id: u32| devices.get(&id).copied().unwrap_or(0);
-    let is_missing = |id: &u32| !before.contains_key(id) && !devices.contains_key(id);
-    let volumes = inventory.volumes.iter();
-    let volumes = volumes.filter(|one| one.record.state == VolumeState::Ready);
-    let volumes = volumes.map(|one| (VOLUMES, one.record.uuid, one.record.image));
-    let snapshots = inventory.snapshots.iter();
-    let snapshots = snapshots.filter(|one| one.record.state != SnapshotState::Preparing);
-    let snapshots = snapshots.map(|one| (SNAPSHOTS, one.record.uuid, one.record.image));
-    let missing = volumes
-        .chain(snapshots)
-        .filter(|(_, _, id)| is_missing(id))
-        .map(|(part, uuid, id)| {
-            let problem = format!("its thin device {id} is not in {name}, so its data are lost unless the metadata of the thin pool is restored");
-            damaged(pool, path.join(part).join(uuid.to_string()), problem)
-        });
-    let missing: Vec<_> = missing.collect();
+    let lost = find_lost(&inventory, [&before, &devices]);
+    let lost = lost.into_iter().map(|(dir, what)| {
+        let problem = format!("{what} in {name}, so its data are lost unless the metadata of the thin pool is restored");
+        damaged(pool, path.join(dir), problem)
+    });
+    inventory.damaged.extend(lost);
     let is_own = |id: &u32| *id <= thin::RECORDS_ID || *id == thin::TRIAL_ID;
     let is_unrecorded = |id: &u32| !is_own(id) && !recorded.ids.contains(id);
     // While a record cannot be read, a thin device may be its own.
@@ -306,7 +300,6 @@ pub fn read_thin(
             let problem = format!("no record has its thin device {id} ({size}); it is left alone until its record is restored, or until you run: dmsetup message {} 0 \"delete {id}\"", name.mapped());
             damaged(pool, name.to_string().into(), problem)
         });
-    inventory.damaged.extend(missing);
     inventory.damaged.extend(unrecorded);
     for entry in &mut inventory.volumes {
         entry.allocated = bytes(entry.record.image);
@@ -319,6 +312,41 @@ pub fn read_thin(
         entry.allocated = bytes(entry.record.image);
     }
     Ok(inventory)
+}
+
+/// The directories of objects whose thin devices are missing, or have no block although they had a
+/// file system, and which of these it is: a repair of the metadata leaves a device whose map is damaged
+/// without blocks. Both lists of devices must agree.
+fn find_lost(inventory: &Inventory, devices: [&BTreeMap<u32, u64>; 2]) -> Vec<(PathBuf, String)> {
+    let had_fs = |formatted: Option<&Formatted>| {
+        formatted.is_some_and(|it| it.complete && it.kind.fs().is_some())
+    };
+    let volumes = inventory.volumes.iter().map(|one| &one.record);
+    let volumes = volumes.filter(|one| one.state == VolumeState::Ready);
+    let volumes = volumes.map(|one| (VOLUMES, one.uuid, one.image, had_fs(one.formatted.as_ref())));
+    let snapshots = inventory.snapshots.iter().map(|one| &one.record);
+    let snapshots = snapshots.filter(|one| one.state != SnapshotState::Preparing);
+    let snapshots = snapshots.map(|one| {
+        (
+            SNAPSHOTS,
+            one.uuid,
+            one.image,
+            had_fs(one.formatted.as_ref()),
+        )
+    });
+    let lost = volumes
+        .chain(snapshots)
+        .filter_map(|(part, uuid, id, had_fs)| {
+            let problem = match devices.map(|devices| devices.get(&id)) {
+                [None, None] => format!("its thin device {id} is missing"),
+                [Some(0), Some(0)] if had_fs => {
+                    format!("its thin device {id} had a file system and has no block")
+                }
+                _ => return None,
+            };
+            Some((Path::new(part).join(uuid.to_string()), problem))
+        });
+    lost.collect()
 }
 
 fn damaged(pool: &str, path: PathBuf, problem: String) -> DamagedEntry {

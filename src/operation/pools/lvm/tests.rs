@@ -575,7 +575,7 @@ fn differences_between_records_and_thin_devices_are_listed_and_nothing_is_delete
     let problems: Vec<_> = found.damaged.iter().map(|it| it.problem.as_str()).collect();
     assert_eq!(problems.len(), 2, "{problems:?}");
     assert!(
-        problems[0].contains("its thin device 3 is not in vg/pool"),
+        problems[0].contains("its thin device 3 is missing in vg/pool"),
         "{problems:?}"
     );
     assert!(
