@@ -362,7 +362,7 @@ impl Store for ThinStore {
         let doing = || format!("write the blocks of {image}");
         let found = self.get_image(image).context(doing)?;
         let from = match had {
-            // The volume was not answered, so nobody writes to it.
+            // The volume was not answered, so no process writes to it.
             0 => 0,
             had => had.max(self.shown_bytes(found)?),
         };

@@ -302,7 +302,8 @@ pub enum Effect<'a> {
     /// Writes zeros to a whole device, durably, so that each of its blocks is allocated.
     FillWithZeros { device: &'a Device },
     /// Reads a device from an offset on and writes the same again, durably. A thin device then has a
-    /// block of its own wherever it had none or shared one. Nothing else writes there meanwhile.
+    /// block of its own wherever it had none or shared one. No other process writes there until it
+    /// returns.
     Rewrite {
         device: &'a Device,
         /// A multiple of 4096.

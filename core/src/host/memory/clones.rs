@@ -125,7 +125,7 @@ impl Machine {
     }
 
     /// Addresses of the blocks that files other than this one have.
-    fn places_of_others(&self, ino: Ino) -> HashSet<u64> {
+    pub(super) fn places_of_others(&self, ino: Ino) -> HashSet<u64> {
         let open = self.open_inodes();
         self.disk.places(open, |other| other != ino)
     }
@@ -272,22 +272,9 @@ impl Machine {
         Ok(Acted::Plain)
     }
 
-    /// Gives a file blocks of its own from an offset on, for a length of `bytes` in total.
-    pub(super) fn unshare_from(&mut self, ino: Ino, from: u64, bytes: u64) -> Result<(), Errno> {
-        let others = self.places_of_others(ino);
-        self.within_room(ino, |machine, before| {
-            let blocks = within(before.map.len(), from..bytes);
-            let shared = blocks.filter(|index| others.contains(&before.map[*index]));
-            machine.disk.place_anew(ino, &shared.collect::<Vec<_>>())?;
-            let data = machine.data_mut(ino)?;
-            data.reserved = data.reserved.max(bytes);
-            machine.disk.changed(ino, 0)
-        })
-    }
-
     /// Changes a file. If the result does not fit on the disk, the file's previous content is
     /// restored.
-    fn within_room(
+    pub(super) fn within_room(
         &mut self,
         ino: Ino,
         change: impl FnOnce(&mut Machine, &Data) -> Result<(), Errno>,
@@ -434,7 +421,7 @@ impl Machine {
 }
 
 /// Indices of the blocks that lie in a range of bytes.
-fn within(blocks: usize, bytes: Range<u64>) -> Range<usize> {
+pub(super) fn within(blocks: usize, bytes: Range<u64>) -> Range<usize> {
     let first = (bytes.start / BLOCK).min(blocks as u64);
     let last = bytes.end.div_ceil(BLOCK).clamp(first, blocks as u64);
     first as usize..last as usize

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use super::clones::within;
 use super::content::ContentKind;
 use super::disk::{Ino, ROOT};
 use super::machine::{Machine, Opened};
@@ -181,5 +182,18 @@ impl Machine {
         self.unshare_from(ino, from, bytes)?;
         self.sync_loop(number);
         Ok(())
+    }
+
+    /// Gives a file blocks of its own from an offset on, for a length of `bytes` in total.
+    fn unshare_from(&mut self, ino: Ino, from: u64, bytes: u64) -> Result<(), Errno> {
+        let others = self.places_of_others(ino);
+        self.within_room(ino, |machine, before| {
+            let blocks = within(before.map.len(), from..bytes);
+            let shared = blocks.filter(|index| others.contains(&before.map[*index]));
+            machine.disk.place_anew(ino, &shared.collect::<Vec<_>>())?;
+            let data = machine.data_mut(ino)?;
+            data.reserved = data.reserved.max(bytes);
+            machine.disk.changed(ino, 0)
+        })
     }
 }
