@@ -2,6 +2,7 @@
 //! (README.md), for which it needs root.
 
 mod guest_block_groups;
+mod guest_databases;
 mod guest_dm;
 mod guest_ext4;
 mod guest_filter;

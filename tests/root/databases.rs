@@ -10,6 +10,7 @@
     reason = "a test panics where an expectation fails, and works on its own files"
 )]
 
+mod cluster;
 mod engine;
 mod hooks;
 

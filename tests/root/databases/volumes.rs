@@ -22,7 +22,13 @@ pub struct Volume {
 impl Volume {
     /// Creates a volume for a claim `db/NAME`.
     pub async fn new(node: &Node, name: &str, fs: &str) -> Volume {
+        Volume::in_pool(node, "default", name, fs).await
+    }
+
+    /// Creates a volume for a claim `db/NAME` in a pool.
+    pub async fn in_pool(node: &Node, pool: &str, name: &str, fs: &str) -> Volume {
         let claim = [
+            ("pool", pool),
             ("csi.storage.k8s.io/pvc/name", name),
             ("csi.storage.k8s.io/pvc/namespace", "db"),
         ];
