@@ -147,6 +147,46 @@ fn a_thick_volume_grows_while_it_is_written_and_has_thick_copies() {
     });
 }
 
+#[test]
+fn a_growth_is_completed_after_the_driver_was_killed() {
+    let test = "guest_thick::a_growth_is_completed_after_the_driver_was_killed";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let mut server = Server::start(&scratch, &[KEEPS_PROMISES]);
+        runtime().block_on(async {
+            let client = server.client();
+            let thick = [("allocation", "thick")];
+            let id = client.create("raw", SIZE, block(), &thick).await.unwrap();
+            let raw = Volume::of(&scratch, "raw", id, block());
+            raw.up(&client).await;
+            assert!(fill(&raw.target, 5));
+            let devices = run("dmsetup", &["ls"]);
+            for mode in ["kill", "kill-after"] {
+                let fault = format!("effect.rewrite:{mode}");
+                server.restart_with(&[("SLACKWATER_FAULT", &fault)]);
+                let grown = server.client().expand(&raw.id, 2 * SIZE).await;
+                grown.expect_err(&fault);
+                server.wait();
+                server.restart();
+                assert_eq!(run("dmsetup", &["ls"]), devices, "{fault}");
+                assert_eq!(length(&raw.target), SIZE, "{fault}");
+                let blocks = if mode == "kill" { SIZE } else { 2 * SIZE };
+                assert_eq!(mapped_bytes(), [blocks], "{fault}");
+            }
+            let client = server.client();
+            let granted = client.expand(&raw.id, 2 * SIZE).await.unwrap();
+            assert_eq!((granted, mapped_bytes()), (2 * SIZE, vec![2 * SIZE]));
+            client.expand_node(&raw.id, &raw.target).await.unwrap();
+            assert_eq!(length(&raw.target), 2 * SIZE);
+            assert!(is_filled(&raw.target, 5));
+            raw.down(&client).await;
+            client.delete(&raw.id).await.unwrap();
+        });
+        end(server);
+    });
+}
+
 /// Writes to each block of a thin pool that a device has, in an order that is not theirs.
 fn write_each_block(device: &Path) {
     const BLOCK: u64 = 64 << 10;
