@@ -1,9 +1,14 @@
 //! Tests that need what the machine's kernel lacks: they start themselves again in a guest kernel
 //! (tests/guest), and print the guest's output if they fail.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// guest-run's exit code for a guest that did not end in time.
 const HUNG: i32 = 124;
@@ -12,24 +17,21 @@ const HUNG: i32 = 124;
 /// try; a slow machine gets more time at each try, in seconds.
 const GUESTS: [&str; 3] = ["90", "180", "900"];
 
+/// One at a time, because a guest occupies a processor.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs `body` in a guest with these disks (`NAME:SIZE`; the guest finds them in
 /// `$GUEST_DISK_NAME`). `test` is the name of the calling test.
 pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
     if std::env::var_os("GUEST").is_some() {
         return body();
     }
-    // One at a time, because a guest occupies a processor.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/guest/guest-run");
+    let _turn = turn();
     for (left, seconds) in (0..GUESTS.len()).rev().zip(GUESTS) {
-        let output = Command::new(&guest)
-            .args(disks.iter().flat_map(|disk| ["--disk", disk]))
-            .args(["--timeout", seconds, "--"])
-            .arg(std::env::current_exe().expect("this program"))
-            .args(["--exact", test, "--nocapture"])
-            .output()
-            .expect("tests/guest/guest-run starts (deploy/deps test installs what it needs)");
+        let output = guest(test, disks, seconds).output().expect(STARTS);
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
         if output.status.code() == Some(HUNG) && left > 0 {
@@ -43,6 +45,101 @@ pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
         );
         return;
     }
+}
+
+const STARTS: &str = "tests/guest/guest-run starts (deploy/deps test installs what it needs)";
+
+/// A guest that runs a test of this program. `make soak` has more time.
+fn guest(test: &str, disks: &[&str], seconds: &str) -> Command {
+    guest_with(&[], test, disks, seconds)
+}
+
+fn guest_with(options: &[&str], test: &str, disks: &[&str], seconds: &str) -> Command {
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/guest/guest-run");
+    let mut command = Command::new(run);
+    command.args(options);
+    command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
+    match std::env::var_os("SLACKWATER_SOAK") {
+        Some(_) => command.args(["--env", "SLACKWATER_SOAK", "--timeout", "7200"]),
+        None => command.args(["--timeout", seconds]),
+    };
+    command
+        .arg("--")
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--nocapture"]);
+    command
+}
+
+/// What tells a guest which of its two parts a test of power cuts runs.
+const PHASE: &str = "GUEST_TEST_PHASE";
+/// What `load` of [`cut_power`] prints when the power may be cut.
+const LOADED: &str = "the power may be cut";
+
+/// Announces that the power may be cut from now on.
+pub fn loaded() {
+    println!("{LOADED}");
+}
+
+/// For each of these times: runs `load` in a guest, kills the guest that long after `load` has called
+/// [`loaded`], and runs `check` in a new guest. All guests have the same disks (`NAME:SIZE`), which
+/// keep every completed write.
+pub fn cut_power(
+    test: &str,
+    disks: &[&str],
+    times: &[Duration],
+    load: impl FnOnce(),
+    check: impl FnOnce(),
+) {
+    match std::env::var(PHASE).as_deref() {
+        Ok("load") => return load(),
+        Ok(_) => return check(),
+        Err(_) => {}
+    }
+    let _turn = turn();
+    let scratch = crate::Scratch::new();
+    let kept = disks.iter().map(|disk| {
+        let (name, size) = disk.split_once(':').expect("NAME:SIZE");
+        format!("{name}={}:{size}", scratch.join(name).display())
+    });
+    let kept: Vec<String> = kept.collect();
+    let disks: Vec<&str> = kept.iter().map(String::as_str).collect();
+    for (cut, time) in times.iter().enumerate() {
+        kill_guest(test, &disks, *time, &scratch.join(&cut.to_string()));
+        let checked = guest(test, &disks, "300").env(PHASE, "check").output();
+        let checked = checked.expect(STARTS);
+        let stdout = String::from_utf8_lossy(&checked.stdout);
+        assert!(
+            checked.status.success() && stdout.contains("1 passed"),
+            "after {time:?}: {}\n{stdout}\n{}",
+            checked.status,
+            String::from_utf8_lossy(&checked.stderr)
+        );
+    }
+}
+
+fn kill_guest(test: &str, disks: &[&str], time: Duration, files: &Path) {
+    let (pid_file, log) = (files.with_extension("pid"), files.with_extension("log"));
+    let errors = std::fs::File::create(&log).expect("a log");
+    let option = ["--pid-file", pid_file.to_str().expect("UTF-8")];
+    let mut command = guest_with(&option, test, disks, "300");
+    command
+        .env(PHASE, "load")
+        .stdout(Stdio::piped())
+        .stderr(errors);
+    let started = command.spawn();
+    let mut guest = started.expect(STARTS);
+    let output = BufReader::new(guest.stdout.take().expect("a pipe"));
+    let mut lines = output.lines().map_while(Result::ok);
+    let is_loaded = lines.any(|line| line.contains(LOADED));
+    if !is_loaded {
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        panic!("the guest ended: {:?}\n{log}", guest.wait());
+    }
+    std::thread::sleep(time);
+    let pid = std::fs::read_to_string(pid_file).expect("the guest has started");
+    let pid = Pid::from_raw(pid.trim().parse().expect("a process ID"));
+    kill(pid, Signal::SIGKILL).expect("the guest runs until its power is cut");
+    guest.wait().expect("guest-run ends with the guest");
 }
 
 /// The device of one of the guest's disks.

@@ -10,6 +10,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Child, Command};
 
 use nix::libc;
 use slackwater_testkit::guest::in_guest;
@@ -237,6 +238,53 @@ fn a_repair_that_loses_a_thin_device_is_reported_and_nothing_is_deleted() {
             assert!(!slackwater(&["volumes"], &scratch).contains(uuid));
         });
         end(server);
+        run("vgck", &["slackwater-vg"]);
+    });
+}
+
+/// A program that ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_pool_that_dmeventd_extends_serves_without_a_pause() {
+    let test = "guest_repair::a_pool_that_dmeventd_extends_serves_without_a_pause";
+    in_guest(test, &DISKS, || {
+        let wanted = "activation {\n monitoring = 1\n thin_pool_autoextend_threshold = 60\n thin_pool_autoextend_percent = 40\n}\n";
+        fs::write("/etc/lvm/lvmlocal.conf", wanted).unwrap();
+        create_pool("320M");
+        let _daemon = Daemon(Command::new("dmeventd").arg("-f").spawn().unwrap());
+        run("lvchange", &["--monitor", "y", PLACE]);
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let volume = created(&scratch, &client, "raw", block()).await;
+            volume.up(&client).await;
+            let blocks = || {
+                let status = run("dmsetup", &["status", MAPPED]);
+                let used = status.split_whitespace().nth(5).unwrap();
+                let (_, total) = used.split_once('/').unwrap();
+                total.parse::<u64>().unwrap()
+            };
+            let before = blocks();
+            let _ = fill(&volume.target);
+            eventually("dmeventd extends the pool", || blocks() > before);
+            let class = [("consistency", "crash")];
+            let cut = client.snapshot("cut", &volume.id, &class).await.unwrap();
+            assert!(fill(&volume.target));
+            volume.down(&client).await;
+            client.delete_snapshot(&cut.snapshot_id).await.unwrap();
+            client.delete(&volume.id).await.unwrap();
+        });
+        end(server);
+        run("lvchange", &["--monitor", "n", PLACE]);
         run("vgck", &["slackwater-vg"]);
     });
 }

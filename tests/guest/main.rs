@@ -12,6 +12,7 @@ mod guest_lvm;
 mod guest_metadata;
 mod guest_order;
 mod guest_pool;
+mod guest_power;
 mod guest_repair;
 mod guest_thick;
 mod guest_thin_host;
