@@ -14,6 +14,7 @@ mod guest_order;
 mod guest_pool;
 mod guest_power;
 mod guest_repair;
+mod guest_suspended;
 mod guest_thick;
 mod guest_thin_host;
 mod guest_udev;
