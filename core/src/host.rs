@@ -29,7 +29,7 @@ pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
     LinearTable, MAPPED_FOLDER, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode,
-    ThinPoolStatus, ThinSnapshot, ThinTable, mapped_path,
+    ThinPoolStatus, ThinSnapshot, ThinTable, VolumeGroup, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
 pub use session::{Account, Session, SessionSpec, SessionState};
@@ -431,6 +431,11 @@ pub trait Host: Send + Sync + 'static {
     /// configuration, or with one that ignores no device.
     fn lvm_lists(&self, uuid: &str, _ignore_nothing: bool) -> Result<bool> {
         Err(no_thin_pools(uuid))
+    }
+    /// The volume groups with this name, including those of other machines; `None` where LVM is not
+    /// installed.
+    fn volume_groups(&self, _name: &str) -> Result<Option<Vec<VolumeGroup>>> {
+        Ok(None)
     }
     /// Reads bytes of a device, past the page cache. Offset and length are multiples of 4096.
     fn read_blocks(&self, device: &Device, _offset: u64, _length: usize) -> Result<Vec<u8>> {

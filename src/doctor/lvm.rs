@@ -29,6 +29,7 @@ pub(super) fn examine(
 ) -> Vec<Check> {
     let mut checks = vec![module(host, pool)];
     checks.extend(repair(host, pool, patient));
+    checks.extend(group(host, pool, name));
     let status = match lvm::usable(host, pool, name) {
         Ok(status) => status,
         Err(error) => {
@@ -82,6 +83,22 @@ fn repair(host: &dyn Host, pool: &PoolDefinition, patient: &Subject) -> Option<C
             "LVM cannot check the pool when it activates it, nor repair it",
             "install thin-provisioning-tools (device-mapper-persistent-data)",
         )),
+    }
+}
+
+/// Whether only this machine uses the volume group. Known only where LVM is installed.
+fn group(host: &dyn Host, pool: &PoolDefinition, name: &ThinPoolName) -> Option<Check> {
+    let subject = format!("{}: volume group", subject(pool));
+    match lvm::group_problem(host, name) {
+        Ok(None) => None,
+        Ok(Some(problem)) => {
+            let fix = "run the command that the message names";
+            Some(Check::fail(subject, problem, fix))
+        }
+        Err(error) => {
+            let fix = format!("run: vgs {}", name.group());
+            Some(Check::warn(subject, chain(&error), fix))
+        }
     }
 }
 

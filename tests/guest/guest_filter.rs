@@ -9,11 +9,12 @@
 use std::fs;
 use std::process::Command;
 
-use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::{Scratch, Server, binary, block, run};
 use tonic::Code;
 
 use crate::guest_lvm::{DISKS, create_pool, created, end, runtime};
+use crate::guest_pool::slackwater;
 
 const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
 /// The guest has its own copy.
@@ -69,5 +70,52 @@ fn raw_block_volumes_are_refused_until_lvm_ignores_them() {
         end(server);
         let left = run("dmsetup", &["ls", "--target", "thin"]);
         assert_eq!(left.lines().count(), 1, "{left}");
+    });
+}
+
+/// The configuration of a machine with this system ID.
+fn machine(id: &str) -> String {
+    format!("global {{ system_id_source = \"lvmlocal\" }}\nlocal {{ system_id = \"{id}\" }}\n")
+}
+
+#[test]
+fn a_group_of_another_machine_and_one_of_two_with_a_name_are_refused() {
+    let test = "guest_filter::a_group_of_another_machine_and_one_of_two_with_a_name_are_refused";
+    in_guest(test, &["pool:1G", "other:64M"], || {
+        fs::write(CONFIGURATION, machine("there")).unwrap();
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let place = "default=lvm:slackwater-vg/thin";
+        let init = || slackwater(&["pool", "init", place], &scratch);
+        let refused = |words: &str| {
+            for told in [init(), doctor(&scratch)] {
+                assert!(told.contains(words), "{words}: {told}");
+            }
+        };
+        fs::write(CONFIGURATION, machine("here")).unwrap();
+        refused("belongs to the machine with the system ID there");
+        let status = run("dmsetup", &["status", "slackwater--vg-thin"]);
+        assert!(
+            status.contains("thin-pool 0 "),
+            "nothing was claimed: {status}"
+        );
+        let of_there = "local/extra_system_ids=[\"there\"]";
+        let change = ["--yes", "--config", of_there, "--systemid", ""];
+        run("vgchange", &[&change[..], &["slackwater-vg"]].concat());
+
+        let disk = guest::disk("other");
+        let only = format!("devices {{ filter=[\"a|{disk}|\", \"r|.*|\"] }}");
+        // LVM does not see the group of the pool, and this folder would tell it of that one.
+        fs::remove_dir_all("/dev/slackwater-vg").unwrap();
+        run("vgcreate", &["--config", &only, "slackwater-vg", &disk]);
+        refused("there are 2 volume groups with the name slackwater-vg");
+        run("vgremove", &["--config", &only, "slackwater-vg"]);
+        let made = init();
+        assert!(!doctor(&scratch).contains("volume group:"), "{made}");
+        let status = run("dmsetup", &["status", "slackwater--vg-thin"]);
+        assert!(
+            status.contains("thin-pool 8317129691479110770 "),
+            "{status}"
+        );
     });
 }

@@ -44,6 +44,7 @@ use super::{
     Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
     Host, Kept, Known, LinearTable, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount,
     MountRoot, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
+    VolumeGroup,
 };
 use crate::error::HostError;
 use crate::fault;
@@ -292,6 +293,10 @@ impl Host for LinuxHost {
 
     fn lvm_lists(&self, uuid: &str, ignore_nothing: bool) -> Result<bool> {
         lvm::lists(uuid, ignore_nothing)
+    }
+
+    fn volume_groups(&self, name: &str) -> Result<Option<Vec<VolumeGroup>>> {
+        lvm::groups(name)
     }
 
     fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {

@@ -205,6 +205,18 @@ impl<T> MappedDevice<T> {
     }
 }
 
+/// A volume group, as the LVM of this machine lists it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeGroup {
+    pub uuid: String,
+    /// How machines that share the group exclude each other; empty if they do not.
+    pub lock_type: String,
+    /// The machine that owns the group; empty if none does.
+    pub system_id: String,
+    /// It is owned by another machine than this one.
+    pub is_foreign: bool,
+}
+
 /// How the UUID of each mapped device of the driver begins. The guard suspends no other device.
 pub const UUID_PREFIX: &str = "SLACKWATER-";
 

@@ -31,7 +31,7 @@ use crate::host::{
     Device, DeviceHold, Effect, Host, MappedDevice, Mount, ThinPoolStatus, ThinTable,
 };
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
-pub use checks::{problem, usable};
+pub use checks::{group_problem, problem, usable};
 use header::{FoundHeader, PoolHeader};
 pub use opening::{Claim, open};
 pub use release::release;

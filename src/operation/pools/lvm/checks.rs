@@ -91,6 +91,37 @@ pub fn problem(
     None
 }
 
+/// Why a pool is not taken from the volume group that LVM lists, and the command that mends it: another
+/// machine could use the thin pool at the same time. `None` if LVM is not installed, as in containers.
+pub fn group_problem(host: &dyn Host, name: &ThinPoolName) -> Result<Option<String>> {
+    let group = name.group();
+    let doing = || format!("list the volume group {group}");
+    let found = host.volume_groups(group).context(doing)?;
+    let found = found.unwrap_or_default();
+    if let [first, _, ..] = found.as_slice() {
+        return Ok(Some(format!(
+            "there are {} volume groups with the name {group}; rename the one without the pool: vgrename UUID NAME (one of the UUIDs is {})",
+            found.len(),
+            first.uuid
+        )));
+    }
+    let problem = found.into_iter().find_map(|found| {
+        if !found.lock_type.is_empty() {
+            return Some(format!(
+                "the volume group {group} is shared between machines (lock type {}), and each would use the thin pool as its own; give a pool of a local group, or run: vgchange --lock-type none {group}",
+                found.lock_type
+            ));
+        }
+        found.is_foreign.then(|| {
+            format!(
+                "the volume group {group} belongs to the machine with the system ID {id}; if that machine does not use it any more, run: vgchange --yes --config 'local/extra_system_ids=[\"{id}\"]' --systemid \"\" {group}",
+                id = found.system_id
+            )
+        })
+    });
+    Ok(problem)
+}
+
 /// Whether a pool has never been used: only then may it be taken. Otherwise says what was found.
 pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<Option<String>> {
     let doing = || format!("examine the thin pool {mapped}");
@@ -113,7 +144,7 @@ pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<
     Ok(active.map(|device| format!("the device {} uses it", device.uuid)))
 }
 
-/// The command that restores the transaction ID of a pool of ours, which now has another one.
+/// The command that restores the transaction ID of a pool of this driver, which has another one now.
 pub fn way_back(name: &ThinPoolName, found: u64) -> String {
     let mapped = name.mapped();
     format!("dmsetup message {mapped} 0 \"set_transaction_id {found} {TRANSACTION_ID}\"")

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::checks::{foreign_id, unused, way_back};
+use super::checks::{foreign_id, group_problem, unused, way_back};
 use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
@@ -152,6 +152,9 @@ impl Opening<'_> {
         }
         if !self.may_create() {
             return Ok(false);
+        }
+        if let Some(problem) = group_problem(self.host, self.name)? {
+            return Err(self.refuse(problem));
         }
         self.check_room()?;
         let message = ThinMessage::SetTransactionId {
