@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+pub use linear::mapped_above;
 pub use listed::{count_devices, count_devices_on, dead_devices};
 pub use unlocked::read_all;
 

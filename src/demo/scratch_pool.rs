@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::client::NODE;
 use super::{Failed, Result};
+use crate::backend::file::{IMAGE, mapped_above};
 use crate::error::{HostError, chain};
 use crate::host::linux::LinuxHost;
 use crate::host::{
@@ -242,8 +243,15 @@ impl ScratchPool {
         self.remove_folder();
     }
 
-    /// The devices of raw block volumes are not detached when they are closed.
+    /// The devices of raw block volumes are not detached when they are closed, and the mapped device
+    /// above one keeps it attached.
     fn detach_volumes(&self) {
+        let is_below = |image: &Path| image.ends_with(IMAGE) && image.starts_with(self.pool());
+        for found in self.host.loop_devices(&is_below).unwrap_or_default() {
+            if let Some(uuid) = mapped_above(&found.image) {
+                let _ = self.act(&Effect::RemoveMapped { uuid: &uuid });
+            }
+        }
         self.detach(|status| Some(status.backing) != self.image);
     }
 

@@ -106,6 +106,7 @@ impl Drop for Scratch {
                 let _ = succeeds("umount", &[mount.mount_point.to_str().unwrap()]);
             }
             for device in loops_below(&self.path) {
+                remove_holders(&device);
                 let _ = succeeds("losetup", &["-d", &device]);
             }
         }
@@ -127,6 +128,18 @@ pub fn mounts_below(path: &Path) -> Vec<Mount> {
         .into_iter()
         .filter(|mount| mount.mount_point.starts_with(path))
         .collect()
+}
+
+/// Removes the mapped devices above a loop device, which keep it attached.
+fn remove_holders(device: &str) {
+    let Some(name) = device.strip_prefix("/dev/") else {
+        return;
+    };
+    let holders = std::fs::read_dir(format!("/sys/block/{name}/holders"));
+    for holder in holders.into_iter().flatten().flatten() {
+        let name = std::fs::read_to_string(holder.path().join("dm/name"));
+        let _ = name.map(|name| succeeds("dmsetup", &["remove", name.trim()]));
+    }
 }
 
 /// Loop devices whose file is below a folder, by the file name that losetup shows.

@@ -7,11 +7,13 @@
 //! removed. So one mapped device is all that a crash leaves, with or without a table; the next attach
 //! uses or replaces it, and a start removes it if nothing uses it.
 
+use std::path::Path;
+
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use super::FileStore;
 use super::device::busy;
+use super::{FileStore, object_of};
 use crate::backend::mapped::suspended_by_others;
 use crate::backend::{AttachMode, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -30,9 +32,15 @@ pub(super) fn device_uuid(volume: Uuid) -> String {
     format!("{UUID_PREFIX}linear-{volume}")
 }
 
-/// The mapped device of a volume, if its table shows this loop device.
-pub(super) fn above(host: &dyn Host, volume: Uuid, number: u32) -> host::Result<Option<Linear>> {
-    let found = host.linear_device(&device_uuid(volume))?;
+/// The UUID of the mapped device that may be above the loop device of this image of a volume.
+pub fn mapped_above(image: &Path) -> Option<String> {
+    let volume = Uuid::try_parse(object_of(image)?).ok()?;
+    Some(device_uuid(volume))
+}
+
+/// The mapped device with this UUID, if its table shows this loop device.
+pub(super) fn above(host: &dyn Host, uuid: &str, number: u32) -> host::Result<Option<Linear>> {
+    let found = host.linear_device(uuid)?;
     Ok(found.filter(|found| shows(found, number)))
 }
 
@@ -43,7 +51,7 @@ fn shows(found: &Linear, number: u32) -> bool {
 
 impl FileStore {
     pub(super) fn above(&self, volume: Uuid, found: &LoopStatus) -> Result<Option<Linear>> {
-        let found = above(self.host.as_ref(), volume, found.number);
+        let found = above(self.host.as_ref(), &device_uuid(volume), found.number);
         found.context(|| format!("find the mapped device of volume {volume}"))
     }
 

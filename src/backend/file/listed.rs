@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use uuid::Uuid;
-
-use super::{IMAGE, linear, object_of};
+use super::{IMAGE, linear, mapped_above, object_of};
 use crate::error::{ErrorContext, Result};
 use crate::host::{self, Device, Effect, Host, LoopStatus};
 
@@ -46,8 +44,7 @@ pub fn dead_devices(
         Err(_) => true,
     });
     let dead = found.into_iter().map(|one| {
-        let volume = object_of(&one.image).and_then(|name| Uuid::try_parse(name).ok());
-        let above = volume.map(|volume| linear::above(host, volume, one.number));
+        let above = mapped_above(&one.image).map(|uuid| linear::above(host, &uuid, one.number));
         let above = above.transpose();
         let above = above.context(|| "find the mapped device of a dead disk".into())?;
         let (device, mapped) = above.flatten().map_or_else(

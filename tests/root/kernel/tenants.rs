@@ -85,10 +85,13 @@ fn number(target: &Path) -> u64 {
     nix::sys::stat::minor(rdev)
 }
 
-/// A raw block volume with this name, staged, and published at a target of the same name.
+/// A raw block volume with this name, staged, and published at a target of the same name, with its loop
+/// device: a pod cannot change a mapped device, which volumes have otherwise where that is possible.
 async fn published(node: &Node, name: &str, read_only: bool) -> (String, PathBuf, PathBuf) {
     let (staging, target) = (node.staging(name), node.path(name));
-    let id = node.created(name, block()).await;
+    let class = [("blockGroups", "false")];
+    let id = node.client.create(name, GIB, block(), &class).await;
+    let id = id.unwrap();
     node.stage(&id, &staging, block()).await;
     node.client
         .publish(&id, &staging, &target, block(), read_only)
