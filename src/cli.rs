@@ -35,7 +35,7 @@ use crate::error;
 use crate::fault;
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
-use crate::model::PoolDefinition;
+use crate::model::{PoolDefinition, ThinPoolName};
 use crate::operation::pools::image::own_folders;
 
 /// The command line was parsed, but contains invalid values: EX_USAGE of sysexits.h.
@@ -68,6 +68,9 @@ enum Command {
         /// Directory in which the demo creates its own directory [default: the directory for temporary files]
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
+        /// Use a thin pool of LVM that was never used, and give it back
+        #[arg(long, value_name = "lvm:VG/POOL", value_parser = thin_pool)]
+        pool: Option<ThinPoolName>,
     },
     /// Hook program of the demo
     #[command(hide = true)]
@@ -357,7 +360,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve(args) => serve::serve(args.config.as_deref(), args.given),
         Command::Pool(command) => pool::run(command),
         Command::DemoHook { folder, seconds } => demo_hook(&folder, seconds),
-        Command::Demo { keep, dir } => demo(&demo::Options { keep, dir }),
+        Command::Demo { keep, dir, pool } => demo(&demo::Options { keep, dir, pool }),
         Command::Doctor {
             place,
             allowed_path,
@@ -400,6 +403,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn thin_pool(place: &str) -> Result<ThinPoolName, String> {
+    let name = place.strip_prefix("lvm:").ok_or("give lvm:VG/POOL")?;
+    name.parse()
 }
 
 fn demo(options: &demo::Options) -> Result<ExitCode, Failure> {

@@ -1,6 +1,7 @@
 //! `slackwater demo`: the real driver on a temporary pool, used as a CSI client uses it.
 //!
-//! *Expected flow*: a sparse image becomes a pool on a loop device; the driver is started on it as
+//! *Expected flow*: a sparse image becomes a pool on a loop device, or a thin pool of LVM that was
+//! never used is taken; the driver is started on it as
 //! a separate process; over its socket, volumes of each kind are created, mounted, written,
 //! expanded, unmounted, mounted again, compared and deleted. Finally three of them are cut together
 //! under writers, and restored.
@@ -16,6 +17,7 @@ mod process;
 mod progress;
 mod scratch_pool;
 mod script;
+mod thin_pool;
 mod writer;
 mod writers;
 
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::chain;
+use crate::model::ThinPoolName;
 use crate::server;
 
 use client::Client;
@@ -39,6 +42,8 @@ pub struct Options {
     pub keep: bool,
     /// Where its directory is created; by default in the directory for temporary files.
     pub dir: Option<PathBuf>,
+    /// The thin pool to use instead of a file system on an image. It must never have been used.
+    pub pool: Option<ThinPoolName>,
 }
 
 /// A failed step and its cause.
@@ -106,10 +111,14 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
     let mut signal = std::pin::pin!(signal);
     let begun = Instant::now();
     let mut progress = Progress::new(script::steps());
-    let mut stage = Stage::new(base)?;
+    let mut stage = Stage::new(base, options.pool.as_ref())?;
     progress.note(&format!(
-        "Slackwater {} on a temporary pool in {}",
+        "Slackwater {} on {} in {}",
         env!("CARGO_PKG_VERSION"),
+        match &options.pool {
+            Some(pool) => format!("the thin pool {pool}, with files"),
+            None => "a temporary pool".into(),
+        },
         stage.pool.folder.display()
     ));
 
@@ -167,8 +176,8 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(base: &Path) -> Result<Stage> {
-        let pool = ScratchPool::new(base)?;
+    fn new(base: &Path, thin: Option<&ThinPoolName>) -> Result<Stage> {
+        let pool = ScratchPool::new(base, thin)?;
         let trials = script::trials(&pool.callers());
         let group = Group::new(&pool.callers(), &pool.signs());
         Ok(Stage {
@@ -184,9 +193,7 @@ impl Stage {
     async fn act(&mut self, progress: &mut Progress, keep: bool) -> Result<()> {
         let pool = &mut self.pool;
         progress
-            .step("pool", "create, format and mount an image", async {
-                pool.set_up()
-            })
+            .step("pool", pool.how(), async { pool.set_up() })
             .await?;
         let (pool, process, client) = (&self.pool, &mut self.process, &mut self.client);
         progress

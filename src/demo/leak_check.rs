@@ -30,7 +30,13 @@ fn look(pool: &ScratchPool) -> Vec<String> {
     let processes = processes.map(|id| format!("process {id}"));
     let files = std::fs::symlink_metadata(&pool.folder).is_ok();
     let files = files.then(|| format!("files in {}", pool.folder.display()));
-    loops.chain(mounts).chain(processes).chain(files).collect()
+    let thin = pool.thin_leaks();
+    loops
+        .chain(mounts)
+        .chain(processes)
+        .chain(files)
+        .chain(thin)
+        .collect()
 }
 
 /// Drivers, guards and hooks: processes whose arguments contain the demo's directory.

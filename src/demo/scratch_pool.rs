@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::client::NODE;
+use super::thin_pool::ThinPool;
 use super::{Failed, Result};
 use crate::backend::file::{IMAGE, mapped_above};
 use crate::error::{HostError, chain};
@@ -13,8 +14,8 @@ use crate::host::linux::LinuxHost;
 use crate::host::{
     Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Mount, MountSpec, attach_loop,
 };
-use crate::model::FsType;
 use crate::model::size::{GIB, Human, MIB};
+use crate::model::{FsType, ThinPoolName};
 
 /// Sparse: only what the volumes contain is ever written.
 const POOL_BYTES: u64 = 6 * GIB;
@@ -31,16 +32,18 @@ pub(super) struct ScratchPool {
     image: Option<FileId>,
     /// st_dev of files on the pool.
     device: Option<u64>,
+    /// The thin pool that is used instead of the image.
+    thin: Option<ThinPool>,
 }
 
 impl ScratchPool {
     /// Chooses a directory; nothing is created yet.
-    pub(super) fn new(base: &Path) -> Result<ScratchPool> {
+    pub(super) fn new(base: &Path, thin: Option<&ThinPoolName>) -> Result<ScratchPool> {
         let host = LinuxHost::new(vec![base.to_path_buf()]);
         let space = host
             .space(base)
             .map_err(|error| Failed::of("check the free space", &error))?;
-        if space.available < NEEDED_BYTES {
+        if thin.is_none() && space.available < NEEDED_BYTES {
             return Err(Failed::new(
                 "check the free space",
                 format!(
@@ -57,7 +60,16 @@ impl ScratchPool {
             host,
             image: None,
             device: None,
+            thin: thin.map(ThinPool::new).transpose()?,
         })
+    }
+
+    /// How the pool is set up.
+    pub(super) fn how(&self) -> &'static str {
+        match self.thin {
+            Some(_) => "check that the thin pool was never used",
+            None => "create, format and mount an image",
+        }
     }
 
     pub(super) fn socket(&self) -> PathBuf {
@@ -114,7 +126,10 @@ impl ScratchPool {
         };
         add("--endpoint", "unix://", &self.socket(), "");
         add("--node-name", "", Path::new(NODE), "");
-        add("--pool", "demo=file:", &self.pool(), ",init");
+        match &self.thin {
+            Some(thin) => add("--pool", "", Path::new(&thin.definition()), ""),
+            None => add("--pool", "demo=file:", &self.pool(), ",init"),
+        }
         add("--allowed-path", "", &self.callers(), "");
         add("--node-record", "", &self.folder.join("node.json"), "");
         add("--config", "", &self.config(), "");
@@ -135,6 +150,9 @@ impl ScratchPool {
             bytes: config.as_bytes(),
         })
         .map_err(failed)?;
+        if let Some(thin) = &mut self.thin {
+            return thin.take(&self.host);
+        }
         self.act(&Effect::Allocate {
             path: &image,
             size: POOL_BYTES,
@@ -240,7 +258,16 @@ impl ScratchPool {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
+        if let Some(thin) = &self.thin {
+            thin.give_back(&self.host);
+        }
         self.remove_folder();
+    }
+
+    /// What of the demo is still in the thin pool.
+    pub(super) fn thin_leaks(&self) -> Vec<String> {
+        let thin = self.thin.as_ref();
+        thin.map(|thin| thin.leaks(&self.host)).unwrap_or_default()
     }
 
     /// The devices of raw block volumes are not detached when they are closed, and the mapped device

@@ -399,3 +399,35 @@ fn records_are_written_and_volumes_deleted_while_the_pool_is_full() {
         end(server);
     });
 }
+
+#[test]
+fn the_demo_uses_a_thin_pool_and_gives_it_back() {
+    let test = "guest_lvm::the_demo_uses_a_thin_pool_and_gives_it_back";
+    in_guest(test, &["pool:2G"], || {
+        create_pool("1500M");
+        let before = run("dmsetup", &["status", MAPPED]);
+        let place = [
+            "demo",
+            "--pool",
+            "lvm:slackwater-vg/thin",
+            "--dir",
+            "/run/guest",
+        ];
+        // The second time shows that nothing of the first is left.
+        for _ in 0..2 {
+            let told = run(binary(), &place);
+            assert!(told.contains("nothing is left behind"), "{told}");
+        }
+        let fields = |status: &str| {
+            let all: Vec<String> = status.split_whitespace().map(str::to_string).collect();
+            // Of the pool: its transaction ID and its blocks in use.
+            (all[3].clone(), all[5].clone())
+        };
+        let after = run("dmsetup", &["status", MAPPED]);
+        assert_eq!(fields(&after), fields(&before));
+        let server = Server::start(&Scratch::new(), &[POOL]);
+        drop(server);
+        let refused = fails(binary(), &place);
+        assert!(refused.contains("was used before"), "{refused}");
+    });
+}

@@ -1,0 +1,106 @@
+//! The thin pool of LVM that the demo uses if one is given. It must never have been used, and is given
+//! back as it was.
+
+use super::{Failed, Result};
+use crate::backend::thin::{DEVICE_PREFIX, TRANSACTION_ID};
+use crate::error::{HostError, chain};
+use crate::host::{Effect, Host, ThinMessage};
+use crate::model::size::{Human, MIB};
+use crate::model::{PoolDefinition, ThinPoolName};
+use crate::operation::pools::lvm;
+
+/// Records, data and metadata of the demo's volumes and snapshots.
+const NEEDED_BYTES: u64 = 768 * MIB;
+
+pub(super) struct ThinPool {
+    name: ThinPoolName,
+    definition: PoolDefinition,
+    /// The demo has found it unused: whatever is in it now is the demo's.
+    is_taken: bool,
+}
+
+impl ThinPool {
+    pub(super) fn new(name: &ThinPoolName) -> Result<ThinPool> {
+        let definition = definition(name);
+        let definition = definition.parse::<PoolDefinition>();
+        Ok(ThinPool {
+            definition: definition.map_err(|error| Failed::new("demo", error))?,
+            name: name.clone(),
+            is_taken: false,
+        })
+    }
+
+    /// The definition with which the driver is started.
+    pub(super) fn definition(&self) -> String {
+        definition(&self.name)
+    }
+
+    /// Checks that the pool was never used. The driver takes it afterwards.
+    pub(super) fn take(&mut self, host: &dyn Host) -> Result<String> {
+        let (name, doing) = (&self.name, "check the thin pool");
+        let status = lvm::usable(host, &self.definition, name);
+        let status = status.map_err(|error| Failed::new(doing, chain(&error)))?;
+        let is_used = status.transaction_id != 0 || status.data.used > 0;
+        if is_used || status.data.total < NEEDED_BYTES {
+            let problem = match is_used {
+                true => "was used before".into(),
+                false => format!("has {}", Human(status.data.total)),
+            };
+            let advice = format!(
+                "{name} {problem}; give one of at least {} that was never used: lvcreate --type thin-pool --size SIZE --name NAME {}",
+                Human(NEEDED_BYTES),
+                name.group()
+            );
+            return Err(Failed::new(doing, advice));
+        }
+        self.is_taken = true;
+        Ok(format!("{} of {name}", Human(status.data.total)))
+    }
+
+    /// Deletes all thin devices, and gives up the claim. The driver has ended, and nothing is mounted.
+    pub(super) fn give_back(&self, host: &dyn Host) {
+        if !self.is_taken {
+            return;
+        }
+        if let Err(error) = lvm::release(host, &self.definition) {
+            tracing::debug!(error = %chain(&error), "failed to release the thin pool of the demo");
+        }
+        if let Err(error) = self.empty(host) {
+            tracing::debug!(error = %chain(&error), "failed to empty the thin pool of the demo");
+        }
+    }
+
+    fn empty(&self, host: &dyn Host) -> Result<(), HostError> {
+        let pool = self.name.mapped();
+        for device in host.mapped_devices(pool, DEVICE_PREFIX)? {
+            let uuid = &device.uuid;
+            host.perform(&Effect::RemoveMapped { uuid })?;
+        }
+        let send = |message| host.perform(&Effect::ThinMessage { pool, message });
+        for id in host.thin_devices(pool)?.into_keys() {
+            send(ThinMessage::Delete { id })?;
+        }
+        let status = host.thin_pool(pool)?;
+        if status.is_some_and(|status| status.transaction_id == TRANSACTION_ID) {
+            let (from, to) = (TRANSACTION_ID, 0);
+            send(ThinMessage::SetTransactionId { from, to })?;
+        }
+        Ok(())
+    }
+
+    /// What of the demo is still in the pool.
+    pub(super) fn leaks(&self, host: &dyn Host) -> Vec<String> {
+        if !self.is_taken {
+            return Vec::new();
+        }
+        match host.thin_pool(self.name.mapped()) {
+            Ok(Some(status)) if status.transaction_id == 0 && status.data.used == 0 => Vec::new(),
+            Ok(_) => vec![format!("the claim or data in {}", self.name)],
+            Err(error) => vec![format!("unknown, in {}: {}", self.name, chain(&error))],
+        }
+    }
+}
+
+fn definition(name: &ThinPoolName) -> String {
+    format!("demo=lvm:{name},init,overcommit=16,rawBlock=unfiltered")
+}
