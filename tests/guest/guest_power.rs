@@ -201,7 +201,7 @@ async fn check(scratch: &Scratch, client: &Client, ledger: &Ledger) {
 fn what_was_answered_before_a_power_cut_is_there_and_the_rest_is_whole_or_absent() {
     let test = "guest_power::what_was_answered_before_a_power_cut_is_there_and_the_rest_is_whole_or_absent";
     let times =
-        (0..rounds(2, 60)).map(|cut| Duration::from_millis(400 + (cut as u64 * 1370) % 4000));
+        (0..rounds(1, 60)).map(|cut| Duration::from_millis(1500 + (cut as u64 * 1370) % 4000));
     let times: Vec<Duration> = times.collect();
     let load = || {
         let (scratch, server, ledger) = start();
