@@ -25,13 +25,16 @@ pub(super) fn load(
     mapper.load(Selector::Uuid(uuid), &targets, read_only)
 }
 
-/// `None` on a kernel without device mapper. Where devtmpfs has the node and no module is behind it,
-/// opening it is ENODEV or ENXIO.
+/// `None` on a kernel without device mapper, and in a container that may not use it: volumes that need
+/// none must be served there, too. Where devtmpfs has the node and no module is behind it, opening it is
+/// ENODEV or ENXIO.
 pub(super) fn open_mapper() -> Result<Option<DeviceMapper>> {
     match DeviceMapper::open() {
         Ok(mapper) => Ok(Some(mapper)),
         Err(error) => match error.code() {
-            Some(Errno::ENOENT | Errno::ENODEV | Errno::ENXIO) => Ok(None),
+            Some(Errno::ENOENT | Errno::ENODEV | Errno::ENXIO | Errno::EPERM | Errno::EACCES) => {
+                Ok(None)
+            }
             Some(_) | None => Err(error),
         },
     }
