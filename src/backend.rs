@@ -3,12 +3,13 @@
 //! [`PoolBackend`] is the same for all kinds of pools; a [`Store`](store::Store) says how a kind
 //! stores images. `file` keeps them as files on loop devices, and `thin` as thin devices of a thin
 //! pool. A `memory:` pool is a file pool on the simulated host, so tests without root run the same
-//! code as tests with root. Thin pools exist on the simulated host only (`memory-thin:`).
+//! code as tests with root. [`place`] finds, creates, opens and closes them.
 
 mod copier;
 pub mod file;
 mod handle;
 pub mod mapped;
+pub mod place;
 mod pool;
 pub mod records;
 mod store;

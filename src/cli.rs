@@ -28,6 +28,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use tokio::runtime::Builder;
 
+use crate::backend::place::image::own_folders;
 use crate::config::{self, BadConfig, DriverName, Endpoint, Folder, Given};
 use crate::cut::guard::GuardClient;
 use crate::demo;
@@ -36,7 +37,6 @@ use crate::fault;
 use crate::host::Host;
 use crate::host::linux::LinuxHost;
 use crate::model::{PoolDefinition, ThinPoolName};
-use crate::operation::pools::image::own_folders;
 
 /// The command line was parsed, but contains invalid values: EX_USAGE of sysexits.h.
 const BAD_CONFIG: u8 = 64;

@@ -33,7 +33,6 @@ pub use lock::{Key, Locks};
 pub use node::describe::{Description, Forgotten, Named};
 pub use node::pool_status::PoolStatus;
 pub use pools::Pools;
-pub use pools::ground::PoolGround;
 pub use pools::pool::{Pool, ServingState};
 pub use request::*;
 pub use snapshot::Snapshots;

@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::{Failure, PoolCommand, Settled, print, real_host};
+use crate::backend::place::lvm;
 use crate::config::{BadConfig, Given};
 use crate::error::Error;
 use crate::model::pool::NotAPool;
 use crate::model::{PoolDefinition, PoolOptions, PoolPlace};
 use crate::operation::pools::inventory::{self, PoolPresence};
-use crate::operation::pools::{admin, lvm, node_record};
+use crate::operation::pools::{admin, node_record};
 
 /// Runs one of the commands.
 pub(super) fn run(command: PoolCommand) -> Result<ExitCode, Failure> {

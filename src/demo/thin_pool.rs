@@ -2,12 +2,12 @@
 //! back as it was.
 
 use super::{Failed, Result};
+use crate::backend::place::lvm;
 use crate::backend::thin::{DEVICE_PREFIX, TRANSACTION_ID};
 use crate::error::{HostError, chain};
 use crate::host::{Effect, Host, ThinMessage};
 use crate::model::size::{Human, MIB};
 use crate::model::{PoolDefinition, ThinPoolName};
-use crate::operation::pools::lvm;
 
 /// Records, data and metadata of the demo's volumes and snapshots.
 const NEEDED_BYTES: u64 = 768 * MIB;

@@ -6,13 +6,13 @@ use std::path::Path;
 use super::pool::{identity, records, subject};
 use super::server::server;
 use super::{Check, Subject, kernel, lvm_filter};
+use crate::backend::place::lvm::{self, FoundPool};
+use crate::backend::place::make;
 use crate::error::chain;
 use crate::host::mapper::Usage;
 use crate::host::{Host, ThinPoolStatus};
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, ThinPoolName};
-use crate::operation::pools::lvm::{self, FoundPool};
-use crate::operation::pools::{make, node_record};
 use crate::record::NodeRecord;
 
 /// A pool should be extended before less of it is free.
@@ -126,7 +126,7 @@ fn room(pool: &PoolDefinition, name: &ThinPoolName, status: &ThinPoolStatus) -> 
 }
 
 fn not_made(node: &NodeRecord, pool: &PoolDefinition, name: &ThinPoolName) -> Check {
-    match node_record::known_as(node, pool) {
+    match node.find_pool(pool) {
         Some(id) => Check::fail(
             subject(pool),
             format!("there is no pool in {name}, but this machine had pool {id} there"),

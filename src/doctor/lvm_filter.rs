@@ -7,12 +7,12 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Check, Subject};
+use crate::backend::place::lvm::raw_block::{FILTER, filter_record};
 use crate::backend::thin::{DEVICE_PREFIX, TRIAL_ID};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Effect, Host, ThinMessage, ThinTable};
 use crate::model::ThinPoolName;
 use crate::model::size::MIB;
-use crate::operation::pools::lvm::raw_block::{FILTER, filter_record};
 use crate::record::{self, LvmFilterRecord};
 
 /// The size of the device.

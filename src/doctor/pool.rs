@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::server::server;
 use super::{Check, Subject, checksums, kernel, lvm};
+use crate::backend::place::{ground, image, make};
 use crate::backend::records::VOLUMES;
 use crate::error::chain;
 use crate::host::{BackingFs, Host};
@@ -11,7 +12,7 @@ use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 use crate::operation::pools::inventory;
-use crate::operation::pools::{ground, image, make, node_record};
+use crate::operation::pools::node_record;
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
 /// Below this share of free space a warning is reported.
@@ -183,7 +184,7 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
 
 fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = subject(pool);
-    if let Some(id) = node_record::known_as(node, pool) {
+    if let Some(id) = node.find_pool(pool) {
         return Check::fail(
             subject,
             format!(
@@ -256,7 +257,7 @@ pub(super) fn identity(
             "run slackwater pool adopt, or remove it from the configuration",
         ));
     }
-    if let Some(other) = node_record::known_as(node, pool).filter(|id| *id != record.id) {
+    if let Some(other) = node.find_pool(pool).filter(|id| *id != record.id) {
         checks.push(Check::warn(
             &subject,
             format!("this machine had another pool with this name or path, {other}"),

@@ -103,7 +103,7 @@ fn a_machine_with_each_trouble_of_pools() {
     host.make_folder(Path::new("/memory/foreign/photos"))
         .unwrap();
     let home = crate::model::HomeId(uuid::Uuid::from_u128(7));
-    crate::operation::pools::make::make_pool(&host, "moved", Path::new("/memory/moved"), home)
+    crate::backend::place::make::make_pool(&host, "moved", Path::new("/memory/moved"), home)
         .unwrap();
     host.make_folder(Path::new("/memory/broken")).unwrap();
     host.put_file(Path::new("/memory/broken/pool.json"), b"{\"version\":9}")

@@ -3,17 +3,14 @@
 
 pub mod admin;
 pub(in crate::operation) mod capacity;
-pub mod ground;
-pub mod image;
 pub mod inventory;
 pub(in crate::operation) mod known;
 pub(in crate::operation) mod lookup;
-pub mod lvm;
-pub mod make;
 pub mod node_record;
-pub(in crate::operation) mod place;
 pub(in crate::operation) mod pool;
 pub(in crate::operation) mod states;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::backend::file::IMAGE;
+use crate::backend::place::make::make_pool;
 use crate::backend::records::{RECORD, SNAPSHOTS, TRASH, part};
 use crate::backend::{CopyMode, Leftover, PoolSpace};
 use crate::error::Error;
@@ -15,7 +16,6 @@ use crate::host::Effect;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::size::{GIB, MIB};
 use crate::model::{Allocation, HomeId, Level, Wipe};
-use crate::operation::pools::make::make_pool;
 use crate::record::{ContentSource, CopyProgress, SnapshotState, VolumeState};
 
 mod linear;

@@ -4,15 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::records::write_lock;
+use crate::backend::place;
 use crate::error::Error;
 use crate::host::Host;
 use crate::host::question::Questions;
-use crate::model::{PoolDefinition, PoolPlace};
-use crate::operation::pools::image::MOUNT_POINT;
-use crate::operation::pools::lvm;
-use crate::operation::pools::make::{self, Probe};
-use crate::operation::pools::place::folder;
+use crate::model::PoolDefinition;
 
 /// Queries by the name of a pool, some of which may never return.
 pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;
@@ -29,23 +25,7 @@ pub(in crate::operation) fn answers(
 ) -> bool {
     let about = ("closed disk", definition.name.clone());
     let (host, definition) = (host.clone(), definition.clone());
-    let question = move || {
-        if let PoolPlace::Lvm { pool } = &definition.place {
-            // The opening of the pool reports errors.
-            let _ = lvm::identify(host.as_ref(), pool);
-            return;
-        }
-        let outer = folder(&definition);
-        let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
-        for path in inner.into_iter().chain([outer]) {
-            // The opening of the pool reports errors.
-            let _ = match make::probe(host.as_ref(), &path) {
-                Ok(Probe::Pool(_) | Probe::Image(_)) => write_lock(host.as_ref(), &path),
-                Ok(Probe::Blank) if definition.init => host.backing_fs(&path).map(drop),
-                Ok(Probe::Blank | Probe::Missing | Probe::Foreign(_)) | Err(_) => Ok(()),
-            };
-        }
-    };
+    let question = move || place::access(host.as_ref(), &definition);
     questions.ask(about, DISK_TIMEOUT, question).is_some()
 }
 

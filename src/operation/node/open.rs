@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk;
+use crate::backend::place::ground::{self, PoolGround};
+use crate::backend::place::lvm::Claim;
+use crate::backend::place::{self, OpenPlace, make};
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
-use crate::operation::pools::lvm::Claim;
-use crate::operation::pools::place::{self, OpenPlace};
 use crate::operation::pools::pool::{folders, pool_kind};
-use crate::operation::pools::{ground, make};
-use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
+use crate::operation::{Driver, Pool, ServingState, usage};
 use crate::record::node::KnownPool;
 
 /// How long a start waits for the lock of a pool that a process which was killed just now served.

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crate::backend::file::object_of;
 use crate::backend::mapped::object_of_device;
+use crate::backend::place::folder;
+use crate::backend::place::ground::PoolGround;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
-use crate::operation::pools::place::folder;
 use crate::operation::pools::pool::Former;
-use crate::operation::{Driver, Pool, PoolGround, ServingState, usage};
+use crate::operation::{Driver, Pool, ServingState, usage};
 
 /// How long the space of a pool may take to read: the query examines each image.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);

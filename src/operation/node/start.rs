@@ -11,11 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::disk::{self, PoolQuestions};
+use crate::backend::place::{self, ground};
 use crate::cut::Seams;
 use crate::error::{Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
-use crate::operation::pools::{ground, place};
 use crate::operation::snapshot::cut::sweep;
 use crate::operation::{Driver, Pools, ServingState, Settings, Snapshots, Usage, Volumes};
 use crate::record::{self, NodeRecord};

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use super::ground::{self, machine_folders};
-use super::image::{self, Inside, blank_but_known, file_folder};
-use super::lvm::identify;
-use super::make::{self, Probe};
-use super::node_record::{known_as, load_node, store_node};
+use super::node_record::{load_node, store_node};
 use crate::backend::PoolBackend;
+use crate::backend::place::ground::{self, machine_folders};
+use crate::backend::place::image::{self, Inside, blank_but_known, file_folder};
+use crate::backend::place::lvm::identify;
+use crate::backend::place::make::{self, Probe};
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Host, Kept};
 use crate::model::pool::WAY_OUT;
@@ -77,7 +77,7 @@ fn init_inside(
         if let Some(home) = home.filter(|home| *home != record.home) {
             return Err(other_home(pool, record, home));
         }
-    } else if let Some(id) = known_as(&node, pool) {
+    } else if let Some(id) = node.find_pool(pool) {
         return Err(blank_but_known(pool, id));
     }
     if inside.found == Probe::Missing {
@@ -85,10 +85,7 @@ fn init_inside(
     }
     let mut warnings = make::check_ground(host, path)?;
     make::check_extent(host, pool, path)?;
-    let ground = host
-        .backing_fs(path)
-        .context(|| format!("find the file system of {}", path.display()))?;
-    let without = make::without_sharing(&ground);
+    let without = make::find_without_sharing(host, path)?;
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
     if pool.mount.is_none()

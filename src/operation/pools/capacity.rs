@@ -4,11 +4,12 @@
 //! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 every promise
 //! can be kept, whatever else uses the same file system.
 
+use crate::backend::place::ground::machine_reserve;
+use crate::backend::place::lvm;
 use crate::backend::{MetadataSpace, PoolSpace};
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
 use crate::model::{Allocation, Capability, PoolPlace, SnapshotRoom};
-use crate::operation::pools::lvm;
 use crate::operation::{AskCapacity, Capacity, Pool, Pools};
 use crate::record::SnapshotRecord;
 
@@ -22,17 +23,6 @@ const HEADROOM_LEAST: u64 = 8 * MIB;
 /// Bytes that stay reserved on a file system of this size.
 pub(in crate::operation) fn headroom(total: u64) -> u64 {
     (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
-}
-
-/// If the machine's own files are on the file system, new volumes and growth leave one fifth of it
-/// free: the kubelet evicts pods from a disk with less than 10 or 15 % of free space. Copies and
-/// snapshots of existing volumes are limited only by the reserve for metadata, so that a backup is
-/// still possible.
-const MACHINE_SHARE: u64 = 5;
-
-/// Bytes that stay free for the machine on its own file system of this size.
-pub(in crate::operation) fn machine_reserve(total: u64) -> u64 {
-    total.div_ceil(MACHINE_SHARE)
 }
 
 /// Bytes that new volumes and growth leave free.

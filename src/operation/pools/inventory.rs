@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::image::probe_path;
-use super::lvm;
-use super::make::Probe;
-use super::node_record::{known_at, load_node};
+use super::node_record::load_node;
+use crate::backend::place::image::probe_path;
+use crate::backend::place::lvm;
+use crate::backend::place::make::Probe;
 use crate::backend::records::{SNAPSHOTS, VOLUMES};
 use crate::backend::{file, thin};
 use crate::error::{ErrorContext, Result, chain};
@@ -115,7 +115,7 @@ fn entry(
     place: &PoolPlace,
     configured: bool,
 ) -> PoolEntry {
-    let known = known_at(node, place);
+    let known = node.find_pool_at(place);
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory { .. } => (None, None, PoolPresence::Blank),

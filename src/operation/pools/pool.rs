@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use uuid::Uuid;
 
-use super::ground::PoolGround;
-use super::place::OpenPlace;
+use crate::backend::place::OpenPlace;
+use crate::backend::place::ground::PoolGround;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::id::NameKind;

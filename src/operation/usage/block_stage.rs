@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::backend::place::make;
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Effect;
 use crate::model::AccessType;
-use crate::operation::pools::make;
 use crate::operation::{Pool, Usage};
 use crate::record::{self, LastStage, Record, VolumeRecord};
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::backend::place::lvm::raw_block;
 use crate::error::{Error, Kind, Mismatch, Result};
 use crate::model::id::NameKind;
 use crate::model::{
@@ -13,7 +14,6 @@ use crate::model::{
 };
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
-use crate::operation::pools::lvm::raw_block;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Volume, Volumes};

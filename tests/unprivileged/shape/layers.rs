@@ -80,7 +80,7 @@ fn the_arrows_between_files_are_seen() {
         ("operation/volume/fit.rs", "operation/usage/show.rs"),
         ("operation/volume/stage.rs", "operation/snapshot/copy.rs"),
         ("operation/usage/view.rs", "operation/pools/pool.rs"),
-        ("operation/node/open.rs", "operation/pools/place.rs"),
+        ("operation/node/open.rs", "operation/pools/pool.rs"),
     ];
     for (from, to) in expected {
         let used = arrows.get(from);

@@ -29,7 +29,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("record", &["host", "model", "error"]),
     (
         "backend",
-        &["host", "record", "thin_metadata", "model", "error"],
+        &[
+            "host",
+            "record",
+            "thin_metadata",
+            "crc32c",
+            "model",
+            "error",
+        ],
     ),
     ("guard", &["fault", "host", "record", "model", "error"]),
     ("hook", &["host", "model", "error"]),
@@ -41,9 +48,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "operation",
-        &[
-            "cut", "backend", "host", "record", "crc32c", "model", "error",
-        ],
+        &["cut", "backend", "host", "record", "model", "error"],
     ),
     ("telemetry", &["operation", "model", "error"]),
     (
@@ -145,32 +150,8 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
     ),
 ];
 
-/// The files of `operation` that contain words of the store of image files, and which ones. The aim
-/// is that this list becomes empty.
-const FILE_STORE_USERS: &[(&str, &[&str])] = &[
-    ("operation/node/disk.rs", &["backing_fs"]),
-    ("operation/pools/admin.rs", &["backing_fs"]),
-    (
-        "operation/pools/image.rs",
-        &["RecreateLoop", "loops_on", "loop_devices"],
-    ),
-    (
-        "operation/pools/image/opening.rs",
-        &[
-            "Allocate",
-            "Truncate",
-            "ResizeLoop",
-            "DisableDiscard",
-            "hold_loop",
-            "backing_fs",
-        ],
-    ),
-    ("operation/pools/lvm/opening.rs", &["DisableDiscard"]),
-    ("operation/pools/make.rs", &["backing_fs"]),
-];
-
 /// What only the store of image files may contain, among the files of `backend`, `operation` and
-/// `cut`.
+/// `cut`. The place of a pool may contain them, too: a pool can be in an image itself.
 const FILE_STORE_WORDS: &[&str] = &[
     "IMAGE",
     "Allocate",
@@ -471,10 +452,14 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
             }
         }
     }
-    let is_store = source.path == "backend/file.rs" || source.path.starts_with("backend/file/");
+    let is_in = |module: &str| {
+        let rest = source.path.strip_prefix(module);
+        rest.is_some_and(|rest| rest.starts_with(['.', '/']))
+    };
+    let is_free = is_in("backend/file") || is_in("backend/place");
     let is_thin_store = source.path.starts_with("backend/thin");
     for word in FILE_STORE_WORDS {
-        if is_store || !is_without_file_store(&source.path, word) {
+        if is_free || !is_without_file_store(&source.path, word) {
             continue;
         }
         if is_thin_store && THIN_STORE_WORDS.contains(word) {
@@ -492,12 +477,11 @@ fn words(source: &Source, production: &[Token]) -> Vec<String> {
 
 /// Whether a file outside of the store of image files may not contain one of its words.
 fn is_without_file_store(path: &str, word: &str) -> bool {
-    let is_user = |(user, words): &(&str, &[&str])| *user == path && words.contains(&word);
     // Some of the words are refused everywhere above the backend.
     let is_refused = WORDS.iter().any(|(words, ..)| words.contains(&word));
     match module_of(path) {
         "backend" => true,
-        "operation" | "cut" => !is_refused && !FILE_STORE_USERS.iter().any(is_user),
+        "operation" | "cut" => !is_refused,
         _ => false,
     }
 }
@@ -651,7 +635,12 @@ mod tests {
         refused("cut/begin.rs", detach, "contains DetachLoop");
         refused("operation/volume/expand.rs", detach, "contains DetachLoop");
         let recreate = "fn f() { g(Effect::RecreateLoop { number }) }";
-        fine("operation/pools/image.rs", recreate);
+        fine("backend/place/image.rs", recreate);
+        refused(
+            "operation/pools/admin.rs",
+            recreate,
+            "contains RecreateLoop",
+        );
         fine("backend/file/device.rs", "fn f() { host.loops_on(path) }");
         fine(
             "host/linux.rs",

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::backend::AttachMode;
+use crate::backend::place::make::make_pool_of_kind;
 use crate::host::memory::Unreadable;
 use crate::host::{Host, NodeKind, ThinMessage, ThinTable};
 use crate::model::PoolId;
-use crate::operation::pools::make::make_pool_of_kind;
 
 const KIND: PoolKind<'_> = PoolKind::Thin { pool: "pool" };
 const WRITE: AttachMode = AttachMode {

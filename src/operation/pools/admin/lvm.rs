@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::{Adopted, Made, homes, lock, machine_home, other_home, remember};
 use crate::backend::PoolBackend;
+use crate::backend::place::lvm::{self, Claim};
+use crate::backend::place::make::{self, Probe};
+use crate::backend::place::{self, FoundPlace, OpenPlace, Opening};
 use crate::error::{Error, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
-use crate::operation::pools::lvm::{self, Claim};
-use crate::operation::pools::make::{self, Probe};
-use crate::operation::pools::node_record::{known_as, load_node};
-use crate::operation::pools::place::{self, FoundPlace, OpenPlace, Opening};
+use crate::operation::pools::node_record::load_node;
 use crate::operation::pools::pool::pool_kind;
 use crate::record::NodeRecord;
 
@@ -33,7 +33,7 @@ fn enter(
         claim: Claim {
             home,
             init,
-            is_known: known_as(node, pool).is_some(),
+            is_known: node.find_pool(pool).is_some(),
         },
         patience: Duration::ZERO,
         machine: &[],

@@ -3,12 +3,18 @@
 mod thick;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use super::*;
+use nix::errno::Errno;
+
+use crate::backend::place::lvm::{HeaderDevice, folder, look, raw_block, release, thin_pool};
+use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::cut::Seams;
-use crate::host::ThinMessage;
+use crate::error::{Error, Result, chain};
 use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::{FaultMode, MemoryHost, PoolSetup};
+use crate::host::{Effect, Host, ThinMessage, ThinTable};
+use crate::model::{HomeId, PoolDefinition};
 use crate::operation::pools::{admin, inventory};
 use crate::operation::tests::{NODE_RECORD as NODE, new_volume, pool, settings, volume};
 use crate::operation::{AskCapacity, CreateVolume, Driver, Settings};

@@ -1,16 +1,23 @@
-//! Where a pool is found: its folder, after everything that must be opened or mounted for it.
+//! Where a pool is found: its folder, after everything that must be opened or mounted for it. What a
+//! pool contains is known to [`PoolBackend`].
+
+pub mod ground;
+pub mod image;
+pub mod lvm;
+pub mod make;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::ground;
-use super::image::{self, OpenImage};
-use super::lvm::{self, Claim, OpenRecords};
-use super::make::{self, Probe};
-use crate::backend::PoolBackend;
 use crate::error::Result;
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
+
+use super::PoolBackend;
+use super::records::write_lock;
+use image::{MOUNT_POINT, OpenImage};
+use lvm::{Claim, OpenRecords};
+use make::Probe;
 
 /// What must stay open while the folder of a pool is in use.
 #[derive(Debug)]
@@ -167,12 +174,31 @@ pub fn identify(
     Ok(found.map(|pool| (pool.id, pool.home)))
 }
 
+/// Makes the same accesses as the opening of a place, which may hang on a disk that hangs. Their
+/// errors are left to the opening.
+pub fn access(host: &dyn Host, definition: &PoolDefinition) {
+    if let PoolPlace::Lvm { pool } = &definition.place {
+        let _ = lvm::identify(host, pool);
+        return;
+    }
+    let outer = folder(definition);
+    let inner = definition.image.map(|_| outer.join(MOUNT_POINT));
+    for path in inner.into_iter().chain([outer]) {
+        let _ = match make::probe(host, &path) {
+            Ok(Probe::Pool(_) | Probe::Image(_)) => write_lock(host, &path),
+            Ok(Probe::Blank) if definition.init => host.backing_fs(&path).map(drop),
+            Ok(Probe::Blank | Probe::Missing | Probe::Foreign(_)) | Err(_) => Ok(()),
+        };
+    }
+}
+
 /// The path of a pool on the simulated host.
 fn memory_path(name: &str) -> PathBuf {
     Path::new("/memory").join(name)
 }
 
-pub(in crate::operation) fn folder(definition: &PoolDefinition) -> PathBuf {
+/// The folder of a pool, or the path that stands for it while it is not open.
+pub fn folder(definition: &PoolDefinition) -> PathBuf {
     match &definition.place {
         PoolPlace::File { path } => path.clone(),
         PoolPlace::Lvm { pool } => Path::new(lvm::FOLDER).join(pool.mapped()),

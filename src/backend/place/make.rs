@@ -104,9 +104,7 @@ const DISTANT: [&str; 16] = [
 /// Whether a folder's file system is suitable for a pool: returns warnings if it is, and an error
 /// if it is not. `path` must exist.
 pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
-    let ground = host
-        .backing_fs(path)
-        .context(|| format!("find the file system of {}", path.display()))?;
+    let ground = ground_of(host, path)?;
     let name = ground.fs_name.as_str();
     let refuse = |reason: &str| {
         Err(Error::refused(
@@ -146,9 +144,7 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
     if definition.extent.is_none() {
         return Ok(());
     }
-    let ground = host
-        .backing_fs(path)
-        .context(|| format!("find the file system of {}", path.display()))?;
+    let ground = ground_of(host, path)?;
     if ground.fs_name == "xfs" {
         return Ok(());
     }
@@ -172,13 +168,21 @@ pub fn without_sharing(ground: &BackingFs) -> Option<String> {
     })
 }
 
+/// [`without_sharing`] for the file system of a folder.
+pub fn find_without_sharing(host: &dyn Host, path: &Path) -> Result<Option<String>> {
+    Ok(without_sharing(&ground_of(host, path)?))
+}
+
+fn ground_of(host: &dyn Host, path: &Path) -> Result<BackingFs> {
+    host.backing_fs(path)
+        .context(|| format!("find the file system of {}", path.display()))
+}
+
 /// Whether a folder's file system is suitable for a pool's image: as for [`check_ground`], and
 /// writes must go to the blocks that are reserved.
 pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
     check_ground(host, path)?;
-    let ground = host
-        .backing_fs(path)
-        .context(|| format!("find the file system of {}", path.display()))?;
+    let ground = ground_of(host, path)?;
     if ground.fs_name == "btrfs" {
         return Err(Error::refused(
             path.display(),
@@ -246,7 +250,7 @@ pub fn new_record(host: &dyn Host, name: &str, (id, home): (PoolId, HomeId)) -> 
 
 /// Creates the folder itself, never its parents: a missing parent is a typing mistake or a missing
 /// disk.
-pub(in crate::operation) fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
+pub fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let parent = path.parent().unwrap_or(Path::new("/"));
     if host.stat(parent).context(doing)?.is_none() {
@@ -275,7 +279,7 @@ pub fn not_blank(path: &Path, what: &str) -> Error {
 
 /// Creates a folder and its missing parents, durably. The lowest existing one is synced as well,
 /// because a crash may have come right after it was created.
-pub(in crate::operation) fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
+pub fn make_folders(host: &dyn Host, path: &Path) -> Result<()> {
     let doing = || format!("create the directory {}", path.display());
     let mut missing = Vec::new();
     for path in path.ancestors() {

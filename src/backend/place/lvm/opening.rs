@@ -8,6 +8,7 @@ use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
 };
+use crate::backend::place::make::make_folders;
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{
@@ -16,7 +17,6 @@ use crate::host::{
 };
 use crate::model::size::{Human, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
-use crate::operation::pools::make::make_folders;
 
 /// The least size of the device with the records: room for some 20,000 volumes and snapshots.
 const LEAST_RECORDS: u64 = 256 * MIB;

@@ -1,5 +1,13 @@
 //! The steps of opening a pool's image. Each step accepts that it was done before a crash.
 
+use crate::backend::place::ground::is_of_machine;
+use crate::backend::place::ground::machine_reserve;
+use crate::backend::place::image::IMAGE_FILE;
+use crate::backend::place::image::MOUNT_POINT;
+use crate::backend::place::image::on;
+use crate::backend::place::image::stat_image;
+use crate::backend::place::make::IMAGE_RECORD;
+use crate::backend::place::make::check_image_ground;
 use crate::error::Error;
 use crate::error::ErrorContext;
 use crate::error::Result;
@@ -17,14 +25,6 @@ use crate::host::attach_loop;
 use crate::model::FsType;
 use crate::model::PoolDefinition;
 use crate::model::size::Human;
-use crate::operation::pools::capacity::machine_reserve;
-use crate::operation::pools::ground::is_of_machine;
-use crate::operation::pools::image::IMAGE_FILE;
-use crate::operation::pools::image::MOUNT_POINT;
-use crate::operation::pools::image::on;
-use crate::operation::pools::image::stat_image;
-use crate::operation::pools::make::IMAGE_RECORD;
-use crate::operation::pools::make::check_image_ground;
 use crate::record;
 use crate::record::Formatted;
 use crate::record::FormattedAs;

@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use super::lvm;
 use super::make::{self, Probe};
-use super::node_record::known_as;
 use crate::backend::PoolBackend;
 use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Result, chain};
@@ -30,8 +29,6 @@ use crate::model::size::Human;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::record::NodeRecord;
 use opening::Opening;
-
-//::identify;
 
 /// The name of the image.
 pub const IMAGE_FILE: &str = "pool.img";
@@ -226,7 +223,7 @@ pub fn enter(
         }
     };
     if !matches!(found, Probe::Image(_))
-        && let Some(id) = known_as(node, pool)
+        && let Some(id) = node.find_pool(pool)
     {
         return Err(blank_but_known(pool, id));
     }
@@ -271,11 +268,7 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
 
 /// Unmounts an image whose file system is dead, either alone or together with the disk below it. It
 /// can only be mounted again after all devices of its volumes are detached.
-pub(in crate::operation) fn unmount_dead(
-    host: &dyn Host,
-    pool: &PoolDefinition,
-    path: &Path,
-) -> Result<()> {
+pub fn unmount_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
     if pool.image.is_none() {
         return Ok(());
     }

@@ -283,7 +283,7 @@ fn claim_header<'a>(
 }
 
 /// The device of a pool's header.
-struct HeaderDevice<'a> {
+pub(crate) struct HeaderDevice<'a> {
     host: &'a dyn Host,
     uuid: String,
     hold: DeviceHold,
@@ -292,7 +292,7 @@ struct HeaderDevice<'a> {
 impl<'a> HeaderDevice<'a> {
     /// Creates the device, or uses one that another process has or that a crash has left. `None` if
     /// the thin device does not exist, or if another process has removed the device just now.
-    fn open(
+    pub(crate) fn open(
         host: &'a dyn Host,
         mapped: &str,
         status: &ThinPoolStatus,
@@ -353,7 +353,7 @@ impl<'a> HeaderDevice<'a> {
     }
 
     /// Removes the device. If that fails, the next process that opens the pool uses it.
-    fn close(self) {
+    pub(crate) fn close(self) {
         let HeaderDevice { host, uuid, hold } = self;
         drop(hold);
         if let Err(error) = host.perform(&Effect::RemoveMapped { uuid: &uuid }) {
@@ -365,6 +365,3 @@ impl<'a> HeaderDevice<'a> {
 fn gone(uuid: &str) -> HostError {
     HostError::errno("open", crate::host::mapped_path(uuid), Errno::ENXIO)
 }
-
-#[cfg(test)]
-mod tests;

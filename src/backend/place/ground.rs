@@ -23,7 +23,7 @@ pub struct PoolGround {
 
 impl PoolGround {
     /// Reads it for the folder of a definition, and for the folder within its image if it has one.
-    pub(in crate::operation) fn of(
+    pub fn of(
         host: &dyn Host,
         definition: &PoolDefinition,
         (outer, inner): (&Path, &Path),
@@ -73,11 +73,7 @@ pub fn without_mount(host: &dyn Host, folder: &Path) -> Result<Option<String>> {
 
 /// Refuses to create a pool in a folder whose disk may be missing, unless the definition allows any
 /// folder.
-pub(in crate::operation) fn check_mount(
-    host: &dyn Host,
-    pool: &PoolDefinition,
-    folder: &Path,
-) -> Result<()> {
+pub fn check_mount(host: &dyn Host, pool: &PoolDefinition, folder: &Path) -> Result<()> {
     if pool.mount == Some(MountRule::Any) || pool.place.is_memory() {
         return Ok(());
     }
@@ -92,12 +88,20 @@ pub(in crate::operation) fn check_mount(
     }
 }
 
+/// If the machine's own files are on the file system, new volumes and growth leave one fifth of it
+/// free: the kubelet evicts pods from a disk with less than 10 or 15 % of free space. Copies and
+/// snapshots of existing volumes are limited only by the reserve for metadata, so that a backup is
+/// still possible.
+const MACHINE_SHARE: u64 = 5;
+
+/// Bytes that stay free for the machine on its own file system of this size.
+pub fn machine_reserve(total: u64) -> u64 {
+    total.div_ceil(MACHINE_SHARE)
+}
+
 /// Folders on the file systems that have the machine's own files. In a container, `/` is the file
 /// system of the container, so the folder of the node record is used as well.
-pub(in crate::operation) fn machine_folders(
-    node_record: &Path,
-    allowed: &[PathBuf],
-) -> Vec<PathBuf> {
+pub fn machine_folders(node_record: &Path, allowed: &[PathBuf]) -> Vec<PathBuf> {
     let root = Path::new("/");
     let record = node_record.parent().unwrap_or(root);
     let own = [root, record].map(Path::to_path_buf);
@@ -105,11 +109,7 @@ pub(in crate::operation) fn machine_folders(
 }
 
 /// Whether one of these folders is on a file system, or will be when it is created.
-pub(in crate::operation) fn is_of_machine(
-    host: &dyn Host,
-    device: u64,
-    machine: &[PathBuf],
-) -> bool {
+pub fn is_of_machine(host: &dyn Host, device: u64, machine: &[PathBuf]) -> bool {
     let is_on_it = |folder: &PathBuf| {
         let mut there = folder.ancestors();
         let nearest = there.find(|folder| !matches!(host.stat(folder), Ok(None)));
