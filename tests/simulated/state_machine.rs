@@ -577,6 +577,39 @@ fn a_volume_is_unstaged_when_its_disk_dies_before_its_record_is_synced() {
     }
 }
 
+/// A delete of a group fails after it has hidden the last member, and the repeat, which names other
+/// snapshots, finds none of the members. Its answer survives a power loss.
+#[test]
+fn a_deleted_group_does_not_come_back_with_a_power_loss() {
+    let create = |name| Act::Call(Step::Create(name, VolumeConfig::EXT4));
+    let delete = |n| {
+        let mode = FaultMode::Before(Errno::EIO);
+        Act::Fault(Step::DeleteGroup("h"), n, mode, After::Nothing)
+    };
+    // A start purges the trash, but not while the record of a volume cannot be read.
+    let unreadable = Act::Begin(Kind::Unreadable {
+        n: 1,
+        config: Unreadable::Error,
+        begins: false,
+    });
+    for n in 1..=24 {
+        let acts = [
+            create("a"),
+            create("b"),
+            create("c"),
+            unreadable.clone(),
+            Act::Call(Step::Group("h", &["b", "c"])),
+            // Refused; the caller names the members of this group from now on.
+            Act::Call(Step::Group("h", &["a", "b"])),
+            Act::Restart,
+            delete(n),
+            delete(1),
+            Act::Reboot(true),
+        ];
+        run(&acts).unwrap_or_else(|why| panic!("at {n}: {why}"));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

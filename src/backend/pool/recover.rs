@@ -11,6 +11,11 @@ use crate::host::Device;
 use crate::model::Wipe;
 
 impl PoolBackend {
+    /// Makes renames into the trash durable that a failed delete has left.
+    pub fn sync_deleted(&self) -> Result<()> {
+        self.folder.sync_deleted()
+    }
+
     /// Detaches devices that a crash left, before the first call is served, and counts the other
     /// leftovers. `in_use` returns whether a mount or a published target uses a device. A device
     /// that cannot be detached is logged and does not delay the others. The other leftovers may

@@ -106,6 +106,18 @@ impl Folder {
         }
     }
 
+    /// Like [`Folder::sync_all`], if there is an object in the trash.
+    pub(in crate::backend) fn sync_deleted(&self) -> Result<()> {
+        let is_object = |name: &String| {
+            let uuid = name.split('.').next().unwrap_or_default();
+            Uuid::try_parse(uuid).is_ok()
+        };
+        match self.list(TRASH)?.iter().any(is_object) {
+            true => self.sync_all(),
+            false => Ok(()),
+        }
+    }
+
     /// How the record in a directory says that its image is to be wiped.
     pub(in crate::backend) fn wipe_of(&self, dir: &Path) -> Result<Wipe> {
         match record::load::<Deleted>(self.host.as_ref(), &dir.join(RECORD)) {

@@ -126,9 +126,12 @@ impl Snapshots {
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
             same_members(request, membership, found.iter().map(id_of))?;
         }
-        if found.is_empty() && request.snapshot_ids.is_empty() {
-            // The IDs of its members are unknown, so they may be wherever this node could not look.
-            return seen;
+        if found.is_empty() {
+            self.sync_deleted()?;
+            if request.snapshot_ids.is_empty() {
+                // Its members are unknown, so they may be wherever this node could not look.
+                return seen;
+            }
         }
         let known = found.iter().filter_map(|(_, one)| one.group.as_ref());
         let mut members: BTreeSet<String> = known.flat_map(|of| of.members.clone()).collect();

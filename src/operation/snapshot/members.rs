@@ -149,6 +149,14 @@ impl Snapshots {
         Ok(())
     }
 
+    /// Makes deletions durable that failed after they had hidden a snapshot: a power loss would
+    /// restore it. The delete of a snapshot by its ID does this by itself, but the members of a group
+    /// that are hidden already are not found, and a caller may name none or others.
+    pub(in crate::operation) fn sync_deleted(&self) -> Result<()> {
+        let mut pools = self.pools.serving().into_iter();
+        pools.try_for_each(|pool| pool.backend.sync_deleted())
+    }
+
     /// Deletes members, also those without a record: an earlier attempt may have left their blocks.
     pub(in crate::operation) fn delete_members<'a>(
         &self,

@@ -80,6 +80,9 @@ impl Snapshots {
                 found.entry(record.uuid).or_insert((pool, record));
             }
         }
+        if found.is_empty() {
+            self.sync_deleted()?;
+        }
         let known = |state: SnapshotState| {
             let mut records = found.values().map(|(_, record)| record);
             records.find(|record| record.state == state)?.group.clone()
