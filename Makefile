@@ -161,7 +161,7 @@ sanity: ## Run two releases of csi-sanity against the real binary on every kind 
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
-	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench io --bench router
+	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench thin --bench io --bench router
 
 .PHONY: image
 image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)

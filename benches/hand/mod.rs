@@ -32,10 +32,10 @@ pub enum Way {
 
 /// The driver's effects, in the driver's order.
 pub struct Hand {
-    host: LinuxHost,
-    volumes: PathBuf,
-    snapshots: PathBuf,
-    trash: PathBuf,
+    pub host: LinuxHost,
+    pub volumes: PathBuf,
+    pub snapshots: PathBuf,
+    pub trash: PathBuf,
     record: Vec<u8>,
 }
 
@@ -89,11 +89,11 @@ impl Hand {
         }
     }
 
-    fn perform(&self, effect: Effect<'_>) -> Done {
+    pub fn perform(&self, effect: Effect<'_>) -> Done {
         self.host.perform(&effect).expect("the effect succeeds")
     }
 
-    fn store(&self, folder: &Path) {
+    pub fn store(&self, folder: &Path) {
         let (new, old) = (folder.join("record.json.new"), folder.join("record.json"));
         let bytes = &self.record;
         self.perform(Effect::WriteFile { path: &new, bytes });

@@ -1,0 +1,176 @@
+//! Each call of a volume's life, compared with its effects by hand: ratios of pairs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use slackwater::model::FsType;
+use slackwater_testkit::mount;
+use slackwater_testkit::snapshots::from_snapshot;
+
+use super::fixture::{Fixture, SIZE};
+use super::hand::write_back;
+use super::measure::{Pairs, Spread, given, timed};
+
+const CALLS: [&str; 10] = [
+    "create",
+    "stage (mkfs)",
+    "publish",
+    "stats",
+    "snapshot",
+    "restore, stage",
+    "unpublish",
+    "unstage",
+    "delete",
+    "delete a snapshot",
+];
+
+/// One life of a volume.
+struct Life<'a> {
+    fixture: &'a Fixture,
+    fs: FsType,
+    name: String,
+    staging: PathBuf,
+    restored: PathBuf,
+    target: PathBuf,
+}
+
+/// The volume, its snapshot, and the volume that was restored from it.
+#[derive(Default)]
+struct Ids<T> {
+    volume: T,
+    snapshot: T,
+    restored: T,
+}
+
+impl<'a> Life<'a> {
+    fn new(fixture: &'a Fixture, fs: FsType, name: String) -> Life<'a> {
+        Life {
+            fixture,
+            fs,
+            staging: fixture.staging(&name),
+            restored: fixture.staging(&format!("{name}-restored")),
+            target: fixture.scratch.join(&format!("kubelet/{name}")),
+            name,
+        }
+    }
+
+    fn driver(&self, call: &str, ids: &mut Ids<String>) {
+        let client = &self.fixture.client;
+        let (staging, target) = (&self.staging, &self.target);
+        let how = mount(self.fs.name());
+        let name = &self.name;
+        let answer = self.fixture.runtime.block_on(async {
+            match call {
+                "create" => ids.volume = client.create(name, SIZE, how, &[]).await?,
+                "stage (mkfs)" => client.stage(&ids.volume, staging, how).await?,
+                "publish" => {
+                    let published = client.publish(&ids.volume, staging, target, how, false);
+                    published.await?;
+                }
+                "stats" => drop(client.stats(&ids.volume, target).await?),
+                "snapshot" => {
+                    let created = client.snapshot(name, &ids.volume, &[]).await?;
+                    ids.snapshot = created.snapshot_id;
+                }
+                "restore, stage" => {
+                    let (source, name) = (from_snapshot(&ids.snapshot), format!("{name}-r"));
+                    let created = client.create_from(&name, SIZE, how.clone(), source, &[]);
+                    ids.restored = created.await?.volume_id;
+                    client.stage(&ids.restored, &self.restored, how).await?;
+                }
+                "unpublish" => client.unpublish(&ids.volume, target).await?,
+                "unstage" => client.unstage(&ids.restored, &self.restored).await?,
+                "delete" => client.delete(&ids.restored).await?,
+                "delete a snapshot" => client.delete_snapshot(&ids.snapshot).await?,
+                "end" => {
+                    client.unstage(&ids.volume, staging).await?;
+                    client.delete(&ids.volume).await?;
+                }
+                other => unreachable!("{other}"),
+            }
+            Ok::<_, tonic::Status>(())
+        });
+        answer.expect("the call succeeds");
+    }
+
+    fn effects(&self, call: &str, ids: &mut Ids<u32>) {
+        let thin = &self.fixture.by_hand;
+        let (hand, name, fs) = (&thin.hand, &self.name, self.fs);
+        let restored = &format!("{name}-r");
+        match call {
+            "create" => ids.volume = thin.create(name),
+            "stage (mkfs)" => thin.stage(name, ids.volume, fs, &self.staging, true),
+            "publish" => hand.publish(&self.staging, &self.target),
+            "stats" => hand.stats(&self.target),
+            "snapshot" => ids.snapshot = thin.snapshot(name, ids.volume, &self.staging),
+            "restore, stage" => {
+                ids.restored = thin.restore(restored, ids.snapshot, fs, &self.restored);
+            }
+            "unpublish" => hand.unpublish(&self.target),
+            "unstage" => hand.unstage(&self.restored),
+            "delete" => thin.delete(&hand.volumes.join(restored), ids.restored),
+            "delete a snapshot" => thin.delete(&hand.snapshots.join(name), ids.snapshot),
+            "end" => {
+                hand.unstage(&self.staging);
+                thin.delete(&hand.volumes.join(name), ids.volume);
+            }
+            other => unreachable!("{other}"),
+        }
+    }
+}
+
+pub fn measure() {
+    let rounds = given("ROUNDS", 12);
+    let fixture = Fixture::new(false);
+    let mut times: BTreeMap<(&str, &str), Pairs> = BTreeMap::new();
+    for round in 0..=rounds {
+        for fs in [FsType::Ext4, FsType::Xfs] {
+            let life = |who: &str| Life::new(&fixture, fs, format!("{who}-{fs}-{round}"));
+            let (ours, theirs) = (life("driver"), life("effects"));
+            let (mut our_ids, mut their_ids) = (Ids::default(), Ids::default());
+            for call in CALLS {
+                if call == "snapshot" {
+                    for path in [&ours.staging, &theirs.staging] {
+                        write_back(path);
+                    }
+                }
+                let mut took = [0.0; 2];
+                for turn in 0..2 {
+                    let who = (round + turn) % 2;
+                    took[who] = match who {
+                        0 => timed(|| ours.driver(call, &mut our_ids)).1,
+                        _ => timed(|| theirs.effects(call, &mut their_ids)).1,
+                    };
+                }
+                // The first round is a warm-up.
+                if round > 0 {
+                    let pairs = times.entry((call, fs.name())).or_default();
+                    pairs.ours.push(took[0]);
+                    pairs.hand.push(took[1]);
+                }
+            }
+            ours.driver("end", &mut our_ids);
+            theirs.effects("end", &mut their_ids);
+        }
+    }
+    fixture.end();
+    println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
+    println!(
+        "| call | | driver | effects | driver / effects | undisturbed | driver - effects, ms |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for call in CALLS {
+        for fs in ["ext4", "xfs"] {
+            let pairs = &times[&(call, fs)];
+            let middle = |values: &[f64]| Spread::of(values.iter().copied()).middle;
+            println!(
+                "| {call} | {fs} | {:.2} | {:.2} | {} | {:.2} | {} |",
+                middle(&pairs.ours),
+                middle(&pairs.hand),
+                pairs.ratio(),
+                pairs.undisturbed(),
+                pairs.more(),
+            );
+        }
+    }
+}
