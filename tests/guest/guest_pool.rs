@@ -82,15 +82,32 @@ fn touch(device: &Path, blocks: impl Iterator<Item = u64>) -> bool {
     each.all(|written| written.is_ok()) && file.sync_all().is_ok()
 }
 
+/// Lets each write to the device of a pool's metadata fail while `work` runs.
+fn fail_writes_of_metadata(device: &str, work: impl FnOnce()) {
+    let table = run("dmsetup", &["table", device]);
+    let failing: Vec<String> = table
+        .lines()
+        .map(|line| format!("{} 0 1 1 error_writes", line.replace("linear", "flakey")))
+        .collect();
+    let replace = |table: &str| {
+        run("dmsetup", &["load", device, "--table", table]);
+        run("dmsetup", &["suspend", "--nolockfs", "--noflush", device]);
+        run("dmsetup", &["resume", device]);
+    };
+    replace(&failing.join("\n"));
+    work();
+    replace(table.trim());
+}
+
 #[test]
-fn full_metadata_is_refused_in_time_and_repaired_offline() {
-    let test = "guest_pool::full_metadata_is_refused_in_time_and_repaired_offline";
+fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
+    let test = "guest_pool::full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair";
     in_guest(test, &DISKS, || {
         const BLOCKS: u64 = 4000;
         create_pool_with("700M", "2M");
         let scratch = Scratch::new();
         let server = Server::start(&scratch, &[POOL]);
-        let (volume, snapshots) = runtime().block_on(async {
+        let (volume, mut snapshots) = runtime().block_on(async {
             let client = server.client();
             let id = client.create("raw", BLOCKS << 16, block(), &[]).await;
             let volume = Volume::of(&scratch, "raw", id.unwrap(), block());
@@ -141,37 +158,52 @@ fn full_metadata_is_refused_in_time_and_repaired_offline() {
             panic!("the metadata is never full");
         };
         fill();
-        let status = run("dmsetup", &["status", mapped]);
+        let refused_with = |advice: &str| {
+            let refused = runtime().block_on(async {
+                let client = server.client();
+                client.create("more", MIB, mount("ext4"), &[]).await
+            });
+            let message = refused.unwrap_err().message().to_string();
+            assert!(message.contains(advice), "{message}");
+            message
+        };
+        let status = || run("dmsetup", &["status", mapped]);
+        let full = status();
         assert!(
-            status.contains("needs_check") || status.contains("ro"),
-            "{status}"
+            full.contains(" ro ") && !full.contains("needs_check"),
+            "{full}"
         );
+        refused_with("its metadata is full; run: lvextend --poolmetadatasize +SIZE");
+        let extend = ["--poolmetadatasize", "+4M", "slackwater-vg/thin"];
+        run("lvextend", &extend);
+        assert!(status().contains(" rw "), "{}", status());
+        assert!(touch(&volume.target, (0..BLOCKS).step_by(50)));
+        let last = snapshots.pop().unwrap();
         runtime().block_on(async {
             let client = server.client();
-            let refused = client
-                .create("more", MIB, mount("ext4"), &[])
-                .await
-                .unwrap_err();
-            assert!(
-                refused.message().contains("lvconvert --repair"),
-                "{refused}"
-            );
-            volume.down(&client).await;
+            client.delete_snapshot(&last).await.unwrap();
         });
+
+        fail_writes_of_metadata("slackwater--vg-thin_tmeta", || {
+            assert!(!touch(&volume.target, 0..BLOCKS));
+        });
+        assert!(status().contains("needs_check"), "{}", status());
+        let advice = refused_with("lvconvert --repair");
+        runtime().block_on(async { volume.down(&server.client()).await });
         end(server);
 
         // The steps of the refusal.
         let place = "default=lvm:slackwater-vg/thin";
         let released = slackwater(&["pool", "release", place], &scratch);
         run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
-        run(
-            "lvextend",
-            &["--poolmetadatasize", "+6M", "slackwater-vg/thin"],
-        );
         run("lvconvert", &["--yes", "--repair", "slackwater-vg/thin"]);
-        run("lvchange", &["--activate", "y", "slackwater-vg/thin"]);
-        let status = run("dmsetup", &["status", mapped]);
-        assert!(!status.contains("needs_check"), "{status} {released}");
+        let config = r#"global/thin_check_options=["-q","--clear-needs-check-flag"]"#;
+        assert!(advice.contains(&format!("--config '{config}'")), "{advice}");
+        run(
+            "lvchange",
+            &["--activate", "y", "--config", config, "slackwater-vg/thin"],
+        );
+        assert!(!status().contains("needs_check"), "{} {released}", status());
         let server = Server::start(&scratch, &[POOL]);
         runtime().block_on(async {
             let client = server.client();

@@ -48,6 +48,10 @@ pub fn usable(
     }
 }
 
+/// thin_repair of thin-provisioning-tools 0.9 copies the flag needs_check, and LVM 2.03.16 does not
+/// let thin_check clear it by default, so a repaired pool would stay read-only.
+const CLEAR_NEEDS_CHECK: &str = r#"global/thin_check_options=["-q","--clear-needs-check-flag"]"#;
+
 /// What is wrong with a pool, and the command that mends it.
 pub fn problem(
     status: &ThinPoolStatus,
@@ -56,7 +60,7 @@ pub fn problem(
 ) -> Option<String> {
     let repair = || {
         format!(
-            "stop the pods that use its volumes and the driver, then run: slackwater pool release {}; lvchange --activate n {name}; lvconvert --repair {name}; lvchange --activate y {name}",
+            "stop the pods that use its volumes and the driver, then run: slackwater pool release {}; lvchange --activate n {name}; lvconvert --repair {name}; lvchange --activate y --config '{CLEAR_NEEDS_CHECK}' {name}",
             pool.plainly()
         )
     };
@@ -69,6 +73,12 @@ pub fn problem(
     match status.mode {
         ThinPoolMode::Failed => {
             return Some(format!("{name} has failed; {}", repair()));
+        }
+        // The kernel makes the pool writable again once its metadata has room.
+        ThinPoolMode::ReadOnly if status.metadata.free() == 0 => {
+            return Some(format!(
+                "{name} is read-only because its metadata is full; run: lvextend --poolmetadatasize +SIZE {name}"
+            ));
         }
         ThinPoolMode::ReadOnly => {
             return Some(format!(
