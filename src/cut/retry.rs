@@ -7,6 +7,8 @@ mod backoff;
 use std::cell::Cell;
 use std::time::Duration;
 
+use nix::errno::Errno;
+
 use crate::error::{Error, Result, chain};
 use crate::model::{Level, OnQuiesceFailure, SnapshotParameters};
 pub use backoff::Backoffs;
@@ -64,7 +66,8 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// set of attempts that failed is recorded for each volume: until its pause is over, a call for one
 /// of these volumes by the same class returns that failure as [`Error::Paused`], and disturbs no
 /// application. An error other than a failed attempt ends the call at once. It is recorded as well
-/// if an application or a file system was disturbed.
+/// if an application or a file system was disturbed, unless a thin pool was suspended just then: as
+/// long as it is, further calls fail before they disturb anything.
 pub fn retry<T>(
     clock: &dyn Clock,
     backoffs: &Backoffs,
@@ -91,7 +94,7 @@ pub fn retry<T>(
                 (level, failed) = (Level::Crash, 0);
                 continue;
             }
-            Err(error) if disturbed.get() => {
+            Err(error) if disturbed.get() && !is_pool_suspended(&error) => {
                 return Err(backoffs.failed(&keys, error, clock.now()));
             }
             Err(error) => return Err(error),
@@ -137,6 +140,12 @@ fn is_failed_try(error: &Error) -> bool {
     matches!(error, Error::QuiesceFailed { .. } | Error::CutLost { .. })
 }
 
+/// Whether a thin pool was suspended, as LVM does for a moment while it changes the pool. Nothing was
+/// done in the pool.
+fn is_pool_suspended(error: &Error) -> bool {
+    matches!(error, Error::Host { source, .. } if source.code() == Some(Errno::EAGAIN))
+}
+
 fn is_quiesce_failure(error: &Error) -> bool {
     matches!(error, Error::QuiesceFailed { .. })
 }
@@ -146,6 +155,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::error::HostError;
 
     /// A clock that only `sleep` advances, so that no test has to wait.
     #[derive(Default)]
@@ -171,6 +181,10 @@ mod tests {
                 reason: "planned".into(),
             },
             "quiesce" => Error::quiesce_failed("db", "planned"),
+            "suspended" => Error::Host {
+                doing: "cut volume v".into(),
+                source: HostError::errno("create a snapshot in", "pool", Errno::EAGAIN),
+            },
             _ => Error::Stopping,
         }
     }
@@ -199,7 +213,7 @@ mod tests {
         let mut levels = Vec::new();
         let done = retry::<()>(&clock, &backoffs, &group_of_two(parameters), |now| {
             levels.push(now.level);
-            now.disturbed.set(kind == "disturbed");
+            now.disturbed.set(matches!(kind, "disturbed" | "suspended"));
             Err(failed(kind))
         });
         (levels, done.unwrap_err(), clock.now())
@@ -226,6 +240,9 @@ mod tests {
             panic!("an application was disturbed: {error:?}");
         };
         assert!(matches!(*last, Error::Stopping), "{last:?}");
+        let (levels, error, _) = all_fail(&degrade, "suspended");
+        assert_eq!(levels, [app], "the caller repeats the call");
+        assert!(is_pool_suspended(&error), "no pause: {error:?}");
     }
 
     #[test]
