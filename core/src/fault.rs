@@ -8,9 +8,9 @@
 //! | scope | steps |
 //! |---|---|
 //! | `effect` | each [`Effect`](crate::host::Effect) and each request to the guard, by its name (the first one) or by its number, counted from 1 in the order in which they begin; `all` of them |
-//! | `guard` | what the freeze guard does in a session |
+//! | `guard` | what the freeze guard does in a session; `memory`: its sections that must allocate nothing |
 //! | `router` | the steps of a cut on several nodes |
-//! | `driver` | `kill_guard`: the driver kills a guard that does not thaw in time |
+//! | `driver` | `kill_guard`: the driver kills a guard that does not thaw in time; `memory`: its sections that must allocate nothing |
 //!
 //! | mode | |
 //! |---|---|
@@ -19,19 +19,24 @@
 //! | `hang` | each thread that reaches the step waits forever |
 //! | `error=ERRNO` | the effect is not performed, and fails once |
 //! | `delay=SECONDS` | the step comes later |
-//! | `log=FILE` | appends `number name` of each effect that begins |
+//! | `log=FILE` | appends `number name` of each effect that begins, or `name number` of each section that ends, with its number of allocations |
 //! | `after=FILE` | effects are counted and logged only once the file exists |
 //!
 //! A driver gives the faults of the scope `guard` to the guard that it starts.
 
 #[cfg(feature = "fault")]
+pub mod memory;
+#[cfg(feature = "fault")]
 mod plan;
 
 #[cfg(feature = "fault")]
-pub use plan::{around, check, delay, effect, for_guard};
+pub use {
+    memory::{with_memory, without_memory},
+    plan::{around, check, delay, effect, for_guard},
+};
 
 #[cfg(not(feature = "fault"))]
-pub use absent::{around, check, delay, effect, for_guard};
+pub use absent::{around, check, delay, effect, for_guard, with_memory, without_memory};
 
 /// Reaches a step that has no length.
 pub fn reach(scope: &'static str, step: &'static str) {
@@ -59,6 +64,16 @@ mod absent {
         _name: &'static str,
         act: impl FnOnce() -> Result<T, HostError>,
     ) -> Result<T, HostError> {
+        act()
+    }
+
+    /// Performs what must allocate nothing.
+    pub fn without_memory<T>(_scope: &'static str, _section: &str, act: impl FnOnce() -> T) -> T {
+        act()
+    }
+
+    /// Performs what may allocate within such a section.
+    pub fn with_memory<T>(act: impl FnOnce() -> T) -> T {
         act()
     }
 

@@ -170,10 +170,14 @@ impl Session {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        if let Some(journal) = self.0.journal().as_mut() {
-            let until = now + self.0.limits.freeze + Duration::from_millis(999);
-            journal.begin_freezing(now.as_secs(), until.as_secs())?;
-        }
+        // From the request to the guard on, writers may wait.
+        fault::with_memory(|| match self.0.journal().as_mut() {
+            Some(journal) => {
+                let until = now + self.0.limits.freeze + Duration::from_millis(999);
+                journal.begin_freezing(now.as_secs(), until.as_secs())
+            }
+            None => Ok(()),
+        })?;
         let late_at = Instant::now() + self.0.limits.freeze + KILL_DELAY;
         {
             let mut state = self.0.state();

@@ -15,6 +15,7 @@ use super::journal::Own;
 use super::mapped::Mapped;
 use super::protocol::{Ask, MESSAGE, Say};
 use super::shared::{Answers, Shared};
+use slackwater_core::fault;
 use slackwater_core::host::linux::freeze;
 
 /// How long the driver's own FITHAWs may take before the session continues without their result.
@@ -36,7 +37,7 @@ enum Ending {
 
 /// Serves a session until everything in it is thawed.
 pub(super) fn keep(shared: &Arc<Shared>) {
-    match listen(shared) {
+    match fault::without_memory("driver", "keeper", || listen(shared)) {
         Ending::Bye => finish(shared, all_thawed(shared)),
         Ending::Dead => {
             // The connection ends only after all threads of the guard, and so their FIFREEZEs, have

@@ -330,7 +330,7 @@ fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
         let at = at as u32;
         let thread = thread::Builder::new()
             .stack_size(STACK)
-            .spawn(move || attend(&thread_shared, at));
+            .spawn(move || fault::without_memory("guard", "member", || attend(&thread_shared, at)));
         match thread {
             Ok(thread) => threads.push(thread),
             Err(_) => {

@@ -8,6 +8,7 @@ use super::participant::Thawed;
 use super::semaphore::Semaphore;
 use crate::backend::Copier;
 use crate::error::{ErrorContext, Result, chain};
+use crate::fault;
 use crate::host::{self, Freeze};
 
 /// A step that all workers do at the same time.
@@ -58,7 +59,7 @@ impl CloneWorker {
                 copier.seal();
                 Ok(0)
             }),
-            CloneStep::Cut => self.cut(),
+            CloneStep::Cut => fault::without_memory("driver", "worker", || self.cut()),
             CloneStep::Verify => self.verify(),
         }
     }

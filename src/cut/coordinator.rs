@@ -12,6 +12,7 @@ use super::participant::{CutAnswer, CutStep, Participant, Readiness};
 use super::step_workers::{Job, StepWorkers};
 use super::{CutStats, Outcome};
 use crate::error::{Error, Result, chain};
+use crate::fault;
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::model::{Level, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 
@@ -124,7 +125,7 @@ pub fn run(
     released?;
     // This is the last step, because it may take as long as a write-back.
     if let Some(mut workers) = workers {
-        all(&mut workers, CutStep::Written)?;
+        all(&mut workers, CutStep::Written, |_| Ok(()))?;
     }
     let (level, reason) = reached(plan, &ready);
     Ok(Outcome {
@@ -214,7 +215,7 @@ fn plan(hooks: &dyn Hooks, spec: &CutSpec<'_>) -> Result<CutMode> {
 /// The readiness of all participants together.
 fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
     let mut sum = Readiness::default();
-    for answer in all(workers, CutStep::Ready(level))? {
+    all(workers, CutStep::Ready(level), |answer| {
         let CutAnswer::Ready(one) = answer else {
             return Err(out_of_step());
         };
@@ -225,7 +226,8 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
         if one.most_extents.is_some() && one.stall >= sum.stall {
             (sum.stall, sum.most_extents) = (one.stall, one.most_extents);
         }
-    }
+        Ok(())
+    })?;
     Ok(sum)
 }
 
@@ -276,7 +278,7 @@ fn prepared(
 ) -> Result<(Duration, Option<(String, u64)>)> {
     let mut sync = Duration::ZERO;
     let mut slowest = (Duration::ZERO, None);
-    for answer in all(workers, step)? {
+    all(workers, step, |answer| {
         let (CutAnswer::Ahead(one) | CutAnswer::Prepared(one)) = answer else {
             return Err(out_of_step());
         };
@@ -285,7 +287,8 @@ fn prepared(
         if one.stall >= slowest.0 && one.most_extents.is_some() {
             slowest = (one.stall, one.most_extents);
         }
-    }
+        Ok(())
+    })?;
     stats.sync += sync;
     Ok(slowest)
 }
@@ -304,22 +307,27 @@ fn stand_still(
         context.disturbed.set(true);
     }
     let begun = Instant::now();
-    all(workers, CutStep::Freeze)?;
-    let cut_at = (context.now_nanos)();
-    let cut = all(workers, CutStep::Cut);
-    stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
-    let mut lost = None;
-    for answer in cut? {
-        let CutAnswer::Thawed(thawed) = answer else {
-            return Err(out_of_step());
-        };
-        stats.extents_within += thawed.extents;
-        lost = lost.or(thawed.lost);
-    }
-    match lost {
-        None => Ok(cut_at),
-        Some(reason) => Err(Error::CutLost { reason }),
-    }
+    // If all goes well, nothing in here allocates: the kernel could wait for the writers to get
+    // memory.
+    fault::without_memory("driver", "coordinator", || {
+        all(workers, CutStep::Freeze, |_| Ok(()))?;
+        let cut_at = (context.now_nanos)();
+        let mut lost = None;
+        let cut = all(workers, CutStep::Cut, |answer| {
+            let CutAnswer::Thawed(thawed) = answer else {
+                return Err(out_of_step());
+            };
+            stats.extents_within += thawed.extents;
+            lost = lost.take().or(thawed.lost);
+            Ok(())
+        });
+        stats.freeze = (ready.frozen > 0).then(|| begun.elapsed());
+        cut?;
+        match lost {
+            None => Ok(cut_at),
+            Some(reason) => Err(Error::CutLost { reason }),
+        }
+    })
 }
 
 /// Ends the sessions of the hooks. Returns whether they held through the cut, and whether they
@@ -362,17 +370,20 @@ fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
     (plan.level, plan.reason)
 }
 
-/// Runs a step in all participants. Returns their answers, or the first error, after all have
-/// finished.
-fn all(workers: &mut Participants, step: CutStep) -> Result<Vec<CutAnswer>> {
-    let answers = workers.all(step).into_iter();
-    let answers = answers
-        .map(|answer| answer.unwrap_or_else(|| Err(Error::bug("no participant of a cut panics"))));
-    Ok(answers
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect())
+/// Runs a step in all participants, and then passes their answers on. Returns the first error, after
+/// all have finished.
+fn all(
+    workers: &mut Participants,
+    step: CutStep,
+    mut each: impl FnMut(CutAnswer) -> Result<()>,
+) -> Result<()> {
+    for answer in workers.all(step) {
+        let panicked = || Error::bug("no participant of a cut panics");
+        if let Some(answer) = answer.ok_or_else(panicked)?? {
+            each(answer)?;
+        }
+    }
+    Ok(())
 }
 
 fn out_of_step() -> Error {

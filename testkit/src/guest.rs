@@ -26,12 +26,19 @@ fn turn() -> MutexGuard<'static, ()> {
 /// Runs `body` in a guest with these disks (`NAME:SIZE`; the guest finds them in
 /// `$GUEST_DISK_NAME`). `test` is the name of the calling test.
 pub fn in_guest(test: &str, disks: &[&str], body: impl FnOnce()) {
+    in_guest_with(&[], test, disks, body);
+}
+
+/// The same, with further options of guest-run.
+pub fn in_guest_with(options: &[&str], test: &str, disks: &[&str], body: impl FnOnce()) {
     if std::env::var_os("GUEST").is_some() {
         return body();
     }
     let _turn = turn();
     for (left, seconds) in (0..GUESTS.len()).rev().zip(GUESTS) {
-        let output = guest(test, disks, seconds).output().expect(STARTS);
+        let output = guest_with(options, test, disks, seconds)
+            .output()
+            .expect(STARTS);
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
         if output.status.code() == Some(HUNG) && left > 0 {

@@ -32,7 +32,7 @@ fn suspend(after: Duration, length: Duration) -> thread::JoinHandle<()> {
 }
 
 /// The mapped devices that are suspended.
-fn suspended() -> String {
+pub(crate) fn suspended() -> String {
     let columns = [
         "info",
         "--columns",

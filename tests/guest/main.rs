@@ -9,6 +9,7 @@ mod guest_filter;
 mod guest_guard;
 mod guest_linear;
 mod guest_lvm;
+mod guest_memory;
 mod guest_metadata;
 mod guest_order;
 mod guest_pool;

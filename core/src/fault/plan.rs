@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -54,8 +54,10 @@ const KNOWN: &[(&str, &[&str], &[&str])] = &[
     ("effect", EFFECTS, &["kill", "kill-after", "stop", "stop-after", "hang", "error=ERRNO"]),
     ("effect", &["all"], &["log=FILE", "after=FILE"]),
     ("guard", GUARD, AT_STEP),
+    ("guard", &["memory"], &["log=FILE"]),
     ("router", ROUTER, AT_STEP),
     ("driver", &["kill_guard"], &["delay=SECONDS"]),
+    ("driver", &["memory"], &["log=FILE"]),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,11 +258,28 @@ fn count(name: &str) -> Option<u64> {
     let mut last = turn();
     *last += 1;
     if let Some(log) = log {
-        let file = OpenOptions::new().create(true).append(true).open(log);
-        file.and_then(|mut file| file.write_all(format!("{} {name}\n", *last).as_bytes()))
-            .expect("the log of a fault test is writable");
+        append(log, &format!("{} {name}\n", *last));
     }
     Some(*last)
+}
+
+fn append(log: &Path, line: &str) {
+    let file = OpenOptions::new().create(true).append(true).open(log);
+    file.and_then(|mut file| file.write_all(line.as_bytes()))
+        .expect("the log of a fault test is writable");
+}
+
+pub(super) fn is_planned(scope: &'static str, step: &'static str) -> bool {
+    planned(scope, step, None).next().is_some()
+}
+
+/// Writes a line to the logs that are planned for a step.
+pub(super) fn log(scope: &'static str, step: &'static str, line: &str) {
+    for fault in planned(scope, step, None) {
+        if let Mode::Log(log) = &fault.mode {
+            append(log, &format!("{line}\n"));
+        }
+    }
 }
 
 /// How much later a step comes.

@@ -43,7 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "cut",
         &[
-            "guard", "backend", "host", "hook", "record", "model", "error",
+            "fault", "guard", "backend", "host", "hook", "record", "model", "error",
         ],
     ),
     (

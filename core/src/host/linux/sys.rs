@@ -19,6 +19,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use nix::unistd::{Gid, Uid, setgid, setgroups, setsid, setuid};
 use nix::{request_code_none, request_code_read, request_code_readwrite};
 
+#[cfg(feature = "fault")]
+mod allocator;
 pub mod blocks;
 pub mod fs;
 
