@@ -23,7 +23,7 @@ pub use slackwater_testkit::node::*;
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::{Disk, Scratch, Server, rounds};
 
-use crate::guest_lvm::{create_pool, runtime};
+use crate::guest_lvm::{create_pool, end_pool, runtime};
 
 const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=8";
 
@@ -43,6 +43,8 @@ fn postgresql_recovers_from_every_group_cut_on_thin_volumes_and_beside_a_file_vo
                 let found = cluster::first_problem(&node, pools, cuts, false).await;
                 assert_eq!(found, None, "{pools:?}\n{}", node.server.log());
             }
+            drop(node.client);
+            end_pool(node.server);
         });
     });
 }

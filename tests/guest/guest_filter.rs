@@ -13,7 +13,7 @@ use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::{Scratch, Server, binary, block, run};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, create_pool, created, end, runtime};
+use crate::guest_lvm::{DISKS, check_pool, create_pool, created, end_pool, runtime};
 use crate::guest_pool::slackwater;
 
 const POOL: &str = "default=lvm:slackwater-vg/thin,init,overcommit=4";
@@ -67,9 +67,7 @@ fn raw_block_volumes_are_refused_until_lvm_ignores_them() {
             assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
             client.delete(&raw.id).await.unwrap();
         });
-        end(server);
-        let left = run("dmsetup", &["ls", "--target", "thin"]);
-        assert_eq!(left.lines().count(), 1, "{left}");
+        end_pool(server);
     });
 }
 
@@ -117,5 +115,6 @@ fn a_group_of_another_machine_and_one_of_two_with_a_name_are_refused() {
             status.contains("thin-pool 8317129691479110770 "),
             "{status}"
         );
+        check_pool();
     });
 }

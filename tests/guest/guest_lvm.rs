@@ -18,6 +18,7 @@ use slackwater::csi::VolumeCapability;
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, binary, block, mount, run};
+use tonic::Status;
 
 const MIB: u64 = 1 << 20;
 pub(crate) const DISKS: [&str; 1] = ["pool:1G"];
@@ -102,7 +103,11 @@ impl Volume {
 
     pub(crate) async fn down(&self, client: &Client) {
         client.unpublish(&self.id, &self.target).await.unwrap();
-        client.unstage(&self.id, &self.staging).await.unwrap();
+        self.unstage(client).await.unwrap();
+    }
+
+    pub(crate) async fn unstage(&self, client: &Client) -> Result<(), Status> {
+        client.unstage(&self.id, &self.staging).await
     }
 }
 
@@ -128,13 +133,13 @@ pub(crate) async fn restore(
     Volume::of(scratch, &name, made.await.unwrap().volume_id, how)
 }
 
-fn write_at(device: &Path, at: u64, byte: u8) {
+pub(crate) fn write_at(device: &Path, at: u64, byte: u8) {
     let file = OpenOptions::new().write(true).open(device).unwrap();
     file.write_all_at(&[byte; 4096], at).unwrap();
     file.sync_all().unwrap();
 }
 
-fn read_at(device: &Path, at: u64) -> u8 {
+pub(crate) fn read_at(device: &Path, at: u64) -> u8 {
     let mut bytes = [0; 4096];
     let file = fs::File::open(device).unwrap();
     file.read_exact_at(&mut bytes, at).unwrap();
@@ -147,8 +152,33 @@ pub(crate) fn end(mut server: Server) {
     assert_eq!(server.wait(), Some(0), "{}", server.log());
 }
 
-fn mapped_names() -> String {
-    run("dmsetup", &["ls", "--target", "thin"])
+const RELEASE: [&str; 3] = ["pool", "release", "default=lvm:slackwater-vg/thin"];
+
+/// Unmaps the records of a pool that no driver serves.
+pub(crate) fn release() {
+    run(binary(), &RELEASE);
+}
+
+/// Ends the driver, and checks what it leaves.
+pub(crate) fn end_pool(server: Server) {
+    end(server);
+    check_pool();
+}
+
+/// Checks a pool that no driver serves any more: only its records are mapped, no metadata snapshot
+/// is reserved, and its metadata and its volume group have no error.
+pub(crate) fn check_pool() {
+    release();
+    let status = run("dmsetup", &["status", MAPPED]);
+    let held = status.split_whitespace().nth(6);
+    assert_eq!(held, Some("-"), "{status}");
+    // This fails while the pool has another device.
+    run("dmsetup", &["remove", MAPPED]);
+    run("thin_check", &[&format!("/dev/mapper/{MAPPED}_tmeta")]);
+    run("vgchange", &["--activate", "n", GROUP]);
+    let left = run("dmsetup", &["ls"]);
+    assert_eq!(left.trim(), "No devices found");
+    run("vgck", &[GROUP]);
 }
 
 #[test]
@@ -211,10 +241,7 @@ fn volumes_of_both_kinds_are_created_snapshotted_restored_and_deleted() {
             }
             assert_eq!(client.list().await.unwrap().len(), 0);
         });
-        end(server);
-        // Only the records are left.
-        assert_eq!(mapped_names().lines().count(), 1, "{}", mapped_names());
-        run("vgck", &[GROUP]);
+        end_pool(server);
     });
 }
 
@@ -227,16 +254,7 @@ fn lvm_leaves_a_pool_alone_until_it_is_released() {
         let server = Server::start(&scratch, &[POOL]);
         let volume = runtime()
             .block_on(async { created(&scratch, &server.client(), "a", mount("ext4")).await });
-        let release = |server: Option<&Server>| {
-            let mut command = Command::new(binary());
-            command.args(["pool", "release", "default=lvm:slackwater-vg/thin"]);
-            command.args(["--node-record", scratch.join("node.json").to_str().unwrap()]);
-            let output = command.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert_eq!(output.status.success(), server.is_none(), "{text}");
-            text
-        };
-        let text = release(Some(&server));
+        let text = fails(binary(), &RELEASE);
         assert!(text.contains("another slackwater process"), "{text}");
         end(server);
         fails("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
@@ -245,7 +263,7 @@ fn lvm_leaves_a_pool_alone_until_it_is_released() {
         fails("lvcreate", &[&thin[..], &["slackwater-vg/thin"]].concat());
         run("lvextend", &["--size", "+64M", "slackwater-vg/thin"]);
 
-        release(None);
+        release();
         run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
         run("lvchange", &["--activate", "y", "slackwater-vg/thin"]);
         let server = Server::start(&scratch, &[POOL]);
@@ -257,7 +275,7 @@ fn lvm_leaves_a_pool_alone_until_it_is_released() {
             );
             client.delete(&volume.id).await.unwrap();
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -281,7 +299,7 @@ fn a_group_that_is_activated_late_is_served() {
             run("vgchange", &["--activate", "y", GROUP]);
             until("the pool is served", async || client.list().await.is_ok()).await;
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -396,7 +414,7 @@ fn records_are_written_and_volumes_deleted_while_the_pool_is_full() {
             write_at(&again.target, MIB, 1);
             again.down(&client).await;
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -422,9 +440,10 @@ fn the_demo_uses_a_thin_pool_and_gives_it_back() {
         };
         let after = run("dmsetup", &["status", MAPPED]);
         assert_eq!(fields(&after), fields(&before));
-        let server = Server::start(&Scratch::new(), &[POOL]);
-        drop(server);
+        let scratch = Scratch::new();
+        end(Server::start(&scratch, &[POOL]));
         let refused = fails(binary(), &place);
         assert!(refused.contains("was used before"), "{refused}");
+        check_pool();
     });
 }

@@ -15,7 +15,7 @@ use slackwater_testkit::snapshots::members;
 use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
 use slackwater_testkit::{Client, Scratch, Server, block, mount};
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end, restore, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, restore, runtime};
 
 /// The volumes of the tests: every other one is a raw block volume.
 async fn volumes(scratch: &Scratch, client: &Client, count: usize) -> Vec<Volume> {
@@ -101,6 +101,6 @@ fn no_group_of_thin_volumes_is_out_of_order_but_snapshots_in_sequence_are() {
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }

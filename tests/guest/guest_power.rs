@@ -17,14 +17,14 @@ use slackwater_testkit::guest::{self, cut_power};
 use slackwater_testkit::snapshots::members;
 use slackwater_testkit::{Client, Scratch, Server, block, mount, rounds, run};
 
-use crate::guest_lvm::{POOL, Volume, create_pool, created, end, restore, runtime};
+use crate::guest_lvm::{POOL, Volume, create_pool, created, end_pool, restore, runtime};
 use crate::guest_pool::slackwater;
 
-const STATE: &str = "/mnt/state";
-const DISKS: [&str; 2] = ["pool:1G", "state:64M"];
+pub(crate) const STATE: &str = "/mnt/state";
+pub(crate) const DISKS: [&str; 2] = ["pool:1G", "state:64M"];
 
 /// What was asked and what was answered, on a disk of its own.
-struct Ledger(PathBuf);
+pub(crate) struct Ledger(PathBuf);
 
 impl Ledger {
     fn note(&self, words: &[&str]) {
@@ -50,7 +50,7 @@ impl Ledger {
 }
 
 /// A driver on the kept disks.
-fn start() -> (Scratch, Server, Ledger) {
+pub(crate) fn start() -> (Scratch, Server, Ledger) {
     let disk = guest::disk("state");
     let is_new = !slackwater_testkit::succeeds("blkid", &["-p", &disk]);
     if is_new {
@@ -210,11 +210,7 @@ fn what_was_answered_before_a_power_cut_is_there_and_the_rest_is_whole_or_absent
     let check = || {
         let (scratch, server, ledger) = start();
         runtime().block_on(async { self::check(&scratch, &server.client(), &ledger).await });
-        end(server);
-        let place = "default=lvm:slackwater-vg/thin";
-        slackwater(&["pool", "release", place], &scratch);
-        run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     };
     cut_power(test, &DISKS, &times, load, check);
 }

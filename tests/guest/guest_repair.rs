@@ -14,11 +14,13 @@ use std::process::{Child, Command};
 
 use nix::libc;
 use slackwater_testkit::guest::in_guest;
-use slackwater_testkit::{Scratch, Server, binary, block, eventually, mount, run};
+use slackwater_testkit::{Scratch, Server, block, eventually, mount, run};
 
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, create_pool, created, end, restore, runtime};
+use crate::guest_lvm::{
+    DISKS, POOL, create_pool, created, end, end_pool, release, restore, runtime,
+};
 use crate::guest_pool::slackwater;
 
 const MIB: u64 = 1 << 20;
@@ -68,10 +70,7 @@ fn metadata_without_its_transaction_id_is_refused_with_the_way_back() {
             (volume, snapshot.snapshot_id)
         });
         end(server);
-        let record = scratch.join("node.json");
-        let known = ["--node-record", record.to_str().unwrap()];
-        let release = ["pool", "release", "default=lvm:slackwater-vg/thin"];
-        run(binary(), &[&release[..], &known[..]].concat());
+        release();
         lose_transaction_id();
         let before = run("dmsetup", &["status", MAPPED]);
 
@@ -104,8 +103,7 @@ fn metadata_without_its_transaction_id_is_refused_with_the_way_back() {
                 one.down(&client).await;
             }
         });
-        end(server);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }
 
@@ -148,8 +146,7 @@ fn a_full_pool_needs_only_to_be_extended() {
             client.delete_snapshot(&cut.snapshot_id).await.unwrap();
             client.delete(&volume.id).await.unwrap();
         });
-        end(server);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }
 
@@ -209,8 +206,7 @@ fn a_repair_that_loses_a_thin_device_is_reported_and_nothing_is_deleted() {
             (kept, lost)
         });
         end(server);
-        let place = "default=lvm:slackwater-vg/thin";
-        slackwater(&["pool", "release", place], &scratch);
+        release();
         run("lvchange", &["--activate", "n", PLACE]);
         // The header, the records, `kept`, and then `lost`.
         damage_map_of(4);
@@ -237,8 +233,7 @@ fn a_repair_that_loses_a_thin_device_is_reported_and_nothing_is_deleted() {
             client.delete(&lost.id).await.unwrap();
             assert!(!slackwater(&["volumes"], &scratch).contains(uuid));
         });
-        end(server);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }
 
@@ -283,8 +278,7 @@ fn a_pool_that_dmeventd_extends_serves_without_a_pause() {
             client.delete_snapshot(&cut.snapshot_id).await.unwrap();
             client.delete(&volume.id).await.unwrap();
         });
-        end(server);
         run("lvchange", &["--monitor", "n", PLACE]);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }

@@ -17,7 +17,7 @@ use slackwater_testkit::snapshots::members;
 use slackwater_testkit::{Client, Scratch, Server, block, mount, rounds, run};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, runtime};
 
 const MAPPED: &str = "slackwater--vg-thin";
 
@@ -136,7 +136,6 @@ fn a_pool_that_is_held_suspended_at_any_moment_delays_calls_and_leaves_nothing_s
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }

@@ -18,7 +18,7 @@ use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Scratch, Server, block, run};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end, end_pool, runtime};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
@@ -99,7 +99,7 @@ fn a_thick_volume_takes_every_write_while_thin_ones_have_filled_the_pool() {
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -143,7 +143,7 @@ fn a_thick_volume_grows_while_it_is_written_and_has_thick_copies() {
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -183,7 +183,7 @@ fn a_growth_is_completed_after_the_driver_was_killed() {
             raw.down(&client).await;
             client.delete(&raw.id).await.unwrap();
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -238,6 +238,6 @@ fn thick_volumes_and_their_snapshots_take_no_more_metadata_than_is_reserved() {
             }
             raw.down(&client).await;
         });
-        end(server);
+        end_pool(server);
     });
 }
