@@ -35,37 +35,78 @@ pub fn in_guest_with(options: &[&str], test: &str, disks: &[&str], body: impl Fn
         return body();
     }
     let _turn = turn();
-    for (left, seconds) in (0..GUESTS.len()).rev().zip(GUESTS) {
-        let output = guest_with(options, test, disks, seconds)
-            .output()
-            .expect(STARTS);
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() == Some(HUNG) && left > 0 {
-            eprintln!("the guest hung, {left} tries left: {stdout}{stderr}");
-            continue;
+    for (left, seconds) in tries() {
+        let mut guest = guest_with(options, test, disks, seconds);
+        if passes("in the guest", &mut guest, left) {
+            return;
         }
-        assert!(
-            output.status.success() && stdout.contains("1 passed"),
-            "in the guest: {}\n{stdout}\n{stderr}",
-            output.status
-        );
-        return;
     }
+}
+
+/// The limits of a test's tries in seconds, each with the number of tries after it.
+fn tries() -> impl Iterator<Item = (usize, &'static str)> {
+    (0..GUESTS.len()).rev().zip(GUESTS)
+}
+
+/// Whether a guest has passed its test. Without a try that is left, a guest that hung has failed.
+fn passes(what: &str, guest: &mut Command, left: usize) -> bool {
+    let output = guest.output().expect(STARTS);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(HUNG) && left > 0 {
+        eprintln!("the guest hung, {left} tries left: {stdout}{stderr}");
+        return false;
+    }
+    assert!(
+        output.status.success() && stdout.contains("1 passed"),
+        "{what}: {}\n{stdout}\n{stderr}",
+        output.status
+    );
+    true
+}
+
+/// Runs these parts one after the other, each in a guest of its own. All guests have the same disks
+/// (`NAME:SIZE`).
+pub fn in_guests(test: &str, disks: &[&str], parts: &[&dyn Fn()]) {
+    if let Ok(part) = std::env::var(PHASE) {
+        return parts[part.parse::<usize>().expect("the number of a part")]();
+    }
+    let _turn = turn();
+    for (left, seconds) in tries() {
+        let scratch = crate::Scratch::new();
+        let disks = kept(&scratch, disks);
+        let passed = (0..parts.len()).all(|part| {
+            let mut guest = guest(test, &disks, seconds);
+            let what = format!("in part {part}");
+            passes(&what, guest.env(PHASE, part.to_string()), left)
+        });
+        if passed {
+            return;
+        }
+    }
+}
+
+/// These disks, in files of this folder.
+fn kept(scratch: &crate::Scratch, disks: &[&str]) -> Vec<String> {
+    let kept = disks.iter().map(|disk| {
+        let (name, size) = disk.split_once(':').expect("NAME:SIZE");
+        format!("{name}={}:{size}", scratch.join(name).display())
+    });
+    kept.collect()
 }
 
 const STARTS: &str = "tests/guest/guest-run starts (deploy/deps test installs what it needs)";
 
 /// A guest that runs a test of this program. `make soak` has more time.
-fn guest(test: &str, disks: &[&str], seconds: &str) -> Command {
+fn guest(test: &str, disks: &[impl AsRef<str>], seconds: &str) -> Command {
     guest_with(&[], test, disks, seconds)
 }
 
-fn guest_with(options: &[&str], test: &str, disks: &[&str], seconds: &str) -> Command {
+fn guest_with(options: &[&str], test: &str, disks: &[impl AsRef<str>], seconds: &str) -> Command {
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/guest/guest-run");
     let mut command = Command::new(run);
     command.args(options);
-    command.args(disks.iter().flat_map(|disk| ["--disk", disk]));
+    command.args(disks.iter().flat_map(|disk| ["--disk", disk.as_ref()]));
     match std::env::var_os("SLACKWATER_SOAK") {
         Some(_) => command.args(["--env", "SLACKWATER_SOAK", "--timeout", "7200"]),
         None => command.args(["--timeout", seconds]),
@@ -77,7 +118,7 @@ fn guest_with(options: &[&str], test: &str, disks: &[&str], seconds: &str) -> Co
     command
 }
 
-/// What tells a guest which of its two parts a test of power cuts runs.
+/// What tells a guest which part of its test it runs.
 const PHASE: &str = "GUEST_TEST_PHASE";
 /// What `load` of [`cut_power`] prints when the power may be cut.
 const LOADED: &str = "the power may be cut";
@@ -104,27 +145,15 @@ pub fn cut_power(
     }
     let _turn = turn();
     let scratch = crate::Scratch::new();
-    let kept = disks.iter().map(|disk| {
-        let (name, size) = disk.split_once(':').expect("NAME:SIZE");
-        format!("{name}={}:{size}", scratch.join(name).display())
-    });
-    let kept: Vec<String> = kept.collect();
-    let disks: Vec<&str> = kept.iter().map(String::as_str).collect();
+    let disks = kept(&scratch, disks);
     for (cut, time) in times.iter().enumerate() {
         kill_guest(test, &disks, *time, &scratch.join(&cut.to_string()));
-        let checked = guest(test, &disks, "300").env(PHASE, "check").output();
-        let checked = checked.expect(STARTS);
-        let stdout = String::from_utf8_lossy(&checked.stdout);
-        assert!(
-            checked.status.success() && stdout.contains("1 passed"),
-            "after {time:?}: {}\n{stdout}\n{}",
-            checked.status,
-            String::from_utf8_lossy(&checked.stderr)
-        );
+        let mut guest = guest(test, &disks, "300");
+        passes(&format!("after {time:?}"), guest.env(PHASE, "check"), 0);
     }
 }
 
-fn kill_guest(test: &str, disks: &[&str], time: Duration, files: &Path) {
+fn kill_guest(test: &str, disks: &[String], time: Duration, files: &Path) {
     let (pid_file, log) = (files.with_extension("pid"), files.with_extension("log"));
     let errors = std::fs::File::create(&log).expect("a log");
     let option = ["--pid-file", pid_file.to_str().expect("UTF-8")];

@@ -13,12 +13,16 @@ use std::path::Path;
 use std::process::Command;
 
 use nix::libc;
-use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::guest::{self, in_guest, in_guests};
 use slackwater_testkit::snapshots::from_snapshot;
-use slackwater_testkit::{Scratch, Server, binary, block, mount, run};
+use slackwater_testkit::{Scratch, Server, binary, block, eventually, mount, run};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, create_pool_with, end, restore, runtime};
+use crate::guest_lvm::{
+    DISKS, POOL, Volume, create_pool, create_pool_with, created, end, end_pool, read_at, release,
+    restore, runtime,
+};
+use crate::guest_power::{self, STATE};
 
 const MIB: u64 = 1 << 20;
 
@@ -54,7 +58,7 @@ fn mounted_volumes_grow_while_they_are_used() {
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }
 
@@ -193,8 +197,7 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
         end(server);
 
         // The steps of the refusal.
-        let place = "default=lvm:slackwater-vg/thin";
-        let released = slackwater(&["pool", "release", place], &scratch);
+        release();
         run("lvchange", &["--activate", "n", "slackwater-vg/thin"]);
         run("lvconvert", &["--yes", "--repair", "slackwater-vg/thin"]);
         let config = r#"global/thin_check_options=["-q","--clear-needs-check-flag"]"#;
@@ -203,7 +206,7 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
             "lvchange",
             &["--activate", "y", "--config", config, "slackwater-vg/thin"],
         );
-        assert!(!status().contains("needs_check"), "{} {released}", status());
+        assert!(!status().contains("needs_check"), "{}", status());
         let server = Server::start(&scratch, &[POOL]);
         runtime().block_on(async {
             let client = server.client();
@@ -226,63 +229,107 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
             assert!(touch(&copy.target, [5].into_iter()));
             copy.down(&client).await;
         });
-        end(server);
-        run("vgck", &["slackwater-vg"]);
+        end_pool(server);
     });
 }
 
-#[test]
-fn a_group_that_moves_to_another_machine_is_adopted_there() {
-    let test = "guest_pool::a_group_that_moves_to_another_machine_is_adopted_there";
-    in_guest(test, &DISKS, || {
-        create_pool("640M");
-        let (here, there) = (Scratch::new(), Scratch::new());
-        let server = Server::start(&here, &[POOL]);
-        let (volume, snapshot) = runtime().block_on(async {
-            let client = server.client();
-            let id = client.create("a", 64 * MIB, mount("ext4"), &[]).await;
-            let volume = Volume::of(&here, "a", id.unwrap(), mount("ext4"));
-            volume.up(&client).await;
-            fs::write(volume.target.join("data"), "moved").unwrap();
-            let snapshot = client.snapshot("s", &volume.id, &[]).await.unwrap();
-            volume.down(&client).await;
-            (volume.id, snapshot.snapshot_id)
-        });
-        end(server);
-        let place = "default=lvm:slackwater-vg/thin";
-        slackwater(&["pool", "release", place], &here);
-        run("vgchange", &["--activate", "n", "slackwater-vg"]);
-        run("vgexport", &["slackwater-vg"]);
-        run("vgimport", &["slackwater-vg"]);
-        run("vgchange", &["--activate", "y", "slackwater-vg"]);
+/// What the shutdown of a machine with systemd and LVM does.
+fn shut_down() {
+    // blk-availability.service
+    let tool = ["--umount", "--lvmoptions", "wholevg"];
+    let _ = Command::new("blkdeactivate").args(tool).output();
+    // systemd-shutdown tries this until nothing changes any more.
+    let mounts = || {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        let own = points.filter(|at| at.starts_with("/run/"));
+        own.map(str::to_string).collect::<Vec<_>>()
+    };
+    for point in mounts().iter().rev() {
+        let _ = Command::new("umount").arg(point).output();
+    }
+    for device in run("dmsetup", &["ls"]).lines().rev() {
+        let name = device.split_whitespace().next().unwrap();
+        let _ = Command::new("dmsetup").args(["remove", name]).output();
+    }
+    assert_eq!(run("dmsetup", &["ls"]).trim(), "No devices found");
+}
 
-        // A node record with another home is another machine.
-        let home = r#"{"version":1,"home":"8c0d6c5e-0f5f-4c86-8f27-5c1f6c5d7a11"}"#;
-        fs::write(there.join("node.json"), home).unwrap();
-        let server = Server::spawn(&there, &[POOL], &[], &[]);
-        runtime().block_on(async {
-            let client = server.client();
-            slackwater_testkit::eventually("the pool is refused", || {
-                server.log().contains("it belongs to another machine")
-            });
-            drop(client);
-        });
-        drop(server);
-        let adopted = slackwater(&["pool", "adopt", place], &there);
-        let server = Server::start(&there, &[POOL]);
-        runtime().block_on(async {
-            let client = server.client();
-            let listed = client.list().await.unwrap();
-            assert_eq!(listed, std::slice::from_ref(&volume), "{adopted}");
-            let volume = Volume::of(&there, "a", volume, mount("ext4"));
-            let copy = restore(&there, &client, &snapshot, mount("ext4")).await;
-            for one in [volume, copy] {
-                one.up(&client).await;
-                let read = fs::read_to_string(one.target.join("data")).unwrap();
-                assert_eq!(read, "moved");
-                one.down(&client).await;
-            }
-        });
-        end(server);
+/// A published ext4 with a text, a snapshot of it, and a published raw volume, in this order.
+fn make() {
+    let (scratch, server, _) = guest_power::start();
+    let ids = runtime().block_on(async {
+        let client = server.client();
+        let files = created(&scratch, &client, "files", mount("ext4")).await;
+        let raw = created(&scratch, &client, "raw", block()).await;
+        files.up(&client).await;
+        raw.up(&client).await;
+        fs::write(files.target.join("data"), "kept").unwrap();
+        assert!(touch(&raw.target, [5].into_iter()));
+        let snapshot = client.snapshot("s", &files.id, &[]).await.unwrap();
+        [files.id, snapshot.snapshot_id, raw.id]
     });
+    fs::write(Path::new(STATE).join("ids"), ids.join(" ")).unwrap();
+    end(server);
+    let listed = run("dmsetup", &["ls"]);
+    assert!(listed.contains("-records"), "{listed}");
+    shut_down();
+}
+
+/// Finds everything that [`make`] has made.
+fn check(scratch: &Scratch, server: &Server) {
+    let ids = fs::read_to_string(Path::new(STATE).join("ids")).unwrap();
+    let ids: Vec<&str> = ids.split(' ').collect();
+    runtime().block_on(async {
+        let client = server.client();
+        let mut listed = client.list().await.unwrap();
+        listed.sort_by_key(|id| id == ids[2]);
+        assert_eq!(listed, [ids[0], ids[2]]);
+        let files = Volume::of(scratch, "files", ids[0].into(), mount("ext4"));
+        let copy = restore(scratch, &client, ids[1], mount("ext4")).await;
+        for one in [&files, &copy] {
+            one.up(&client).await;
+            let read = fs::read_to_string(one.target.join("data")).unwrap();
+            assert_eq!(read, "kept");
+            one.down(&client).await;
+        }
+        client.delete(&copy.id).await.unwrap();
+        let raw = Volume::of(scratch, "raw", ids[2].into(), block());
+        raw.up(&client).await;
+        assert_eq!(read_at(&raw.target, 5 << 16), 7);
+        raw.down(&client).await;
+    });
+}
+
+/// Another machine: its node record has another home.
+fn adopt() {
+    fs::create_dir_all(STATE).unwrap();
+    run("mount", &[&guest::disk("state"), STATE]);
+    run("vgimport", &["slackwater-vg"]);
+    run("vgchange", &["--activate", "y", "slackwater-vg"]);
+    let scratch = Scratch::new();
+    let home = r#"{"version":1,"home":"8c0d6c5e-0f5f-4c86-8f27-5c1f6c5d7a11"}"#;
+    fs::write(scratch.join("node.json"), home).unwrap();
+    let server = Server::spawn(&scratch, &[POOL], &[], &[]);
+    eventually("the pool is refused", || {
+        server.log().contains("it belongs to another machine")
+    });
+    drop(server);
+    let place = "default=lvm:slackwater-vg/thin";
+    slackwater(&["pool", "adopt", place], &scratch);
+    let server = Server::start(&scratch, &[POOL]);
+    check(&scratch, &server);
+    end_pool(server);
+}
+
+#[test]
+fn a_pool_outlives_a_shutdown_and_is_adopted_by_the_machine_to_which_its_group_moves() {
+    let test = "guest_pool::a_pool_outlives_a_shutdown_and_is_adopted_by_the_machine_to_which_its_group_moves";
+    let boot = || {
+        let (scratch, server, _) = guest_power::start();
+        check(&scratch, &server);
+        end_pool(server);
+        run("vgexport", &["slackwater-vg"]);
+    };
+    in_guests(test, &guest_power::DISKS, &[&make, &boot, &adopt]);
 }
