@@ -320,7 +320,8 @@ pub enum Effect<'a> {
     /// otherwise writes that are on their way reach the snapshot as well: the kernel does not check
     /// this, so the host refuses it. Allocates nothing, except after an error.
     CreateThinSnapshot { prepared: &'a PreparedThinSnapshot },
-    /// Creates a mapped device without a table. EBUSY if one with this UUID exists.
+    /// Creates a mapped device without a table. EBUSY if one with this UUID exists. Its number is one
+    /// that no mount shows.
     CreateMapped {
         /// Its UUID, which is also its name.
         uuid: &'a str,

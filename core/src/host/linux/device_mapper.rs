@@ -57,6 +57,7 @@ const TARGET_MSG: u8 = 14;
 
 const READONLY: u32 = 1 << 0;
 const SUSPEND: u32 = 1 << 1;
+const PERSISTENT_DEV: u32 = 1 << 3;
 const STATUS_TABLE: u32 = 1 << 4;
 const ACTIVE_PRESENT: u32 = 1 << 5;
 const INACTIVE_PRESENT: u32 = 1 << 6;
@@ -155,9 +156,14 @@ impl DeviceMapper {
         parse::text(self.bytes(), UUID, UUID_SIZE)
     }
 
-    /// Creates a device without a table. EBUSY if one with this name or this UUID exists.
-    pub fn create(&mut self, name: &str, uuid: &str) -> Call<Info> {
-        self.prepare(Selector::Name(name), 0, UDEV)?;
+    /// Creates a device without a table, with this number or the lowest free one. EBUSY if one with
+    /// this name or this UUID exists, ENXIO if the number is in use.
+    pub fn create(&mut self, name: &str, uuid: &str, number: Option<u64>) -> Call<Info> {
+        let persistent = number.map_or(0, |_| PERSISTENT_DEV);
+        self.prepare(Selector::Name(name), persistent, UDEV)?;
+        if let Some(rdev) = number {
+            self.put_number(rdev);
+        }
         self.put_text(UUID, UUID_SIZE, uuid)?;
         self.call(DEV_CREATE)?;
         Ok(self.answer())
@@ -290,10 +296,14 @@ impl DeviceMapper {
             Selector::Name(name) => self.put_text(NAME, NAME_SIZE, name),
             Selector::Uuid(uuid) => self.put_text(UUID, UUID_SIZE, uuid),
             Selector::Number(rdev) => {
-                self.bytes()[40..48].copy_from_slice(&to_kernel(rdev).to_ne_bytes());
+                self.put_number(rdev);
                 Ok(())
             }
         }
+    }
+
+    fn put_number(&mut self, rdev: u64) {
+        self.bytes()[40..48].copy_from_slice(&to_kernel(rdev).to_ne_bytes());
     }
 
     /// EINVAL for an empty text, which the kernel would take for none, and for one that is too long.

@@ -91,11 +91,17 @@ fn bound_node(mount: &Mount) -> Option<u64> {
 /// Numbers of the loop devices whose node is bind-mounted, whether they are attached or not and
 /// whichever process mounted the node.
 pub(super) fn shown_loops() -> Result<BTreeSet<u32>> {
-    let nodes = table()?.into_iter().filter_map(|mount| bound_node(&mount));
-    Ok(nodes
+    let shown = shown_devices()?.into_iter();
+    Ok(shown
         .filter(|rdev| major(*rdev) == LOOP_MAJOR)
         .filter_map(|rdev| u32::try_from(minor(rdev)).ok())
         .collect())
+}
+
+/// The same for devices of all kinds.
+pub(super) fn shown_devices() -> Result<BTreeSet<u64>> {
+    let mounts = table()?;
+    Ok(mounts.iter().filter_map(bound_node).collect())
 }
 
 /// The mount table with CSI paths spelled as callers spell them: where an allowed directory is a

@@ -3,6 +3,7 @@
 //! A mapped device is found by its UUID and opened by its number, at the node that devtmpfs creates.
 //! Links in /dev/mapper exist only where udev runs.
 
+mod create;
 mod snapshot;
 mod status;
 
@@ -359,11 +360,7 @@ pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
     let named = |uuid: &str| failed_on(effect, mapped_path(uuid));
     match *effect {
         Effect::ThinMessage { pool, message } => send(mapper, pool, message),
-        Effect::CreateMapped { uuid } => {
-            // LVM's filters match names, so devices of this driver have a common one.
-            let created = mapper.create(&uuid.to_ascii_lowercase(), uuid);
-            created.map(drop).map_err(named(uuid))
-        }
+        Effect::CreateMapped { uuid } => create::create(mapper, effect, uuid),
         Effect::LoadTable {
             uuid,
             table,
