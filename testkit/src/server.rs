@@ -168,13 +168,18 @@ impl Server {
 
     /// Starts it again with the same arguments, after it has ended, with another environment.
     pub fn restart_with(&mut self, environment: &[(&str, &str)]) {
+        self.respawn_with(environment);
+        self.wait_ready();
+    }
+
+    /// The same, without waiting until it answers.
+    pub fn respawn_with(&mut self, environment: &[(&str, &str)]) {
         self.kill();
         self.environment = environment
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect();
         self.child = launch(&self.wrapper, &self.arguments, &self.environment, &self.log);
-        self.wait_ready();
     }
 
     /// Kills it and starts it again with the same arguments.

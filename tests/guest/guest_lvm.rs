@@ -94,19 +94,23 @@ impl Volume {
     }
 
     pub(crate) async fn up(&self, client: &Client) {
+        self.try_up(client).await.unwrap();
+    }
+
+    pub(crate) async fn try_up(&self, client: &Client) -> Result<(), Status> {
         fs::create_dir_all(&self.staging).unwrap();
         let (id, how) = (&self.id, self.how.clone());
-        client.stage(id, &self.staging, how.clone()).await.unwrap();
+        client.stage(id, &self.staging, how.clone()).await?;
         let published = client.publish(id, &self.staging, &self.target, how, false);
-        published.await.unwrap();
+        published.await
     }
 
     pub(crate) async fn down(&self, client: &Client) {
-        client.unpublish(&self.id, &self.target).await.unwrap();
-        self.unstage(client).await.unwrap();
+        self.try_down(client).await.unwrap();
     }
 
-    pub(crate) async fn unstage(&self, client: &Client) -> Result<(), Status> {
+    pub(crate) async fn try_down(&self, client: &Client) -> Result<(), Status> {
+        client.unpublish(&self.id, &self.target).await?;
         client.unstage(&self.id, &self.staging).await
     }
 }

@@ -7,6 +7,7 @@ mod guest_dm;
 mod guest_ext4;
 mod guest_filter;
 mod guest_guard;
+mod guest_kill;
 mod guest_linear;
 mod guest_lvm;
 mod guest_memory;
