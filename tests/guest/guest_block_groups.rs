@@ -1,4 +1,5 @@
-//! Groups of raw block volumes of a file pool, whose mapped devices the guard suspends.
+//! Groups of raw block volumes of a file pool, whose mapped devices the guard suspends, and copies
+//! between a pool of files and one of LVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,8 +7,11 @@
     reason = "a test panics where an expectation fails"
 )]
 
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+
 use slackwater_testkit::guest::{self, in_guest};
-use slackwater_testkit::snapshots::members;
+use slackwater_testkit::snapshots::{from_volume, members};
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
 
@@ -138,5 +142,51 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
         );
         assert_eq!(run("losetup", &["--list", "--noheadings"]).trim(), "");
         end(server);
+    });
+}
+
+#[test]
+fn volumes_are_copied_whole_between_a_pool_of_files_and_one_of_lvm() {
+    let test =
+        "guest_block_groups::volumes_are_copied_whole_between_a_pool_of_files_and_one_of_lvm";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let files = file_pool(&scratch);
+        let server = Server::start(&scratch, &[&files, THIN_POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            for (from, to, allocation) in [
+                ("thin", "default", "thin"),
+                ("default", "thin", "thin"),
+                ("default", "thin", "thick"),
+            ] {
+                let (name, copy) = (format!("{from}-{allocation}"), format!("{to}-{allocation}"));
+                let volume = created(&scratch, &client, (&name, from), true).await;
+                let written = vec![7; 3 << 20];
+                let device = OpenOptions::new().write(true).open(&volume.target).unwrap();
+                for at in [0, 30 << 20, 61 << 20] {
+                    device.write_all_at(&written, at).unwrap();
+                }
+                device.sync_all().unwrap();
+                drop(device);
+                let expected = fs::read(&volume.target).unwrap();
+                volume.down(&client).await;
+                let class = [("pool", to), ("allocation", allocation)];
+                let source = from_volume(&volume.id);
+                let made = client.create_from(&copy, 64 << 20, block(), source, &class);
+                let id = made.await.unwrap().volume_id;
+                let copied = Volume::of(&scratch, &copy, id, block());
+                copied.up(&client).await;
+                let found = fs::read(&copied.target).unwrap();
+                assert!(found == expected, "{from} to {to}, {allocation}");
+                copied.down(&client).await;
+                for one in [&volume, &copied] {
+                    client.delete(&one.id).await.unwrap();
+                }
+            }
+        });
+        end(server);
+        run("umount", &[scratch.join("files").to_str().unwrap()]);
     });
 }

@@ -1,7 +1,7 @@
 //! Image files: their length and their blocks.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,19 @@ pub(super) fn offset(bytes: u64, path: &Path) -> Result<libc::off_t> {
     libc::off_t::try_from(bytes).map_err(|_| HostError::errno("size", path, Errno::EFBIG))
 }
 
+/// The length of a file, or the size of a block device, for which stat reports 0.
 pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
-    Ok(file.metadata().map_err(failed("stat", path))?.len())
+    let info = file.metadata().map_err(failed("stat", path))?;
+    match info.file_type().is_block_device() {
+        true => sys::block_bytes(file)
+            .map_err(|errno| HostError::errno("read the size of", path, errno)),
+        false => Ok(info.len()),
+    }
+}
+
+fn is_device(file: &File, path: &Path) -> Result<bool> {
+    let info = file.metadata().map_err(failed("stat", path))?;
+    Ok(info.file_type().is_block_device())
 }
 
 /// xfs accepts the hint only while a file has no blocks.
@@ -203,7 +214,9 @@ impl Wipe<'_> {
     }
 }
 
-/// Copies the data of a range; where the source has none, the target keeps its data.
+/// Copies the data of a range; where the source has none, the target keeps its data. The kernel does
+/// not report which blocks of a device have data, so zeros count as none there: they need not be
+/// written to an image that is being filled.
 pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -> Result<()> {
     let from = open_existing(source, false)?;
     let to = open_existing(target, true)?;
@@ -213,10 +226,15 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
         let what = format!("it has {room} bytes, but {end} are needed");
         return Err(HostError::unexpected("copy to", target, what));
     }
+    let skips_zeros = is_device(&from, source)?;
+    let find_data = |at| match skips_zeros {
+        true => Ok(Some((at, end))),
+        false => next_data(&from, at, source),
+    };
     let mut buffer = vec![0; PIECE];
     let mut at = start;
     while at < end
-        && let Some((data, data_end)) = next_data(&from, at, source)?
+        && let Some((data, data_end)) = find_data(at)?
     {
         let data_end = data_end.min(end);
         at = data.max(start);
@@ -224,8 +242,10 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
             let piece = &mut buffer[..(data_end - at).min(PIECE as u64) as usize];
             from.read_exact_at(piece, at)
                 .map_err(failed("read", source))?;
-            to.write_all_at(piece, at)
-                .map_err(failed("write", target))?;
+            if !skips_zeros || piece.iter().any(|byte| *byte != 0) {
+                to.write_all_at(piece, at)
+                    .map_err(failed("write", target))?;
+            }
             at += piece.len() as u64;
         }
     }
@@ -242,10 +262,26 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
 pub(super) fn discard(path: &Path) -> Result<()> {
     let file = open_existing(path, true)?;
     let size = length(&file, path)?;
+    if is_device(&file, path)? {
+        return discard_device(&file, path, size);
+    }
     if size > 0 {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&file, punch, 0, offset(size, path)?)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
+    }
+    Ok(())
+}
+
+/// The kernel frees the blocks of one request under a lock for the whole thin pool, so each is short.
+fn discard_device(device: &File, path: &Path, size: u64) -> Result<()> {
+    const STEP: u64 = 1 << 30;
+    let mut at = 0;
+    while at < size {
+        let length = STEP.min(size - at);
+        sys::block_discard(device, at, length)
+            .map_err(|errno| HostError::errno("discard the blocks of", path, errno))?;
+        at += length;
     }
     Ok(())
 }

@@ -206,6 +206,13 @@ pub fn block_bytes(device: impl AsFd) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Discards a range of a block device, in multiples of its sectors.
+pub fn block_discard(device: impl AsFd, offset: u64, length: u64) -> Result<()> {
+    let mut range = [offset, length];
+    // SAFETY: BLKDISCARD reads two numbers of 64 bits.
+    unsafe { ioctl_struct(device, request_code_none!(0x12, 119), &mut range) }.map(drop)
+}
+
 /// Writes back and drops the page cache of a block device.
 pub fn block_flush(device: impl AsFd) -> Result<()> {
     ioctl_value(device, request_code_none!(0x12, 97), 0).map(drop)
