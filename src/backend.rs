@@ -180,6 +180,8 @@ pub enum Leftover {
     Snapshot(Uuid),
     /// An incomplete copy. A repeat of its call continues it.
     Copy(Image),
+    /// Blocks beyond the end of a thick volume. A repeat of its growth takes them.
+    Growth(Uuid),
     /// Blocks of a deleted volume or snapshot.
     Trash {
         /// The UUID of the volume or snapshot.
@@ -195,6 +197,7 @@ impl fmt::Display for Leftover {
             Leftover::Volume(uuid) => write!(f, "incomplete volume {uuid}"),
             Leftover::Snapshot(uuid) => write!(f, "incomplete snapshot {uuid}"),
             Leftover::Copy(image) => write!(f, "incomplete copy into {image}"),
+            Leftover::Growth(uuid) => write!(f, "unfinished growth of volume {uuid}"),
             Leftover::Trash { name, .. } => write!(f, "trash entry {name}"),
         }
     }

@@ -33,7 +33,9 @@ pub use lvm_filter::LvmFilterRecord;
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
 pub use snapshot::{CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState};
-pub use volume::{ContentSource, Formatted, FormattedAs, LastStage, VolumeRecord, VolumeState};
+pub use volume::{
+    ContentSource, Formatted, FormattedAs, GrowthProgress, LastStage, VolumeRecord, VolumeState,
+};
 
 /// A value that is stored as a file.
 pub trait Record: Serialize + DeserializeOwned {

@@ -96,6 +96,7 @@ impl FileStore {
             least_block_size: ground.least_sector,
             refuses_thick,
             unshares: true,
+            reserves_by_writing: false,
             refuses_zeroing,
             largest: match fs_name {
                 "ext4" | "ext3" | "ext2" => LARGEST_ON_EXT4,
@@ -218,7 +219,7 @@ impl Store for FileStore {
             path,
             bytes: found.size,
             modified: found.modified,
-            _keep: None,
+            device: None,
         })
     }
 
@@ -252,7 +253,7 @@ impl Store for FileStore {
             Wipe::Zero => self
                 .perform(Effect::Zero { path })
                 .and_then(|()| self.perform(Effect::Truncate { path, size: 0 })),
-            Wipe::Discard => self.perform(Effect::Discard { path }),
+            Wipe::Discard => self.perform(Effect::Discard { path, from: 0 }),
         };
         wiped.context(|| format!("wipe an image ({})", wipe.word()))?;
         Ok(wipe == Wipe::Discard)

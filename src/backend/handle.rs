@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
+use crate::error::HostError;
 use crate::host::{DeviceHold, Effect, Extent, Host, Result};
 
 /// An image that can be read, and written while it is being filled.
@@ -11,8 +14,8 @@ pub struct ImageHandle {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
     pub(super) modified: u64,
-    /// Keeps the device of the image, if it has one.
-    pub(super) _keep: Option<DeviceHold>,
+    /// The device that shows the image, unless the image is a file.
+    pub(super) device: Option<DeviceHold>,
 }
 
 impl ImageHandle {
@@ -37,6 +40,23 @@ impl ImageHandle {
             length,
         };
         self.host.perform(&copy).map(drop)
+    }
+
+    /// Gives a range blocks of its own, with the same content, in a pool that reserves blocks by
+    /// writing them. They are durable only after [`ImageHandle::sync`].
+    pub fn rewrite(&self, offset: u64, length: u64) -> Result<()> {
+        let absent = || HostError::errno("rewrite", &self.path, Errno::ENOTBLK);
+        let device = &self.device.as_ref().ok_or_else(absent)?.device;
+        let range = &(offset..offset + length);
+        let rewrite = Effect::Rewrite { device, range };
+        self.host.perform(&rewrite).map(drop)
+    }
+
+    /// Frees the blocks from an offset on, durably.
+    pub fn discard(&self, from: u64) -> Result<()> {
+        let path = &self.path;
+        self.host.perform(&Effect::Discard { path, from })?;
+        self.sync()
     }
 
     /// Makes the data that was copied into it durable.

@@ -121,6 +121,14 @@ impl PoolBackend {
         self.store().open(image)
     }
 
+    /// Whether an image exists. A crash may have left a record whose image was not created yet.
+    pub fn has_image(&self, image: Image) -> Result<bool> {
+        let size = self.store().size(image);
+        Ok(size
+            .context(|| format!("find the image of {image}"))?
+            .is_some())
+    }
+
     /// Extends an image that is being filled to at least this length.
     pub fn lengthen(&self, image: Image, length: u64) -> Result<()> {
         let longer = self.store().lengthen(image, length, false);

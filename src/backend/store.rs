@@ -4,10 +4,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use uuid::Uuid;
 
+use super::records::part;
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle, MetadataSpace};
-use crate::error::Result;
+use crate::error::{ErrorContext, HostError, Result};
 use crate::host::{self, Budget, Device, DeviceHold, Space};
 use crate::model::Wipe;
 use crate::record::VolumeRecord;
@@ -27,6 +29,8 @@ pub struct Facts {
     /// Whether un-shared blocks are overwritten in place. Otherwise the first write to each block
     /// after a snapshot needs a free one, for which space is kept in the accounts.
     pub unshares: bool,
+    /// Whether the blocks of thick volumes are reserved by writing them, which takes as long as a copy.
+    pub reserves_by_writing: bool,
     /// Why writing zeros would not overwrite the old blocks; `None` if it would.
     pub refuses_zeroing: Option<&'static str>,
     /// The maximum size of an image in bytes.
@@ -71,10 +75,12 @@ pub(super) trait Store: Devices {
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
     /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
-    /// Writes the blocks of an image from `had` bytes on up to `length`, if the kind of pool has no
-    /// other way to reserve them. The content of the image stays.
-    fn write_reserved(&self, _: Image, _had: u64, _length: u64) -> Result<()> {
-        Ok(())
+    /// Opens the image of a volume to reserve blocks beyond what its users can write, up to `length`.
+    /// Returns it with the offset from which on no user can write. Requires
+    /// [`Facts::reserves_by_writing`].
+    fn open_beyond(&self, image: Image, _length: u64) -> Result<(ImageHandle, u64)> {
+        let refused = HostError::errno("reserve", part(image), Errno::EOPNOTSUPP);
+        Err(refused).context(|| format!("extend the image of {image}"))
     }
     /// Extends an image to at least this length, and reserves all its blocks if `reserve` is set.
     fn lengthen(&self, image: Image, length: u64, reserve: bool) -> host::Result<()>;

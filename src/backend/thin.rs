@@ -25,7 +25,8 @@ use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{
-    self, Budget, Device, Effect, FileId, Host, MappedDevice, Space, ThinMessage, ThinPoolStatus,
+    self, Budget, Device, DeviceHold, Effect, FileId, Host, MappedDevice, Space, ThinMessage,
+    ThinPoolStatus,
 };
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, PoolId, Wipe, size};
@@ -204,6 +205,7 @@ impl ThinStore {
             // dm-thin compares times and counts no references: a write to a block that was once
             // shared needs a free block, even if the other image has given it up.
             unshares: false,
+            reserves_by_writing: true,
             refuses_zeroing: Some(
                 "a thin pool writes to new blocks where blocks are shared, and the old blocks would keep their data",
             ),
@@ -284,6 +286,19 @@ impl ThinStore {
         self.find_image(image)?.ok_or_else(absent)
     }
 
+    /// The handle of an image of `bytes` that is shown by a device.
+    fn handle(&self, held: DeviceHold, bytes: u64) -> host::Result<ImageHandle> {
+        let path = held.device.path.clone();
+        let stat = self.host.stat(&path)?;
+        Ok(ImageHandle {
+            host: self.host.clone(),
+            path,
+            bytes,
+            modified: stat.map_or(0, |stat| stat.modified),
+            device: Some(held),
+        })
+    }
+
     /// The bytes of blocks of a thin device; `None` if it does not exist.
     fn allocated(&self, id: u32) -> host::Result<Option<u64>> {
         Ok(self.host.thin_devices(&self.pool)?.get(&id).copied())
@@ -358,21 +373,15 @@ impl Store for ThinStore {
     /// Users cannot write to these blocks before a record is written that has their size, so a repeat
     /// after a crash does no harm. The blocks keep their content, because an error may have hidden
     /// that the record was written.
-    fn write_reserved(&self, image: Image, had: u64, length: u64) -> Result<()> {
-        let doing = || format!("write the blocks of {image}");
+    fn open_beyond(&self, image: Image, length: u64) -> Result<(ImageHandle, u64)> {
+        let doing = || format!("open the thin device of {image} beyond its end");
         let found = self.get_image(image).context(doing)?;
-        let from = match had {
-            // The volume was not answered, so no process writes to it.
-            0 => 0,
-            had => had.max(self.shown_bytes(found)?),
-        };
+        let from = image_bytes(found.size).max(self.shown_bytes(found)?);
         let held = self.open_second(ThinImage {
             size: length,
             ..found
         })?;
-        let device = &held.device;
-        self.perform(Effect::Rewrite { device, from })
-            .context(doing)
+        Ok((self.handle(held, length).context(doing)?, from))
     }
 
     /// A thin device has no length. Its record has one, which its device gets.
@@ -416,15 +425,7 @@ impl Store for ThinStore {
         let doing = || format!("open the thin device of {image}");
         let found = self.get_image(image).context(doing)?;
         let held = self.open_device(found)?;
-        let path = held.device.path.clone();
-        let stat = self.host.stat(&path).context(doing)?;
-        Ok(ImageHandle {
-            host: self.host.clone(),
-            path,
-            bytes: image_bytes(found.size),
-            modified: stat.map_or(0, |stat| stat.modified),
-            _keep: Some(held),
-        })
+        self.handle(held, image_bytes(found.size)).context(doing)
     }
 
     fn copier(&self, source: Image, copy: Image, _: &Arc<Budget>) -> Result<Box<dyn Copier>> {
@@ -473,7 +474,8 @@ impl Store for ThinStore {
             self.remove_devices(image.uuid).context(doing)?;
             let held = self.open_device(image)?;
             let path = &held.device.path;
-            self.perform(Effect::Discard { path }).context(doing)?;
+            self.perform(Effect::Discard { path, from: 0 })
+                .context(doing)?;
         }
         Ok(false)
     }

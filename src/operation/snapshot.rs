@@ -1,6 +1,7 @@
 //! Snapshots, groups of snapshots, and volumes that are created from snapshots or other volumes.
 
 pub(in crate::operation) mod attempt;
+pub(in crate::operation) mod begun;
 pub(in crate::operation) mod copy;
 pub(in crate::operation) mod create;
 pub(in crate::operation) mod cut;
@@ -15,6 +16,7 @@ pub(in crate::operation) mod restore;
 pub(in crate::operation) mod session;
 pub(in crate::operation) mod source;
 pub(in crate::operation) mod thick_space_watchdog;
+pub(in crate::operation) mod write;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

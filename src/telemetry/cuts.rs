@@ -15,7 +15,8 @@ use crate::operation::{CutCounts, Driver};
 /// Writes the metrics of a node, including its copies and present freezes.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     counts(encoder, driver.snapshots.cut_counts())?;
-    let help = "Bytes copied because blocks could not be shared";
+    let help =
+        "Bytes copied because blocks could not be shared, and bytes written to reserve blocks";
     let metric =
         encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
     ConstCounter::new(driver.snapshots.copied()).encode(metric)?;

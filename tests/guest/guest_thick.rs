@@ -22,6 +22,8 @@ use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end, end_pool, runtime}
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
+/// Bytes that the driver writes with one effect.
+const STEP: u64 = 16 * MIB;
 const KEEPS_PROMISES: &str = "default=lvm:slackwater-vg/thin,init,rawBlock=unfiltered";
 
 /// Writes all of a device; whether that succeeded.
@@ -171,9 +173,14 @@ fn a_growth_is_completed_after_the_driver_was_killed() {
                 server.restart();
                 assert_eq!(run("dmsetup", &["ls"]), devices, "{fault}");
                 assert_eq!(length(&raw.target), SIZE, "{fault}");
-                let blocks = if mode == "kill" { SIZE } else { 2 * SIZE };
+                let blocks = if mode == "kill" { SIZE } else { SIZE + STEP };
                 assert_eq!(mapped_bytes(), [blocks], "{fault}");
             }
+            server.restart_with(&[("SLACKWATER_FAULT", "effect.rewrite:error=EIO")]);
+            let grown = server.client().expand(&raw.id, 2 * SIZE).await;
+            grown.expect_err("an error of the disk");
+            assert_eq!(mapped_bytes(), [SIZE], "the growth gave its blocks back");
+            server.restart();
             let client = server.client();
             let granted = client.expand(&raw.id, 2 * SIZE).await.unwrap();
             assert_eq!((granted, mapped_bytes()), (2 * SIZE, vec![2 * SIZE]));

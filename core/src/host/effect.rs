@@ -1,5 +1,6 @@
 //! Every change that the driver makes on disk or in the kernel, as a value.
 
+use std::ops::Range;
 use std::path::Path;
 
 use uuid::Uuid;
@@ -103,10 +104,11 @@ pub enum Effect<'a> {
         /// Size of an allocation in bytes: a power of two.
         bytes: u64,
     },
-    /// Frees all blocks; [`Effect::Trim`] passes the discard on to the pool's disk.
+    /// Frees all blocks from an offset on; [`Effect::Trim`] passes the discard on to the pool's disk.
     Discard {
         /// The image.
         path: &'a Path,
+        from: u64,
     },
     /// FITRIM: discards the free blocks of a file system on the disk below it. If the disk does not
     /// support discard, that is logged and counts as success.
@@ -301,13 +303,13 @@ pub enum Effect<'a> {
     },
     /// Writes zeros to a whole device, durably, so that each of its blocks is allocated.
     FillWithZeros { device: &'a Device },
-    /// Reads a device from an offset on and writes the same again, durably. A thin device then has a
-    /// block of its own wherever it had none or shared one. No other process writes there until it
-    /// returns.
+    /// Reads a range of a device and writes the same again. A thin device then has a block of its own
+    /// wherever it had none or shared one; it is durable after [`Effect::SyncFile`]. No other process
+    /// writes there until it returns.
     Rewrite {
         device: &'a Device,
-        /// A multiple of 4096.
-        from: u64,
+        /// In multiples of 4096.
+        range: &'a Range<u64>,
     },
     /// Sends a message to a thin pool.
     ThinMessage {

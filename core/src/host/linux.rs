@@ -118,7 +118,7 @@ impl LinuxHost {
             Effect::Truncate { path, size } => image::shorten(path, size),
             Effect::Zero { path } => image::zero(path),
             Effect::HintExtents { path, bytes } => image::hint_extents(path, bytes),
-            Effect::Discard { path } => image::discard(path),
+            Effect::Discard { path, from } => image::discard(path, from),
             Effect::Trim { path } => trim::trim(path),
             Effect::TrimVolume { root, least } => trim::trim_volume(root, least),
             Effect::WriteInPlace { .. }
@@ -156,7 +156,7 @@ impl LinuxHost {
                 bytes,
             } => blocks::write(device, offset, bytes),
             Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
-            Effect::Rewrite { device, from } => blocks::rewrite(device, from),
+            Effect::Rewrite { device, range } => blocks::rewrite(device, range),
             Effect::CreateThinSnapshot { prepared } => thin::create_snapshot(prepared),
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }

@@ -148,9 +148,10 @@ pub struct GroupMembership {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyProgress {
-    /// Number of bytes that are copied durably.
+    /// Number of bytes that are copied durably, or written to reserve blocks.
     pub copied: u64,
     /// When the source had last been modified when the copy began, in nanoseconds since 1970: if
-    /// that has changed, the copy starts again.
+    /// that has changed, the copy starts again. Where the blocks of the source are shared already
+    /// and are only written, this is its identity; without a source it is 0.
     pub source_modified: u64,
 }

@@ -61,9 +61,14 @@ pub struct VolumeRecord {
     /// found by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
-    /// Progress of a copy that is not finished, from a source with which blocks cannot be shared.
+    /// Progress of a copy that is not finished, from a source with which blocks cannot be shared, or
+    /// of the writes that reserve the blocks of a new thick volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<super::CopyProgress>,
+    /// A growth that is not finished and reserves blocks by writing them. A program that does not
+    /// know this field writes all of them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<GrowthProgress>,
     /// The incarnation of the volume from which its blocks originate, through any number of copies;
     /// if not set, it is its own. Only images with the same lineage can share blocks. The backend
     /// sets it.
@@ -94,6 +99,15 @@ impl VolumeRecord {
     pub fn lineage(&self) -> Uuid {
         self.lineage.unwrap_or(self.incarnation)
     }
+}
+
+/// How far a thick volume has blocks beyond its end, to which its users cannot write yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrowthProgress {
+    /// No block beyond this offset was written.
+    pub end: u64,
+    /// All blocks before this offset are written durably.
+    pub written: u64,
 }
 
 /// The source from which a volume was created.

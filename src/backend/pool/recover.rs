@@ -4,7 +4,7 @@
 use uuid::Uuid;
 
 use super::PoolBackend;
-use crate::backend::records::TRASH;
+use crate::backend::records::{Entry, TRASH};
 use crate::backend::{Image, Leftover, Leftovers};
 use crate::error::{Result, chain};
 use crate::host::Device;
@@ -40,7 +40,7 @@ impl PoolBackend {
         }
         for leftover in self.leftovers()? {
             *match &leftover {
-                Leftover::Copy(_) => continue,
+                Leftover::Copy(_) | Leftover::Growth(_) => continue,
                 Leftover::Volume(_) => &mut found.half_made,
                 Leftover::Snapshot(_) => &mut found.snapshots,
                 Leftover::Trash { .. } => &mut found.trash,
@@ -64,10 +64,15 @@ impl PoolBackend {
         let of_snapshots = self.snapshots.begun_copies().into_iter();
         let copies = of_volumes.chain(of_snapshots.map(Image::Snapshot));
         let copies = copies.map(Leftover::Copy);
+        let growths = self.volumes.map(|uuid, entry| match entry {
+            Entry::Known(record) => record.growth.map(|_| Leftover::Growth(uuid)),
+            Entry::Damaged(_) => None,
+        });
         Ok(volumes
             .chain(snapshots)
             .chain(trash)
             .chain(copies)
+            .chain(growths.into_iter().flatten())
             .collect())
     }
 
@@ -79,6 +84,7 @@ impl PoolBackend {
             Leftover::Snapshot(uuid) => self.snapshots.delete_abandoned(*uuid),
             Leftover::Copy(Image::Volume(uuid)) => self.volumes.delete_begun_copy(*uuid),
             Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.delete_begun_copy(*uuid),
+            Leftover::Growth(uuid) => self.end_growth(*uuid),
             Leftover::Trash { name, .. } => {
                 if !self.folder.list(TRASH)?.contains(name) {
                     return Ok(false);
@@ -98,6 +104,7 @@ impl PoolBackend {
                 self.snapshots.dir(*uuid)
             }
             Leftover::Trash { name, .. } => self.folder.root.join(TRASH).join(name),
+            Leftover::Growth(_) => return false,
         };
         matches!(self.folder.wipe_of(&dir), Ok(Wipe::Zero))
     }

@@ -71,6 +71,7 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         content_source: None,
         claim: None,
         copy: None,
+        growth: None,
         lineage: None,
         image: 0,
     }

@@ -8,11 +8,11 @@ use uuid::Uuid;
 
 use super::PoolBackend;
 use crate::backend::store::NewImage;
-use crate::backend::{Admit, Image};
-use crate::error::{Error, ErrorContext, Kind, Result, chain};
+use crate::backend::{Admit, Image, ImageHandle};
+use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::model::size::{MIB, image_bytes};
 use crate::model::{Allocation, VolumeId};
-use crate::record::{ContentSource, VolumeRecord, VolumeState};
+use crate::record::{ContentSource, GrowthProgress, VolumeRecord, VolumeState};
 
 /// The bytes that one call un-shares. This takes some tenths of a second, after which the process
 /// can be stopped or can log progress.
@@ -54,7 +54,8 @@ impl PoolBackend {
         })
     }
 
-    /// Creates a volume: intent, image, completed record. `admit` decides whether there is enough
+    /// Creates a volume: intent, image, completed record. In a pool that reserves blocks by writing
+    /// them, a thick volume must be prepared, written and completed instead. `admit` decides whether there is enough
     /// space. It runs before anything is changed, and its input includes the promises of all
     /// operations in progress. On an error everything is undone durably, or the error is
     /// [`Error::RollbackFailed`]. A crash leaves an intent, which [`PoolBackend::clean_up`] or
@@ -157,11 +158,6 @@ impl PoolBackend {
             };
             let created = self.store().create(Image::Volume(record.uuid), new);
             created.context(|| format!("create volume {}", record.uuid))?;
-            if reserve {
-                let image = Image::Volume(record.uuid);
-                self.store()
-                    .write_reserved(image, 0, image_bytes(record.size))?;
-            }
             match record.copy {
                 // A copy that continues after a crash needs its image.
                 Some(_) => self.volumes.sync(record.uuid),
@@ -173,9 +169,10 @@ impl PoolBackend {
     }
 
     /// Extends a filled image to its full length, syncs it and records it as `ready`. A thick
-    /// volume is first reserved and un-shared completely, or written again. A clone of a thick volume is un-shared as
-    /// well, so that no write to the source can fail; for this, `admit` must have checked that the
-    /// size of the clone is free. After an error the caller may continue, or deletes the volume.
+    /// volume is first reserved and un-shared completely, or the caller has written all of it. A clone
+    /// of a thick volume is un-shared as well, so that no write to the source can fail; for this,
+    /// `admit` must have checked that the size of the clone is free. After an error the caller may
+    /// continue, or deletes the volume.
     pub fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
         let (image, length) = (Image::Volume(record.uuid), image_bytes(record.size));
         let prepared = self.volumes.get(record.uuid)?;
@@ -191,9 +188,6 @@ impl PoolBackend {
         if apart {
             self.unshare_unsynced(image, length)?;
         }
-        if thick {
-            self.store().write_reserved(image, 0, length)?;
-        }
         self.volumes.sync_image(record.uuid)?;
         let complete = VolumeRecord {
             state: VolumeState::Ready,
@@ -204,6 +198,19 @@ impl PoolBackend {
         };
         self.volumes.update(&complete)?;
         Ok(complete)
+    }
+
+    /// Records that a prepared volume shares the blocks of its source now and is to be written. A
+    /// crash before leaves an intent, and after it a volume that can be continued.
+    pub fn begin_writing(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
+        let prepared = self.volumes.get(record.uuid)?;
+        let begun = VolumeRecord {
+            lineage: prepared.as_ref().and_then(|prepared| prepared.lineage),
+            image: prepared.map_or(record.image, |prepared| prepared.image),
+            ..record.clone()
+        };
+        self.volumes.update(&begun)?;
+        Ok(begun)
     }
 
     /// Whether the volume was cloned directly from a thick volume. The thick volume could not
@@ -244,15 +251,23 @@ impl PoolBackend {
         Ok(())
     }
 
-    /// Grows the image, then updates the record. On an error the image has its old length again, or
-    /// the error is [`Error::RollbackFailed`].
-    pub fn grow(&self, record: &VolumeRecord, size: u64, admit: Admit<'_>) -> Result<VolumeRecord> {
+    /// Grows the image, then updates the record. `reserve` writes the blocks of a thick volume beyond
+    /// its end, in a pool that reserves blocks in this way; after [`Error::Stopping`] they stay for a
+    /// repeat. On another error the image has its old length again, or the error is
+    /// [`Error::RollbackFailed`].
+    pub fn grow(
+        &self,
+        record: &VolumeRecord,
+        size: u64,
+        admit: Admit<'_>,
+        reserve: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<VolumeRecord> {
         let more = image_bytes(size).saturating_sub(image_bytes(record.size));
         self.admit(admit, |growing| {
             growing.insert(record.uuid, more);
             Ok(())
         })?;
-        let grown = self.grow_admitted(record, size);
+        let grown = self.grow_admitted(record, size, reserve);
         self.growing
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -260,37 +275,42 @@ impl PoolBackend {
         grown
     }
 
-    fn grow_admitted(&self, record: &VolumeRecord, size: u64) -> Result<VolumeRecord> {
+    fn grow_admitted(
+        &self,
+        record: &VolumeRecord,
+        size: u64,
+        reserve: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<VolumeRecord> {
         let doing = || format!("grow volume {}", record.uuid);
         let (store, image) = (self.store(), Image::Volume(record.uuid));
         // The image may be longer than its record says, after a growth whose record could not be
         // written. A device maps all of it, and a file system may have been grown to all of it.
         let before = store.size(image).context(doing)?;
         let before = before.map_or(0, |image| image.length);
-        let reserve = record.allocation == Allocation::Thick;
+        let is_thick = record.allocation == Allocation::Thick;
         let longer = store
-            .lengthen(image, image_bytes(size), reserve)
+            .lengthen(image, image_bytes(size), is_thick)
             .context(doing)
-            .and_then(|()| match reserve {
-                true => store.write_reserved(image, image_bytes(record.size), image_bytes(size)),
-                false => Ok(()),
-            })
+            .and_then(|()| reserve())
             .and_then(|()| self.volumes.sync_image(record.uuid));
-        if let Err(first) = longer {
-            let undo = store
-                .shorten(image, before.max(image_bytes(record.size)))
-                .context(doing)
-                .and_then(|()| self.volumes.sync_image(record.uuid));
-            return Err(match undo {
-                Ok(()) => first,
-                Err(undo) => Error::RollbackFailed {
-                    first: Box::new(first),
-                    undo: chain(&undo),
-                },
-            });
+        match longer {
+            Ok(()) => {}
+            Err(Error::Stopping) => return Err(Error::Stopping),
+            Err(first) => {
+                let undo = store
+                    .shorten(image, before.max(image_bytes(record.size)))
+                    .context(doing)
+                    .and_then(|()| self.volumes.sync_image(record.uuid))
+                    .and_then(|()| self.end_growth(record.uuid).map(drop));
+                return Err(first.with_undo(undo));
+            }
         }
+        // A growth that wanted more has left blocks, which are freed when no call asks for them.
+        let end = image_bytes(size);
+        let growth = self.volumes.get(record.uuid)?.and_then(|it| it.growth);
         let grown = VolumeRecord {
             size,
+            growth: growth.filter(|growth| growth.end > end),
             ..record.clone()
         };
         // After an error it is unknown whether the new record is durable, so the image keeps its
@@ -303,5 +323,53 @@ impl PoolBackend {
                 undo: "the image is longer than its record states".into(),
             })?;
         Ok(grown)
+    }
+
+    /// Opens the image of a volume to write blocks beyond what its users can write, up to `end`, and
+    /// records that durably. Returns it with the progress, which is continued.
+    pub fn begin_growth(
+        &self,
+        record: &VolumeRecord,
+        end: u64,
+    ) -> Result<(ImageHandle, GrowthProgress)> {
+        let image = Image::Volume(record.uuid);
+        let (opened, from) = self.store().open_beyond(image, end)?;
+        let begun = record.growth;
+        let growth = GrowthProgress {
+            end: begun.map_or(end, |begun| begun.end.max(end)),
+            written: begun.map_or(from, |begun| begun.written.max(from)),
+        };
+        self.save_growth(record, growth)?;
+        Ok((opened, growth))
+    }
+
+    /// Records how far the blocks beyond the end of a volume are written durably.
+    pub fn save_growth(&self, record: &VolumeRecord, growth: GrowthProgress) -> Result<()> {
+        self.volumes.update(&VolumeRecord {
+            growth: Some(growth),
+            ..record.clone()
+        })
+    }
+
+    /// Frees the blocks that an unfinished growth has left beyond the end of a volume, and returns
+    /// whether there was one. No record ever states blocks that were freed, or omits some that were
+    /// not.
+    pub(super) fn end_growth(&self, uuid: Uuid) -> Result<bool> {
+        let record = self.volumes.get(uuid)?;
+        let Some((GrowthProgress { end, .. }, record)) =
+            record.and_then(|it| Some((it.growth?, it)))
+        else {
+            return Ok(false);
+        };
+        let image = Image::Volume(uuid);
+        let (opened, from) = self.store().open_beyond(image, end)?;
+        if from < end {
+            self.save_growth(&record, GrowthProgress { end, written: 0 })?;
+            let freed = opened.discard(from);
+            freed.context(|| format!("free the blocks beyond the end of {image}"))?;
+        }
+        let growth = None;
+        self.volumes.update(&VolumeRecord { growth, ..record })?;
+        Ok(true)
     }
 }

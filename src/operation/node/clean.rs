@@ -66,7 +66,8 @@ impl Driver {
             let Ok(_locks) = self.lock_leftover(&leftover) else {
                 continue;
             };
-            if let Leftover::Copy(Image::Volume(uuid) | Image::Snapshot(uuid)) = leftover
+            if let Leftover::Copy(Image::Volume(uuid) | Image::Snapshot(uuid))
+            | Leftover::Growth(uuid) = leftover
                 && !self.snapshots.copies.is_forgotten(uuid, self.host.now())
             {
                 continue;
@@ -86,7 +87,9 @@ impl Driver {
 
     fn lock_leftover(&self, leftover: &Leftover) -> Result<Vec<LockGuard>> {
         let keys = match leftover {
-            Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => {
+            Leftover::Volume(uuid)
+            | Leftover::Copy(Image::Volume(uuid))
+            | Leftover::Growth(uuid) => {
                 vec![Key::Volume(*uuid)]
             }
             Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {

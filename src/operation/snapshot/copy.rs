@@ -1,10 +1,12 @@
-//! Copies that cannot share blocks: from one pool to another, and in a pool without reflink.
+//! Copies that cannot share blocks: from one pool to another, and in a pool without reflink. The
+//! blocks of thick volumes are written in the same way where nothing else reserves them.
 //!
 //! A volume is copied only while it is not in use, and never under a freeze: NodeStageVolume aborts
 //! the copy. Copies log their progress, have a limited rate, and continue after a restart if the
 //! source has not changed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use super::source::Source;
 use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
 use crate::error::{Error, ErrorContext, Result};
+use crate::host;
 use crate::model::pool::WAY_OUT;
 use crate::model::size::MIB;
 use crate::model::{Level, PoolId, SnapshotId};
@@ -64,6 +67,38 @@ pub(in crate::operation) fn begin_at(
         source_modified: source.modified(),
     };
     Ok((source, begin))
+}
+
+/// The range of an image that is to be filled.
+pub(in crate::operation) struct Filling<'a> {
+    pub(in crate::operation) image: Image,
+    /// The image that is copied; nothing is copied beyond its end.
+    pub(in crate::operation) source: Option<&'a ImageHandle>,
+    pub(in crate::operation) target: &'a ImageHandle,
+    /// The blocks of the target are reserved by writing them.
+    pub(in crate::operation) reserves: bool,
+    pub(in crate::operation) range: Range<u64>,
+}
+
+impl Filling<'_> {
+    fn verb(&self) -> &'static str {
+        match self.source {
+            Some(_) => "copy into",
+            None => "write all blocks of",
+        }
+    }
+
+    fn step(&self, at: u64, length: u64) -> host::Result<()> {
+        if let Some(source) = self.source
+            && at < source.bytes()
+        {
+            source.copy_to(self.target, at, length.min(source.bytes() - at))?;
+        }
+        match self.reserves {
+            true => self.target.rewrite(at, length),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Seconds after which an unfinished copy is forgotten if no call has asked for it since. Sidecars
@@ -237,42 +272,38 @@ impl Snapshots {
         Ok(copying)
     }
 
-    /// Copies all of one image into another, `image`, from `progress` on, at a bounded rate. `save`
-    /// records durably how far the copy is; it is called once that much of the copy is durable.
-    pub(in crate::operation) fn copy(
+    /// Fills a range of an image at a bounded rate, durably at the end. `save` records durably how
+    /// far the image is filled; it is called once that much of it is durable.
+    pub(in crate::operation) fn fill(
         &self,
         copying: &Copying<'_>,
-        image: Image,
-        [source, target]: [&ImageHandle; 2],
-        progress: CopyProgress,
-        mut save: impl FnMut(CopyProgress) -> Result<()>,
+        filling: &Filling<'_>,
+        mut save: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        let doing = || format!("copy into {image}");
-        let bytes = source.bytes();
-        let (mut at, mut saved) = (progress.copied, progress.copied);
-        while at < bytes {
+        let doing = || format!("{} {}", filling.verb(), filling.image);
+        let (mut at, end) = (filling.range.start, filling.range.end);
+        let mut saved = at;
+        while at < end {
             copying.check()?;
             let stopping = self.pools.in_flight.is_stopping();
             if stopping || at - saved >= SAVE {
-                target.sync().context(doing)?;
-                save(CopyProgress {
-                    copied: at,
-                    ..progress
-                })?;
+                filling.target.sync().context(doing)?;
+                save(at)?;
                 saved = at;
-                tracing::info!(destination = %image, copied = at, of = bytes, "copying");
+                tracing::info!(destination = %filling.image, copied = at, of = end, "{}", match filling.source { Some(_) => "copying", None => "writing all blocks" });
                 if stopping {
                     return Err(Error::Stopping);
                 }
             }
-            let length = STEP.min(bytes - at);
+            let length = STEP.min(end - at);
             let next = self.copies.step(copying.pools, length);
-            source.copy_to(target, at, length).context(doing)?;
+            filling.step(at, length).context(doing)?;
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             self.host
                 .pause(next.saturating_duration_since(Instant::now()));
         }
+        filling.target.sync().context(doing)?;
         copying.check()
     }
 
@@ -295,6 +326,8 @@ impl Snapshots {
                 && begun
                     .copy
                     .is_some_and(|copy| copy.source_modified == begin.source_modified)
+                // If that is unknown, opening it fails.
+                && pool.backend.has_image(Image::Snapshot(id.uuid)).unwrap_or(true)
         });
         let mut record = match begun {
             Some(begun) => begun,
@@ -313,8 +346,15 @@ impl Snapshots {
         let image = Image::Snapshot(id.uuid);
         let from = record.copy.unwrap_or(begin);
         let copied = pool.backend.open_image(image).and_then(|target| {
-            self.copy(&copying, image, [&from_image, &target], from, |progress| {
-                record.copy = Some(progress);
+            let filling = Filling {
+                image,
+                source: Some(&from_image),
+                target: &target,
+                reserves: false,
+                range: from.copied..from_image.bytes(),
+            };
+            self.fill(&copying, &filling, |copied| {
+                record.copy = Some(CopyProgress { copied, ..from });
                 pool.backend.update_snapshot(&record)
             })
         });

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::copy::begin_at;
+use super::begun::{find_begun, is_written};
+use super::copy::{Filling, begin_at};
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
@@ -19,7 +20,9 @@ use crate::operation::detach::CleanUp;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_copy, minimum_size};
 use crate::operation::{CreateVolume, Pool, Snapshots, Volume};
-use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
+use crate::record::{
+    ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
+};
 
 /// The content of a new volume.
 pub(in crate::operation) enum Content {
@@ -59,6 +62,19 @@ impl Content {
         match self {
             Content::Snapshot { record, .. } => record.formatted.as_ref(),
             Content::Volume(source) => source.record.formatted.as_ref(),
+        }
+    }
+
+    /// Whether a volume in this pool can share blocks with it.
+    pub(in crate::operation) fn shares_with(&self, pool: &Pool) -> bool {
+        pool.id() == self.pool().id() && pool.backend.facts.shares_blocks
+    }
+
+    /// A number that is another one if the object was deleted and created again.
+    pub(in crate::operation) fn identity(&self) -> u64 {
+        match self {
+            Content::Snapshot { record, .. } => record.cut_at,
+            Content::Volume(source) => source.record.incarnation.as_u64_pair().0,
         }
     }
 
@@ -156,16 +172,28 @@ impl Snapshots {
         record: VolumeRecord,
         content: &Content,
     ) -> Result<Volume> {
-        let shares = pool.id() == content.pool().id() && pool.backend.facts.shares_blocks;
-        let made = match content {
-            _ if !shares => return self.copy_volume(pool, record, content),
-            Content::Snapshot { .. } => self.filled(pool, &record, || {
+        if !content.shares_with(pool) {
+            return self.copy_volume(pool, record, content);
+        }
+        let made = self.share(pool, &record, content);
+        made.map(|record| self.pools.volume(pool, &record))
+    }
+
+    /// Creates a volume that shares the blocks of its content. If its blocks are to be written then,
+    /// which `copy` in the record says, it is not complete yet.
+    pub(in crate::operation) fn share(
+        &self,
+        pool: &Arc<Pool>,
+        record: &VolumeRecord,
+        content: &Content,
+    ) -> Result<VolumeRecord> {
+        match content {
+            Content::Snapshot { .. } => self.filled(pool, record, || {
                 let copy = Image::Volume(record.uuid);
                 pool.backend.clone_quiet(content.image(), copy)
             }),
-            Content::Volume(source) => self.clone_volume(pool, &record, source),
-        };
-        made.map(|record| self.pools.volume(pool, &record))
+            Content::Volume(source) => self.clone_volume(pool, record, source),
+        }
     }
 
     /// Clones a volume, in use or not, by a cut.
@@ -206,7 +234,8 @@ impl Snapshots {
         })
     }
 
-    /// Prepares a volume, fills it, gives it an identity of its own, and completes it.
+    /// Prepares a volume, fills it, gives it an identity of its own, and completes it, unless its
+    /// blocks are to be written.
     fn filled(
         &self,
         pool: &Arc<Pool>,
@@ -217,8 +246,16 @@ impl Snapshots {
         // created.
         let ended = pool.backend.volumes.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        self.prepare(pool, record)?;
-        let made = fill().and_then(|()| self.finish(pool, record));
+        let intent = VolumeRecord {
+            copy: None,
+            ..record.clone()
+        };
+        self.prepare(pool, &intent)?;
+        let filled = fill().and_then(|()| self.identify(pool, record));
+        let made = filled.and_then(|record| match record.copy {
+            Some(_) => pool.backend.begin_writing(&record),
+            None => pool.backend.complete(&record),
+        });
         made.map_err(|first| undo_volume(pool, record, first))
     }
 
@@ -242,12 +279,8 @@ impl Snapshots {
         })
     }
 
-    /// Turns a filled image into a volume that can be reported.
-    pub(in crate::operation) fn finish(
-        &self,
-        pool: &Pool,
-        record: &VolumeRecord,
-    ) -> Result<VolumeRecord> {
+    /// Gives a filled image an identity of its own.
+    fn identify(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
         let mut record = record.clone();
         if let Some(formatted) = &mut record.formatted
             && formatted.kind == FormattedAs::Btrfs
@@ -259,8 +292,7 @@ impl Snapshots {
             let image = Image::Volume(record.uuid);
             pool.backend.renew_fs_id(image, formatted.uuid)?;
         }
-        record.copy = None;
-        pool.backend.complete(&record)
+        Ok(record)
     }
 
     /// The pool of a volume that has a source: that of the source, unless the class names another
@@ -292,13 +324,7 @@ impl Snapshots {
         let pools = [content.pool().id(), pool.id()];
         let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
         let (source, begin) = begin_at(content.pool(), content.image())?;
-        let begun = pool.backend.volumes.get(record.uuid)?.filter(|begun| {
-            begun.content_source == record.content_source
-                && begun.size == record.size
-                && begun
-                    .copy
-                    .is_some_and(|copy| copy.source_modified == begin.source_modified)
-        });
+        let begun = find_begun(pool, &record, begin.source_modified)?;
         let mut record = match begun {
             Some(begun) => begun,
             None => {
@@ -315,12 +341,23 @@ impl Snapshots {
         let target = pool.backend.lengthen(image, source.bytes());
         let target = target.and_then(|()| pool.backend.open_image(image));
         let copied = target.and_then(|target| {
-            self.copy(&copying, image, [&source, &target], from, |progress| {
-                record.copy = Some(progress);
+            let reserves = is_written(pool, &record);
+            let beyond = if reserves { target.bytes() } else { 0 };
+            let filling = Filling {
+                image,
+                source: Some(&source),
+                target: &target,
+                reserves,
+                range: from.copied..source.bytes().max(beyond),
+            };
+            self.fill(&copying, &filling, |copied| {
+                record.copy = Some(CopyProgress { copied, ..from });
                 pool.backend.update(&record)
             })
         });
-        let done = copied.and_then(|()| self.finish(pool, &record));
+        let done = copied
+            .and_then(|()| self.identify(pool, &record))
+            .and_then(|record| pool.backend.complete(&record));
         match done {
             Ok(record) => Ok(self.pools.volume(pool, &record)),
             // What was copied stays for a repeat.
@@ -348,7 +385,7 @@ fn of_thick(
 }
 
 /// Deletes a volume whose creation failed.
-fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
+pub(super) fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
     let _clean_up = CleanUp::after(&first);
     first.with_undo(pool.backend.volumes.delete(record.uuid))
 }

@@ -15,6 +15,7 @@ use crate::model::{
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
 use crate::operation::pools::pool::Pool;
+use crate::operation::snapshot::begun::is_written;
 use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
@@ -83,10 +84,20 @@ impl Volumes {
             mkfs::check("parameters", fs, &request.parameters.mkfs_options)?;
         }
         check_new("parameters", "volume_capabilities", &record)?;
+        let record = match &content {
+            Some(content) => self.snapshots.inherit(record, request, content)?,
+            None => record,
+        };
+        if let Some(content) = &content {
+            fits_disk(&pool, &record, content)?;
+        }
+        let content = content.as_ref();
+        if is_written(&pool, &record) && content.is_none_or(|it| it.shares_with(&pool)) {
+            let record = self.snapshots.write_volume(&pool, record, content)?;
+            return Ok(self.pools.volume(&pool, &record));
+        }
         if let Some(content) = content {
-            let record = self.snapshots.inherit(record, request, &content)?;
-            fits_disk(&pool, &record, &content)?;
-            return self.snapshots.make_from(&pool, record, &content);
+            return self.snapshots.make_from(&pool, record, content);
         }
         // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
         let ended = pool.backend.volumes.delete_unanswered(id.uuid);
@@ -168,6 +179,7 @@ impl Volumes {
             content_source: None,
             claim: parameters.claim.clone(),
             copy: None,
+            growth: None,
             lineage: None,
             image: 0,
         })

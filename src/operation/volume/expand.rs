@@ -9,7 +9,6 @@ use crate::error::{Error, Result, chain};
 use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
-use crate::operation::pools::capacity::admit;
 use crate::operation::usage::view::View;
 use crate::operation::{ExpandNode, ExpandVolume, Expanded, Volumes, usage};
 use crate::record::VolumeRecord;
@@ -34,9 +33,7 @@ impl Volumes {
             });
         }
         if wanted > record.size {
-            pool.backend.grow(&record, wanted, &|space| {
-                admit(&pool, space, record.allocation, record.size, wanted)
-            })?;
+            self.snapshots.grow(&pool, &record, wanted)?;
         }
         Ok(Expanded {
             size: wanted,

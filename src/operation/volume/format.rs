@@ -155,6 +155,7 @@ mod tests {
             content_source: None,
             claim: None,
             copy: None,
+            growth: None,
             lineage: None,
             image: 0,
         }

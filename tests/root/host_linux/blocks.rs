@@ -248,12 +248,16 @@ fn discarding_gives_all_blocks_back() {
         let image = scratch.image("a", 64 * MIB);
         fs::write(&image.path, vec![1; 64 << 20]).unwrap();
         assert!(scratch.allocated(&image) >= 64 * MIB);
-        scratch.done(&Effect::Discard { path: &image.path });
+        scratch.done(&Effect::Discard {
+            path: &image.path,
+            from: 0,
+        });
         let left = scratch.host.stat(&image.path).unwrap().unwrap();
         assert_eq!((left.size, left.allocated), (64 * MIB, 0), "{fs}");
         scratch.image("empty", 0);
         scratch.done(&Effect::Discard {
             path: &scratch.pool.join("empty"),
+            from: 0,
         });
     }
 }

@@ -146,7 +146,10 @@ fn a_link_in_a_pool_is_neither_read_nor_written() {
             size: 4096,
             reserve: false,
         },
-        Effect::Discard { path: &link },
+        Effect::Discard {
+            path: &link,
+            from: 0,
+        },
     ];
     for effect in effects {
         assert!(host.perform(&effect).is_err(), "{}", effect.name());

@@ -2,6 +2,7 @@
 //! another process or another mapped device has written.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::files::failed;
@@ -74,15 +75,20 @@ pub(super) fn write(device: &Device, offset: u64, bytes: &[u8]) -> Result<()> {
 /// The zeros are written one after another: a request to zero a range, and a write of zeros that the
 /// kernel recognizes, need not allocate blocks.
 pub(super) fn fill_with_zeros(device: &Device) -> Result<()> {
-    each_piece(device, 0, |open, bytes, at| {
+    let open = loop_device::open_direct(device, true)?;
+    let size = sys::block_bytes(&open)
+        .map_err(|errno| HostError::errno("read the size of", &device.path, errno))?;
+    each_piece(0..size, |bytes, at| {
         open.write_all_at(bytes, at)
             .map_err(failed("zero", &device.path))
-    })
+    })?;
+    flush(&open, device)
 }
 
 /// Zeros are written as well: a thin device without a block reads as zeros.
-pub(super) fn rewrite(device: &Device, from: u64) -> Result<()> {
-    each_piece(device, from, |open, bytes, at| {
+pub(super) fn rewrite(device: &Device, range: &Range<u64>) -> Result<()> {
+    let open = loop_device::open_direct(device, true)?;
+    each_piece(range.clone(), |bytes, at| {
         open.read_exact_at(bytes, at)
             .map_err(failed("read", &device.path))?;
         open.write_all_at(bytes, at)
@@ -90,24 +96,16 @@ pub(super) fn rewrite(device: &Device, from: u64) -> Result<()> {
     })
 }
 
-/// Calls a function with the memory and the offset of each piece of a device, from an offset on, and
-/// then flushes the device.
-fn each_piece(
-    device: &Device,
-    from: u64,
-    write: impl Fn(&File, &mut [u8], u64) -> Result<()>,
-) -> Result<()> {
-    let open = loop_device::open_direct(device, true)?;
-    let size = sys::block_bytes(&open)
-        .map_err(|errno| HostError::errno("read the size of", &device.path, errno))?;
+/// Calls a function with the memory and the offset of each piece of a range.
+fn each_piece(range: Range<u64>, write: impl Fn(&mut [u8], u64) -> Result<()>) -> Result<()> {
     let mut memory = Aligned::zeros(PIECE);
-    let mut at = from;
-    while at < size {
-        let piece = (size - at).min(PIECE as u64) as usize;
-        write(&open, &mut memory.bytes()[..piece], at)?;
+    let mut at = range.start;
+    while at < range.end {
+        let piece = (range.end - at).min(PIECE as u64) as usize;
+        write(&mut memory.bytes()[..piece], at)?;
         at += piece as u64;
     }
-    flush(&open, device)
+    Ok(())
 }
 
 fn flush(open: &File, device: &Device) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Image files: their length and their blocks.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -259,26 +260,27 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
     Ok(())
 }
 
-pub(super) fn discard(path: &Path) -> Result<()> {
+pub(super) fn discard(path: &Path, from: u64) -> Result<()> {
     let file = open_existing(path, true)?;
     let size = length(&file, path)?;
     if is_device(&file, path)? {
-        return discard_device(&file, path, size);
+        return discard_device(&file, path, from..size);
     }
-    if size > 0 {
+    if size > from {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(&file, punch, 0, offset(size, path)?)
+        let (at, length) = (offset(from, path)?, offset(size - from, path)?);
+        fallocate(&file, punch, at, length)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
     }
     Ok(())
 }
 
 /// The kernel frees the blocks of one request under a lock for the whole thin pool, so each is short.
-fn discard_device(device: &File, path: &Path, size: u64) -> Result<()> {
+fn discard_device(device: &File, path: &Path, range: Range<u64>) -> Result<()> {
     const STEP: u64 = 1 << 30;
-    let mut at = 0;
-    while at < size {
-        let length = STEP.min(size - at);
+    let mut at = range.start;
+    while at < range.end {
+        let length = STEP.min(range.end - at);
         sys::block_discard(device, at, length)
             .map_err(|errno| HostError::errno("discard the blocks of", path, errno))?;
         at += length;

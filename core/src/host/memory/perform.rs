@@ -37,7 +37,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::Truncate { path, .. }
         | Effect::Zero { path }
         | Effect::HintExtents { path, .. }
-        | Effect::Discard { path }
+        | Effect::Discard { path, .. }
         | Effect::Trim { path }
         | Effect::Unshare { path, .. }
         | Effect::MakeTarget { path, .. }
@@ -112,7 +112,8 @@ impl Machine {
                 self.trim_volume(number_of(&root.device).ok_or(Errno::ENOTBLK)?)?;
             }
             Effect::Zero { path } => self.erase(process, path, true)?,
-            Effect::Discard { path } => self.erase(process, path, false)?,
+            Effect::Discard { path, from: 0 } => self.erase(process, path, false)?,
+            Effect::Discard { path, from } => self.discard_from(process, path, *from)?,
             Effect::CloneWhole { .. }
             | Effect::ClonePreFreeze { .. }
             | Effect::CloneDelta { .. }
@@ -162,7 +163,7 @@ impl Machine {
                 bytes,
             } => self.write_blocks(process, device, *offset as usize, bytes),
             Effect::FillWithZeros { device } => self.fill_with_zeros(device),
-            Effect::Rewrite { device, from } => self.rewrite(device, *from),
+            Effect::Rewrite { device, range } => self.rewrite(device, range),
             Effect::DisableDiscard { device } => {
                 let number = number_of(device).ok_or(Errno::ENOTBLK)?;
                 self.dev_mut(number)?.no_discard = true;

@@ -2,6 +2,7 @@
 //! directories, which the driver reaches by their paths. Other file systems show only what users
 //! write.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -164,35 +165,60 @@ impl Machine {
         Ok(())
     }
 
-    pub(super) fn rewrite(&mut self, device: &Device, from: u64) -> Result<(), HostCause> {
+    pub(super) fn rewrite(&mut self, device: &Device, range: &Range<u64>) -> Result<(), HostCause> {
         let number = number_of(device).ok_or(Errno::ENOTBLK)?;
         let ino = self.image_of(number)?;
-        let bytes = self.dev(number)?.bytes;
-        if from > self.disk.file(ino)?.live.allocated() {
+        let (offset, end) = (range.start, range.end);
+        if end > self.dev(number)?.bytes {
+            return Err(Errno::ENOSPC.into());
+        }
+        if offset > self.disk.file(ino)?.live.allocated() {
             let path = device.path.display();
             self.violation(format!("{path} has no blocks before the rewritten ones"));
         }
-        let shown = |other: &u32| *other != number && self.is_used(*other);
-        let users: Vec<u32> = self.loops_on(ino).into_iter().filter(shown).collect();
-        let is_raced = |other: &u32| self.loops.get(other).is_some_and(|it| it.bytes > from);
-        if users.iter().any(is_raced) {
+        if self.is_shown_beyond(ino, offset, number) {
             let path = device.path.display();
             self.violation(format!("{path} is rewritten where its users can write"));
         }
-        self.unshare_from(ino, from, bytes)?;
-        self.sync_loop(number);
+        self.unshare_range(ino, offset, end)?;
         Ok(())
     }
 
-    /// Gives a file blocks of its own from an offset on, for a length of `bytes` in total.
-    fn unshare_from(&mut self, ino: Ino, from: u64, bytes: u64) -> Result<(), Errno> {
+    pub(super) fn discard_from(
+        &mut self,
+        process: Process,
+        path: &Path,
+        from: u64,
+    ) -> Result<(), HostCause> {
+        let ino = self.must_find(process, path)?;
+        let own = self.loops_on(ino).into_iter();
+        let own = own.max_by_key(|number| self.loops.get(number).map(|it| it.bytes));
+        if own.is_some_and(|own| self.is_shown_beyond(ino, from, own)) {
+            let path = path.display();
+            self.violation(format!("{path} is discarded where its users can write"));
+        }
+        let data = self.data_mut(ino)?;
+        data.reserved = data.reserved.min(from);
+        self.disk.changed(ino, 0)?;
+        Ok(())
+    }
+
+    /// Whether a user of another device of an image than this one can write beyond an offset.
+    fn is_shown_beyond(&self, ino: Ino, offset: u64, own: u32) -> bool {
+        let others = self.loops_on(ino).into_iter();
+        let mut users = others.filter(|other| *other != own && self.is_used(*other));
+        users.any(|other| self.loops.get(&other).is_some_and(|it| it.bytes > offset))
+    }
+
+    /// Gives a file blocks of its own in a range of bytes.
+    fn unshare_range(&mut self, ino: Ino, from: u64, to: u64) -> Result<(), Errno> {
         let others = self.places_of_others(ino);
         self.within_room(ino, |machine, before| {
-            let blocks = within(before.map.len(), from..bytes);
+            let blocks = within(before.map.len(), from..to);
             let shared = blocks.filter(|index| others.contains(&before.map[*index]));
             machine.disk.place_anew(ino, &shared.collect::<Vec<_>>())?;
             let data = machine.data_mut(ino)?;
-            data.reserved = data.reserved.max(bytes);
+            data.reserved = data.reserved.max(to);
             machine.disk.changed(ino, 0)
         })
     }

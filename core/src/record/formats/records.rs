@@ -56,6 +56,7 @@ fn volume() -> VolumeRecord {
         content_source: None,
         claim: None,
         copy: None,
+        growth: None,
         lineage: None,
         image: 0,
     }

@@ -65,14 +65,18 @@ fn the_mapped_device_of_a_thick_volume_grows_and_takes_no_discards() {
     let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
     let devices = backend.devices();
     let attached = devices.attach(&thick, RAW).unwrap();
-    let grown = backend.grow(&thick, 2 * SIZE, &any).unwrap();
+    let grown = backend
+        .grow(&thick, 2 * SIZE, &any, &mut || Ok(()))
+        .unwrap();
     devices.resize(&grown, &attached.device).unwrap();
     assert_eq!(host.device_bytes(&attached.device).unwrap(), 2 * SIZE);
     let log = host.effect_log();
     let of = |name: &str| log.iter().filter(|it| it.starts_with(name)).count();
     assert_eq!((of("forbid_discard"), of("load_linear")), (2, 2));
     // A growth that ended before the device was resized.
-    let grown = backend.grow(&grown, 3 * SIZE, &any).unwrap();
+    let grown = backend
+        .grow(&grown, 3 * SIZE, &any, &mut || Ok(()))
+        .unwrap();
     let again = devices.attach(&grown, RAW).unwrap();
     assert_eq!(host.device_bytes(&again.device).unwrap(), 3 * SIZE);
     assert_eq!(host.violations(), Vec::<String>::new());

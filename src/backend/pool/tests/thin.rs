@@ -53,10 +53,21 @@ fn volumes_snapshots_and_restores_are_thin_devices() {
     assert_eq!(host.violations(), Vec::<String>::new());
 }
 
+/// Creates a thick volume and writes all of its blocks.
+fn thick(backend: &PoolBackend) -> VolumeRecord {
+    let record = volume(1, Allocation::Thick);
+    backend.prepare(&record, &any).unwrap();
+    let image = backend.open_image(Image::Volume(record.uuid)).unwrap();
+    image.rewrite(0, SIZE).unwrap();
+    image.sync().unwrap();
+    drop(image);
+    backend.complete(&record).unwrap()
+}
+
 #[test]
 fn a_thick_volume_takes_every_write_while_the_pool_is_full() {
     let (host, backend) = pool();
-    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let thick = thick(&backend);
     let size = backend.store().size(Image::Volume(thick.uuid)).unwrap();
     assert_eq!(size.unwrap().allocated, SIZE);
     let thin = backend.create(volume(2, Allocation::Thin), &any).unwrap();
@@ -84,7 +95,7 @@ fn a_thick_volume_takes_every_write_while_the_pool_is_full() {
 #[test]
 fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
     let (host, backend) = pool();
-    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let thick = thick(&backend);
     let attached = backend.devices().attach(&thick, WRITE).unwrap();
     let seen = |log: &[String]| {
         log.iter()
@@ -99,7 +110,7 @@ fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
 #[test]
 fn a_snapshot_of_a_thick_volume_leaves_it_no_blocks_of_its_own() {
     let (_, backend) = pool();
-    let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
+    let thick = thick(&backend);
     assert_eq!(backend.space().unwrap().own, SIZE);
     let made = cut(&backend, 2, &thick);
     backend.unshare(Image::Snapshot(made.uuid), SIZE).unwrap();
@@ -211,7 +222,7 @@ fn a_device_is_found_used_again_resized_and_removed() {
     let again = devices.attach(&made, WRITE).unwrap();
     assert_eq!(attached.device, again.device);
     assert_eq!(devices.find(made.uuid).unwrap().len(), 1);
-    let grown = backend.grow(&made, 2 * SIZE, &any).unwrap();
+    let grown = backend.grow(&made, 2 * SIZE, &any, &mut || Ok(())).unwrap();
     devices.resize(&grown, &attached.device).unwrap();
     assert_eq!(host.device_bytes(&attached.device).unwrap(), grown.size);
     let device = attached.device.clone();

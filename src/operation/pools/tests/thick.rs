@@ -319,3 +319,165 @@ fn a_creation_that_is_interrupted_leaves_no_blocks_behind() {
         assert!(each.any(|n| interrupted(n, mode)));
     }
 }
+
+fn begin_thick(driver: &Driver) -> String {
+    let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
+    made.id.to_string()
+}
+
+/// The number of the effect with which step `n` of a call writes blocks.
+fn find_step(n: usize, begin: Begin, call: Call<'_>) -> usize {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin(&driver);
+    let before = host.effect_log().len();
+    call(&driver, &id).unwrap();
+    let log = host.effect_log();
+    let names = log[before..].iter().enumerate();
+    let mut steps = names.filter(|(_, name)| name.starts_with("rewrite"));
+    steps.nth(n).unwrap().0 + 1
+}
+
+type Begin = fn(&Driver) -> String;
+type Call<'a> = &'a dyn Fn(&Driver, &str) -> Result<()>;
+
+/// Bytes that the repeat of a call writes after a power loss at its step 50, of at least 64.
+fn written_again(begin: Begin, call: Call<'_>) -> u64 {
+    let step = find_step(50, begin, call);
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin(&driver);
+    host.fail_effect(step, FaultMode::CrashBefore);
+    call(&driver, &id).unwrap_err();
+    drop(driver);
+    let host = host.reboot(true);
+    let driver = keeping_promises(&host);
+    driver.clean(driver.served()[0]);
+    call(&driver, &id).unwrap();
+    assert_eq!(host.violations(), Vec::<String>::new());
+    assert_eq!(capacity(&driver, Allocation::Thick) % GRAIN, 0);
+    driver.snapshots.copied()
+}
+
+#[test]
+fn a_repeat_writes_only_the_blocks_that_were_not_written_before_a_crash() {
+    let blank: Call<'_> = &|driver, _| driver.volumes.create_volume(&thick("b", GIB)).map(drop);
+    assert_eq!(written_again(|_| String::new(), blank), GIB / 2);
+
+    let restored: Call<'_> = &|driver, id| {
+        let mut copy = thick("b", GIB);
+        copy.content_source = Some(ContentSource::Snapshot(id.into()));
+        driver.volumes.create_volume(&copy).map(drop)
+    };
+    let begin: Begin = |driver| {
+        let id = begin_thick(driver);
+        let made = driver.snapshots.create_snapshot(&snapshot(&id)).unwrap();
+        made.id.to_string()
+    };
+    assert_eq!(written_again(begin, restored), GIB / 2);
+
+    let cloned: Call<'_> = &|driver, id| {
+        let mut copy = thick("b", GIB);
+        copy.content_source = Some(ContentSource::Volume(id.into()));
+        driver.volumes.create_volume(&copy).map(drop)
+    };
+    assert_eq!(written_again(begin_thick, cloned), GIB / 2);
+
+    // The blocks that are written already are not required a second time.
+    let driver = keeping_promises(&MemoryHost::new());
+    let all = capacity(&driver, Allocation::Thick);
+    let grown: Call<'_> = &|driver, id| driver.volumes.expand_volume(&growth(id, all)).map(drop);
+    assert_eq!(written_again(begin_thick, grown), all - GIB - GIB / 2);
+}
+
+#[test]
+fn a_thick_volume_is_written_at_the_rate_of_copies_and_within_their_number() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin_thick(&driver);
+    let before = host.now();
+    begin_another(&driver).unwrap();
+    assert!(host.now() - before >= 3, "1 GiB at 256 MiB/s");
+
+    let pools = [driver.served()[0]; 2];
+    let begin = || driver.snapshots.begin_copy(None, None, pools);
+    let running: Vec<_> = std::iter::from_fn(|| begin().ok()).collect();
+    let refused = [
+        driver.volumes.create_volume(&thick("c", GIB)).map(drop),
+        driver
+            .volumes
+            .expand_volume(&growth(&id, 2 * GIB))
+            .map(drop),
+    ];
+    let is_pending = |it: &Result<()>| matches!(it, Err(Error::Pending { .. }));
+    assert!(refused.iter().all(is_pending), "{refused:?}");
+    drop(running);
+    driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
+}
+
+fn begin_another(driver: &Driver) -> Result<()> {
+    driver.volumes.create_volume(&thick("b", GIB)).map(drop)
+}
+
+#[test]
+fn a_stop_keeps_what_was_written_for_a_repeat() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin_thick(&driver);
+    driver.stop();
+    let stopped = begin_another(&driver);
+    assert!(matches!(stopped, Err(Error::Stopping)), "{stopped:?}");
+    let stopped = driver.volumes.expand_volume(&growth(&id, 2 * GIB));
+    assert!(matches!(stopped, Err(Error::Stopping)), "{stopped:?}");
+    assert_eq!(thin_ids(&host), [1, 2, 3, 4]);
+    drop(driver);
+    let host = host.restart_process();
+    let driver = keeping_promises(&host);
+    begin_another(&driver).unwrap();
+    assert_eq!(thin_ids(&host), [1, 2, 3, 4]);
+    driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+/// A volume that was to grow, until this happened in step 40. Returns its ID.
+fn failed_growth(host: &MemoryHost, driver: &Driver, mode: FaultMode) -> String {
+    let grow: Call<'_> = &|driver, id| driver.volumes.expand_volume(&growth(id, 2 * GIB)).map(drop);
+    let step = find_step(40, begin_thick, grow);
+    let id = begin_thick(driver);
+    host.fail_effect(step, mode);
+    grow(driver, &id).unwrap_err();
+    id
+}
+
+#[test]
+fn a_growth_that_fails_frees_its_blocks() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let mode = FaultMode::Before(nix::errno::Errno::EIO);
+    let id = failed_growth(&host, &driver, mode);
+    assert_eq!(host.thin_devices(NAME).unwrap()[&3], GIB);
+    driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
+    assert_eq!(host.thin_devices(NAME).unwrap()[&3], 2 * GIB);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_growth_that_nobody_asks_for_any_more_gives_its_blocks_back() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = failed_growth(&host, &driver, FaultMode::CrashBefore);
+    drop(driver);
+    let host = host.reboot(true);
+    let driver = keeping_promises(&host);
+    let blocks = || host.thin_devices(NAME).unwrap()[&3];
+    let clean = || driver.clean(driver.served()[0]);
+    clean();
+    assert!(blocks() > GIB);
+    host.pass_time(std::time::Duration::from_secs(3600));
+    clean();
+    assert_eq!(blocks(), GIB);
+    assert_eq!(driver.volumes.get_volume(&id).unwrap().size, GIB);
+    driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
+    assert_eq!(blocks(), 2 * GIB);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
