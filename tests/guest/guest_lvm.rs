@@ -28,8 +28,8 @@ const MAPPED: &str = "slackwater--vg-thin";
 pub(crate) const POOL: &str =
     "default=lvm:slackwater-vg/thin,init,overcommit=4,rawBlock=unfiltered";
 
-fn create_group() {
-    run("vgcreate", &[GROUP, &guest::disk("pool")]);
+fn create_group(device: &str) {
+    run("vgcreate", &[GROUP, device]);
 }
 
 pub(crate) fn create_pool(size: &str) {
@@ -37,7 +37,11 @@ pub(crate) fn create_pool(size: &str) {
 }
 
 pub(crate) fn create_pool_with(size: &str, metadata: &str) {
-    create_group();
+    create_pool_on(&guest::disk("pool"), size, metadata);
+}
+
+pub(crate) fn create_pool_on(device: &str, size: &str, metadata: &str) {
+    create_group(device);
     let size = ["--size", size, "--poolmetadatasize", metadata];
     let named = [
         "--chunksize",
@@ -311,7 +315,7 @@ fn a_group_that_is_activated_late_is_served() {
 fn pools_as_other_programs_leave_them_are_refused_and_not_changed() {
     let test = "guest_lvm::pools_as_other_programs_leave_them_are_refused_and_not_changed";
     in_guest(test, &DISKS, || {
-        create_group();
+        create_group(&guest::disk("pool"));
         let message = |text: &str| {
             run("dmsetup", &["message", MAPPED, "0", text]);
         };

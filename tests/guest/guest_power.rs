@@ -21,12 +21,27 @@ use crate::guest_lvm::{POOL, Volume, create_pool, created, end_pool, restore, ru
 use crate::guest_pool::slackwater;
 
 pub(crate) const STATE: &str = "/mnt/state";
+/// A disk whose log gets a mark after each line of the ledger, if there is one.
+pub(crate) const LOGGED: &str = "/dev/mapper/pv-logged";
 pub(crate) const DISKS: [&str; 2] = ["pool:1G", "state:64M"];
 
 /// What was asked and what was answered, on a disk of its own.
 pub(crate) struct Ledger(PathBuf);
 
 impl Ledger {
+    pub(crate) fn new(name: &str) -> Ledger {
+        Ledger(Path::new(STATE).join(name))
+    }
+
+    /// A copy of the first lines.
+    pub(crate) fn first(&self, lines: usize, name: &str) -> Ledger {
+        let text = fs::read_to_string(&self.0).unwrap();
+        let first = Ledger::new(name);
+        let kept = text.split_inclusive('\n').take(lines);
+        fs::write(&first.0, kept.collect::<String>()).unwrap();
+        first
+    }
+
     fn note(&self, words: &[&str]) {
         let mut file = OpenOptions::new()
             .create(true)
@@ -35,6 +50,9 @@ impl Ledger {
             .unwrap();
         writeln!(file, "{}", words.join(" ")).unwrap();
         file.sync_all().unwrap();
+        if Path::new(LOGGED).exists() {
+            run("dmsetup", &["message", LOGGED, "0", "mark", words[0]]);
+        }
     }
 
     /// The lines that begin with this word, by their second word.
@@ -49,23 +67,28 @@ impl Ledger {
     }
 }
 
-/// A driver on the kept disks.
-pub(crate) fn start() -> (Scratch, Server, Ledger) {
+/// Mounts the kept disk of the state. Returns whether it is new.
+pub(crate) fn prepare() -> bool {
     let disk = guest::disk("state");
     let is_new = !slackwater_testkit::succeeds("blkid", &["-p", &disk]);
     if is_new {
         run("mkfs.ext4", &["-q", &disk]);
-        create_pool("640M");
     }
     fs::create_dir_all(STATE).unwrap();
     run("mount", &[&disk, STATE]);
+    is_new
+}
+
+/// A driver of the pool, with the kept node record.
+pub(crate) fn serve() -> (Scratch, Server) {
     run("vgchange", &["--activate", "y", "slackwater-vg"]);
     let scratch = Scratch::new();
     let (kept, record) = (
         Path::new(STATE).join("node.json"),
         scratch.join("node.json"),
     );
-    if kept.exists() {
+    let is_new = !kept.exists();
+    if !is_new {
         fs::copy(&kept, &record).unwrap();
     }
     let server = Server::start(&scratch, &[POOL]);
@@ -74,7 +97,16 @@ pub(crate) fn start() -> (Scratch, Server, Ledger) {
         File::open(&kept).unwrap().sync_all().unwrap();
         File::open(STATE).unwrap().sync_all().unwrap();
     }
-    (scratch, server, Ledger(Path::new(STATE).join("ledger")))
+    (scratch, server)
+}
+
+/// A driver on the kept disks.
+pub(crate) fn start() -> (Scratch, Server, Ledger) {
+    if prepare() {
+        create_pool("640M");
+    }
+    let (scratch, server) = serve();
+    (scratch, server, Ledger::new("ledger"))
 }
 
 fn how(name: &str) -> slackwater::csi::VolumeCapability {
@@ -115,12 +147,12 @@ fn read(volume: &Volume) -> String {
 }
 
 /// Creates, cuts and deletes until the power is cut.
-async fn load(scratch: &Scratch, client: &Client, ledger: &Ledger) {
+pub(crate) async fn load(scratch: &Scratch, client: &Client, ledger: &Ledger, rounds: usize) {
     let boot = ledger.all("boot").len();
     ledger.note(&["boot", &boot.to_string()]);
     guest::loaded();
     let mut last: Vec<(Volume, String)> = Vec::new();
-    for round in 0.. {
+    for round in 0..rounds {
         for kind in ["files", "raw"] {
             let name = format!("{boot}-{round}-{kind}");
             ledger.note(&["create", &name]);
@@ -152,7 +184,7 @@ async fn load(scratch: &Scratch, client: &Client, ledger: &Ledger) {
     }
 }
 
-async fn check(scratch: &Scratch, client: &Client, ledger: &Ledger) {
+pub(crate) async fn check(scratch: &Scratch, client: &Client, ledger: &Ledger) {
     let listed: BTreeSet<String> = client.list().await.unwrap().into_iter().collect();
     let [create, created, written, delete, deleted, dropped] =
         ["create", "created", "written", "delete", "deleted", "drop"].map(|kind| ledger.all(kind));
@@ -205,7 +237,8 @@ fn what_was_answered_before_a_power_cut_is_there_and_the_rest_is_whole_or_absent
     let times: Vec<Duration> = times.collect();
     let load = || {
         let (scratch, server, ledger) = start();
-        runtime().block_on(async { self::load(&scratch, &server.client(), &ledger).await });
+        runtime()
+            .block_on(async { self::load(&scratch, &server.client(), &ledger, usize::MAX).await });
     };
     let check = || {
         let (scratch, server, ledger) = start();

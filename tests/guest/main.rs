@@ -6,6 +6,7 @@ mod guest_databases;
 mod guest_dm;
 mod guest_ext4;
 mod guest_filter;
+mod guest_flush;
 mod guest_guard;
 mod guest_kill;
 mod guest_linear;
