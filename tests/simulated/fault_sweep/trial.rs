@@ -15,6 +15,10 @@ use crate::simulation::{LastingFault, SIZE, Simulation, Step, is_thin};
 /// A caller repeats its call. If it has not succeeded after this many tries, it never will.
 const TRIES: usize = 4;
 
+/// The time between the tries of a caller while a fault lasts: longer than every pause of the driver.
+/// Both are shorter than the hour after which what a cut off call has begun is deleted.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1500);
+
 /// An operation, and the steps before it.
 pub struct Scenario {
     pub before: Vec<Step>,
@@ -261,7 +265,7 @@ impl Scenario {
                 }
             }
             sim.check()?;
-            sim.host.pass_time(Duration::from_secs(3600));
+            sim.host.pass_time(BETWEEN_TRIES);
             let is_refresh_needed =
                 lasting_fault.has_no_disk() || lasting_fault.is_of_node_record();
             if is_refresh_needed && sim.is_up() {

@@ -85,6 +85,9 @@ pub struct Model {
     pub ghost_snapshots: BTreeMap<&'static str, Cut>,
     pub groups: BTreeMap<&'static str, Group>,
     pub ghost_groups: BTreeMap<&'static str, Group>,
+    /// Names of what a call created that was cut off, and that no call was answered about since. A
+    /// power loss may undo its creation.
+    pub unanswered: BTreeSet<&'static str>,
     /// The file systems on the devices of raw volumes, as the machine sees them. The driver does
     /// not care what a user of a raw device writes there.
     pub shown: BTreeMap<&'static str, FsType>,
@@ -239,8 +242,11 @@ impl Model {
         }
     }
 
-    /// A call on a volume was answered, so its record is durable.
+    /// A call was answered, so the records of all objects that it names are durable.
     pub fn answered(&mut self, step: &Step) {
+        for name in names_in(step) {
+            self.unanswered.remove(name);
+        }
         if let Step::Modify(name, _)
         | Step::Expand(name, _)
         | Step::StageAs(name, _)
@@ -358,17 +364,27 @@ impl Model {
         }
     }
 
+    /// The names of all volumes, snapshots and groups.
+    fn names(&self) -> BTreeSet<&'static str> {
+        let cuts = self.snapshots.keys().chain(self.groups.keys());
+        self.volumes.keys().chain(cuts).copied().collect()
+    }
+
     /// Takes over the actual result of a call that was cut off on the way from `self` to `after`:
     /// each part of it must be in its old or its new state.
     pub fn adopt(&mut self, after: &Model, now: &Observation) -> Result<(), String> {
         let known = self.volumes.keys().chain(after.volumes.keys());
         let names: BTreeSet<&'static str> = known.chain(now.volumes.keys()).copied().collect();
+        let before = self.names();
         for name in names {
             let then = after.volumes.get(name);
             match now.volumes.get(name) {
                 Some(view) => self.adopt_volume(name, then, view)?,
                 None => match (self.volumes.remove(name), then) {
-                    (Some(_), Some(_)) => return Err(format!("{name} is missing")),
+                    (Some(_), Some(_)) if !self.unanswered.remove(name) => {
+                        return Err(format!("{name} is missing"));
+                    }
+                    (Some(_), Some(_)) => {}
                     (Some(ghost), None) => drop(self.ghosts.insert(name, ghost)),
                     (None, _) => {}
                 },
@@ -376,6 +392,8 @@ impl Model {
         }
         self.adopt_snapshots(after, now)?;
         self.adopt_groups(after, now)?;
+        let created: Vec<_> = self.names().difference(&before).copied().collect();
+        self.unanswered.extend(created);
         let (before, then) = (self.mounted(), after.mounted());
         for name in before.keys().chain(then.keys()).chain(now.inline.keys()) {
             let is = now.inline.get(name);
@@ -432,6 +450,22 @@ impl Model {
         };
         self.volumes.insert(name, adopted);
         Ok(())
+    }
+}
+
+/// The volumes, snapshots and groups that a call names, except one that it deletes.
+fn names_in(step: &Step) -> Vec<&'static str> {
+    match step {
+        Step::Create(name, _)
+        | Step::Modify(name, _)
+        | Step::Expand(name, _)
+        | Step::StageAs(name, _)
+        | Step::PublishAs(name, ..) => vec![name],
+        Step::Snapshot(name, of, _) | Step::Restore(name, of, ..) | Step::Clone(name, of, ..) => {
+            vec![name, of]
+        }
+        Step::Group(name, sources) => sources.iter().chain([name]).copied().collect(),
+        _ => Vec::new(),
     }
 }
 
