@@ -140,9 +140,18 @@ fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
 }
 
 /// Whether a mount shows a device of a kind that volumes have: any loop device, or a mapped device of
-/// this driver. If its pool is not served, it is a mount of a volume.
+/// this driver. If its pool is not served, it is a mount of a volume. A node whose device was removed
+/// shows nothing any more.
 pub(super) fn shows_volume(host: &dyn Host, mount: &Mount) -> bool {
-    loop_of(mount).is_some() || mapped_of(host, mount).is_some()
+    loop_of(mount).is_some() || mapped_of(host, mount).is_some() || is_removed(host, mount)
+}
+
+/// Whether a mount is the node of a device that another program has removed.
+fn is_removed(host: &dyn Host, mount: &Mount) -> bool {
+    mount.node.is_some_and(|rdev| {
+        let path = format!("/sys/dev/block/{}:{}/size", major(rdev), minor(rdev));
+        matches!(host.read_file(Path::new(&path)), Ok(None))
+    })
 }
 
 /// The UUID of the mapped device of this driver that a mount shows. The kernel knows it without

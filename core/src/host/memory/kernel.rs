@@ -74,7 +74,7 @@ impl Host for MemoryHost {
     fn read_file(&self, path: &Path) -> Result<Option<Vec<u8>>> {
         self.look("read", path, |machine| {
             if path.starts_with("/sys/dev/block") {
-                return Ok(machine.mapped_uuid(path));
+                return Ok(machine.device_attribute(path));
             }
             match machine.find(self.process, path)? {
                 Some(ino) => Ok(Some(machine.read(ino)?)),

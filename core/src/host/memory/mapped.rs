@@ -86,16 +86,21 @@ impl Machine {
         all.find(|(_, dev)| is_it(dev)).map(|(number, _)| *number)
     }
 
-    /// The content of /sys/dev/block/MAJOR:MINOR/dm/uuid.
-    pub(super) fn mapped_uuid(&self, path: &Path) -> Option<Vec<u8>> {
-        let is_it = |number: &u32| {
+    /// The content of `dm/uuid` or `size` in /sys/dev/block/MAJOR:MINOR.
+    pub(super) fn device_attribute(&self, path: &Path) -> Option<Vec<u8>> {
+        let (number, attribute) = self.loops.keys().find_map(|number| {
             let rdev = self.device(*number).rdev;
             let (major, minor) = (nix::sys::stat::major(rdev), nix::sys::stat::minor(rdev));
-            path == Path::new(&format!("/sys/dev/block/{major}:{minor}/dm/uuid"))
+            let folder = format!("/sys/dev/block/{major}:{minor}");
+            Some((number, path.strip_prefix(folder).ok()?))
+        })?;
+        let device = self.loops.get(number)?;
+        let value = match attribute.to_str()? {
+            "size" => (device.bytes / 512).to_string(),
+            "dm/uuid" => device.mapped.as_ref()?.uuid.clone(),
+            _ => return None,
         };
-        let number = self.loops.keys().copied().find(is_it)?;
-        let mapping = self.loops.get(&number)?.mapped.as_ref()?;
-        Some(format!("{}\n", mapping.uuid).into_bytes())
+        Some(format!("{value}\n").into_bytes())
     }
 
     /// The thin device that is reached by the path of a mapped device. Tests reach each thin device,
