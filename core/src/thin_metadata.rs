@@ -36,7 +36,7 @@ pub const MOST_PER_MAPPING: u64 = 48;
 /// most 4 levels, which are enough for 126^4 blocks.
 pub const MOST_PER_MAP: u64 = 4 * BLOCK as u64;
 /// The superblock is the first block.
-const SUPERBLOCK: u64 = 0;
+pub const SUPERBLOCK: u64 = 0;
 /// The number of bits of the time in a mapping. The number of the block precedes it.
 const TIME_BITS: u32 = 24;
 /// The IDs of thin devices have 24 bits.

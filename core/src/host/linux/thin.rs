@@ -31,7 +31,7 @@ use crate::host::{
     Device, DeviceHold, Effect, Extent, MappedDevice, Result, ThinMessage, ThinPoolStatus,
     ThinTable,
 };
-use crate::thin_metadata::{self, BLOCK, Damage, Metadata};
+use crate::thin_metadata::{self, BLOCK, Damage, Metadata, SUPERBLOCK};
 
 const SECTOR: u64 = 512;
 
@@ -196,14 +196,62 @@ fn reader_lock(pool: u64) -> Arc<Mutex<()>> {
     readers.entry(pool).or_default().clone()
 }
 
-/// The thin devices of a pool, each with the bytes of its blocks.
+/// The thin devices of a pool, each with the bytes of its blocks, as of a moment after the last commit
+/// before this call.
 pub(super) fn thin_devices(pool: &str) -> Result<BTreeMap<u32, u64>> {
-    let devices = with_metadata(pool, |metadata| {
+    let read = |metadata: &Metadata<'_>| {
         let bytes = metadata.superblock().data_block_bytes;
         let devices = metadata.devices()?.into_iter();
-        Ok(devices.map(move |(id, device)| (id, device.mapped_blocks * bytes)))
-    })?;
-    Ok(devices.collect())
+        Ok(devices
+            .map(|(id, device)| (id, device.mapped_blocks * bytes))
+            .collect())
+    };
+    match committed(pool, read)? {
+        Some(devices) => Ok(devices),
+        None => with_metadata(pool, read),
+    }
+}
+
+/// How often the metadata is read between two commits, before it is read from a snapshot. A pool
+/// commits once a second, and when a device with new blocks is flushed.
+const COMMITTED_TRIES: usize = 8;
+
+/// Reads the metadata of an active pool as of its last commit, without a snapshot; `None` if it was
+/// committed during each try. A snapshot costs three commits, and the kernel does not make its
+/// superblock durable together with what it refers to: after a power cut at that moment, thin_check
+/// demands a repair.
+///
+/// A commit writes the superblock last, and no block of a commit is written again before the next one
+/// is complete. So what was read is whole if the superblock is the same before and after. It is
+/// read twice, because the superblock may be the same again after two commits.
+fn committed<T: PartialEq>(
+    pool: &str,
+    read: impl Fn(&Metadata<'_>) -> thin_metadata::Result<T>,
+) -> Result<Option<T>> {
+    let node = node(get_pool(&mut DeviceMapper::open()?, pool)?.metadata);
+    let device = blocks::Reader::open(&node)?;
+    let read_block = |block: u64| device.read(block.saturating_mul(BLOCK as u64), BLOCK);
+    let once = || Metadata::open(&read_block).and_then(|metadata| read(&metadata));
+    for _ in 0..COMMITTED_TRIES {
+        let before = read_block(SUPERBLOCK)?;
+        let found = [once(), once()];
+        if read_block(SUPERBLOCK)? != before {
+            continue;
+        }
+        let [first, second] = found.map(|found| found.map_err(|damage| unreadable(pool, damage)));
+        let (first, second) = (first?, second?);
+        if first == second {
+            return Ok(Some(first));
+        }
+    }
+    Ok(None)
+}
+
+fn unreadable(pool: &str, damage: Damage) -> HostError {
+    match damage {
+        Damage::Unreadable { error, .. } => error,
+        Damage::Block { .. } => HostError::unexpected("examine", pool, damage.to_string()),
+    }
 }
 
 /// The extents of a thin device from a byte offset on, at most `limit`, by the number of a mapped
@@ -315,10 +363,7 @@ fn read_snapshot<T>(
     let node = node(metadata);
     let device = blocks::Reader::open(&node)?;
     let read_block = |block: u64| device.read(block.saturating_mul(BLOCK as u64), BLOCK);
-    let unreadable = |damage: Damage| match damage {
-        Damage::Unreadable { error, .. } => error,
-        Damage::Block { .. } => HostError::unexpected("examine", pool, damage.to_string()),
-    };
+    let unreadable = |damage| unreadable(pool, damage);
     let absent = || HostError::unexpected("examine", pool, "it has no snapshot of its metadata");
     let metadata = Metadata::open_snapshot(&read_block).map_err(unreadable)?;
     read(&metadata.ok_or_else(absent)?).map_err(unreadable)
