@@ -10,7 +10,7 @@ pub mod file;
 mod handle;
 pub mod mapped;
 pub mod place;
-mod pool;
+pub mod pool;
 pub mod records;
 mod store;
 pub mod thin;

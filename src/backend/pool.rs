@@ -3,7 +3,7 @@
 //! `operation` decides what a CSI call means.
 
 mod closed;
-mod metadata;
+pub mod metadata;
 mod recover;
 mod room;
 mod snapshot;

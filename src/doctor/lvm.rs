@@ -6,13 +6,15 @@ use std::path::Path;
 use super::pool::{identity, records, subject};
 use super::server::server;
 use super::{Check, Subject, kernel, lvm_filter};
+use crate::backend::MetadataSpace;
 use crate::backend::place::lvm::{self, FoundPool};
 use crate::backend::place::make;
-use crate::error::chain;
+use crate::error::{Result, chain};
 use crate::host::mapper::Usage;
 use crate::host::{Host, ThinPoolStatus};
 use crate::model::size::Human;
 use crate::model::{PoolDefinition, ThinPoolName};
+use crate::operation::pools::inventory::{self, Inventory};
 use crate::record::NodeRecord;
 
 /// A pool should be extended before less of it is free.
@@ -38,8 +40,23 @@ pub(super) fn examine(
             return checks;
         }
     };
-    checks.extend(room(pool, name, &status));
-    match lvm::look(host, name) {
+    checks.push(data(pool, name, &status));
+    let found = lvm::look(host, name);
+    let records = match &found {
+        Ok(Some(FoundPool {
+            id,
+            folder: Some(folder),
+            ..
+        })) => Some(inventory::read_thin(host, &pool.name, *id, (name, folder))),
+        Ok(_) | Err(_) => None,
+    };
+    let space = MetadataSpace::from(&status);
+    let reserved = match &records {
+        Some(Ok(records)) => records.reserved_metadata(&space),
+        Some(Err(_)) | None => 0,
+    };
+    checks.push(metadata(pool, name, &status, reserved));
+    match found {
         Err(error) => checks.push(Check::fail(
             subject(pool),
             chain(&error),
@@ -52,7 +69,7 @@ pub(super) fn examine(
                 let subject = format!("{}: LVM's filter", subject(pool));
                 checks.push(lvm_filter::examine(host, name, patient, subject));
             }
-            checks.extend(found_pool(host, node, pool, &found));
+            checks.extend(found_pool(host, node, pool, &found, records));
         }
     }
     checks
@@ -102,27 +119,34 @@ fn group(host: &dyn Host, pool: &PoolDefinition, name: &ThinPoolName) -> Option<
     }
 }
 
-fn room(pool: &PoolDefinition, name: &ThinPoolName, status: &ThinPoolStatus) -> Vec<Check> {
-    let check = |what: &str, usage: Usage, fix: String| {
-        let subject = format!("{}: {what}", subject(pool));
-        let found = format!("{} of {} free", Human(usage.free()), Human(usage.total));
-        match usage.free() < usage.total / 100 * LITTLE_ROOM_PERCENT {
-            true => Check::warn(subject, found, fix),
-            false => Check::ok(subject, found),
-        }
-    };
-    vec![
-        check(
-            "space",
-            status.data,
-            format!("delete volumes, or run: lvextend --size +SIZE {name}"),
-        ),
-        check(
-            "metadata",
-            status.metadata,
-            format!("run: lvextend --poolmetadatasize +SIZE {name}"),
-        ),
-    ]
+/// The space of the thin pool, unless there is enough.
+fn room(pool: &PoolDefinition, (what, usage, reserved): (&str, Usage, u64), fix: String) -> Check {
+    let subject = format!("{}: {what}", subject(pool));
+    let mut found = format!("{} of {} free", Human(usage.free()), Human(usage.total));
+    if reserved > 0 {
+        let reserved = Human(reserved);
+        found += &format!(", of which thick volumes and their snapshots may take {reserved}");
+    }
+    let available = usage.free().saturating_sub(reserved);
+    match available < usage.total / 100 * LITTLE_ROOM_PERCENT {
+        true => Check::warn(subject, found, fix),
+        false => Check::ok(subject, found),
+    }
+}
+
+fn data(pool: &PoolDefinition, name: &ThinPoolName, status: &ThinPoolStatus) -> Check {
+    let fix = format!("delete volumes, or run: lvextend --size +SIZE {name}");
+    room(pool, ("space", status.data, 0), fix)
+}
+
+fn metadata(
+    pool: &PoolDefinition,
+    name: &ThinPoolName,
+    status: &ThinPoolStatus,
+    reserved: u64,
+) -> Check {
+    let fix = format!("run: lvextend --poolmetadatasize +SIZE {name}");
+    room(pool, ("metadata", status.metadata, reserved), fix)
 }
 
 fn not_made(node: &NodeRecord, pool: &PoolDefinition, name: &ThinPoolName) -> Check {
@@ -146,15 +170,16 @@ fn found_pool(
     node: &NodeRecord,
     pool: &PoolDefinition,
     found: &FoundPool,
+    records_found: Option<Result<Inventory>>,
 ) -> Vec<Check> {
     let record = make::new_record(host, &pool.name, (found.id, found.home));
     let mut checks = identity(node, pool, &record);
-    match &found.folder {
-        Some(folder) => {
+    match (&found.folder, records_found) {
+        (Some(folder), Some(found)) => {
             checks.push(server(host, pool, folder));
-            checks.extend(records(host, pool, folder, &record));
+            checks.extend(records(pool, found));
         }
-        None => checks.push(Check::ok(
+        _ => checks.push(Check::ok(
             format!("{}: records", subject(pool)),
             "not mounted here: run doctor while the pool is served, in the mount namespace of its driver",
         )),

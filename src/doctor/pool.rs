@@ -6,12 +6,12 @@ use super::server::server;
 use super::{Check, Subject, checksums, kernel, lvm};
 use crate::backend::place::{ground, image, make};
 use crate::backend::records::VOLUMES;
-use crate::error::chain;
+use crate::error::{Result, chain};
 use crate::host::{BackingFs, Host};
 use crate::model::pool::WAY_OUT;
 use crate::model::size::Human;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
-use crate::operation::pools::inventory;
+use crate::operation::pools::inventory::{self, Inventory};
 use crate::operation::pools::node_record;
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 
@@ -113,7 +113,8 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
         checks.push(scratch(host, pool, path));
     }
     checks.push(server(host, pool, path));
-    checks.extend(records(host, pool, path, &record));
+    let found = inventory::read(host, &pool.name, record.id, path);
+    checks.extend(records(pool, found));
     checks
 }
 
@@ -361,21 +362,8 @@ fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     }
 }
 
-pub(super) fn records(
-    host: &dyn Host,
-    pool: &PoolDefinition,
-    path: &Path,
-    record: &PoolRecord,
-) -> Vec<Check> {
+pub(super) fn records(pool: &PoolDefinition, found: Result<Inventory>) -> Vec<Check> {
     let subject = format!("{}: records", subject(pool));
-    let found = match &pool.place {
-        PoolPlace::Lvm { pool: name } => {
-            inventory::read_thin(host, &pool.name, record.id, (name, path))
-        }
-        PoolPlace::File { .. } | PoolPlace::Memory { .. } => {
-            inventory::read(host, &pool.name, record.id, path)
-        }
-    };
     match found {
         Ok(found) => {
             let (volumes, snapshots) = (found.volumes.len(), found.snapshots.len());

@@ -10,23 +10,38 @@ use uuid::Uuid;
 
 use crate::backend::MetadataSpace;
 use crate::model::Allocation;
+use crate::model::size::image_bytes;
+use crate::record::{VolumeRecord, VolumeState};
 
 /// The map of a volume.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MapOf {
-    pub(super) allocation: Allocation,
-    pub(super) lineage: Uuid,
+pub struct MapOf {
+    allocation: Allocation,
+    lineage: Uuid,
     /// If the volume is thick: all its blocks are mapped.
-    pub(super) is_mapped: bool,
+    is_mapped: bool,
     /// The size of the volume.
-    pub(super) bytes: u64,
+    bytes: u64,
     /// The bytes by which the volume is growing.
-    pub(super) more: u64,
+    more: u64,
+}
+
+impl MapOf {
+    /// The map of a volume that is growing by `more` bytes.
+    pub fn volume(record: &VolumeRecord, more: u64) -> MapOf {
+        MapOf {
+            allocation: record.allocation,
+            lineage: record.lineage(),
+            is_mapped: record.state == VolumeState::Ready,
+            bytes: image_bytes(record.size),
+            more,
+        }
+    }
 }
 
 /// The maps of a pool.
 #[derive(Debug, Default)]
-pub(super) struct Maps {
+pub struct Maps {
     /// The sizes in bytes of thick volumes and of their snapshots.
     thick: Vec<u64>,
     /// Bytes of thick volumes whose blocks are all mapped, by lineage.
@@ -38,7 +53,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    pub(super) fn add_volume(&mut self, map: &MapOf) {
+    pub fn add_volume(&mut self, map: &MapOf) {
         if map.allocation == Allocation::Thin {
             self.thin.insert(map.lineage);
             return;
@@ -49,7 +64,7 @@ impl Maps {
         }
     }
 
-    pub(super) fn add_snapshot(&mut self, allocation: Allocation, bytes: u64) {
+    pub fn add_snapshot(&mut self, allocation: Allocation, bytes: u64) {
         if allocation == Allocation::Thick {
             self.thick.push(bytes);
         }
@@ -57,7 +72,7 @@ impl Maps {
 
     /// A volume or snapshot whose record cannot be read, with the bytes of its blocks. It may be
     /// thick.
-    pub(super) fn add_damaged(&mut self, bytes: u64) {
+    pub fn add_damaged(&mut self, bytes: u64) {
         self.thick.push(bytes);
         self.is_incomplete = true;
     }
@@ -65,7 +80,7 @@ impl Maps {
     /// Bytes of metadata to be kept free: the worst case of each map, without what the maps of thick
     /// volumes have at least. A thin copy may keep the nodes that it shares with a thick volume when
     /// the volume gets others, so nothing is subtracted there.
-    pub(super) fn reserved(&self, space: &MetadataSpace) -> u64 {
+    pub fn reserved(&self, space: &MetadataSpace) -> u64 {
         let worst: u64 = self.thick.iter().map(|bytes| space.worst(*bytes)).sum();
         let alone = |(lineage, _): &(&Uuid, &u64)| !self.thin.contains(*lineage);
         let each = self.mapped.iter().filter(alone);

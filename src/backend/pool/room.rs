@@ -179,13 +179,10 @@ impl PoolBackend {
         };
         let mut maps = Maps::default();
         let volumes = self.volumes.map(|uuid, entry| match entry {
-            Entry::Known(record) => Ok(MapOf {
-                allocation: record.allocation,
-                lineage: record.lineage(),
-                is_mapped: record.is_ready(),
-                bytes: image_bytes(record.size),
-                more: growing.get(&uuid).copied().unwrap_or(0),
-            }),
+            Entry::Known(record) => {
+                let more = growing.get(&uuid).copied().unwrap_or(0);
+                Ok(MapOf::volume(record, more))
+            }
             Entry::Damaged(_) => Err(Image::Volume(uuid)),
         });
         let snapshots = self.snapshots.map(|uuid, entry| match entry {

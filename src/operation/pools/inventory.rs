@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::node_record::load_node;
+use crate::backend::MetadataSpace;
 use crate::backend::place::image::probe_path;
 use crate::backend::place::lvm;
 use crate::backend::place::make::Probe;
+use crate::backend::pool::metadata::{MapOf, Maps};
 use crate::backend::records::{SNAPSHOTS, VOLUMES};
 use crate::backend::{file, thin};
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
-use crate::model::size::Human;
+use crate::model::size::{Human, image_bytes};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
 use crate::record::{
     Formatted, NodeRecord, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
@@ -221,6 +223,21 @@ pub struct Inventory {
     pub snapshots: Vec<SnapshotEntry>,
     /// Records that cannot be read.
     pub damaged: Vec<DamagedEntry>,
+}
+
+impl Inventory {
+    /// Bytes of the metadata of a thin pool that its thick volumes and their snapshots may still take.
+    /// What cannot be read is not counted.
+    pub fn reserved_metadata(&self, space: &MetadataSpace) -> u64 {
+        let mut maps = Maps::default();
+        for one in &self.volumes {
+            maps.add_volume(&MapOf::volume(&one.record, 0));
+        }
+        for SnapshotEntry { record, .. } in &self.snapshots {
+            maps.add_snapshot(record.allocation, image_bytes(record.size));
+        }
+        maps.reserved(space)
+    }
 }
 
 /// Reads the volumes and snapshots of the pool in a folder. Those that are deleted during the call

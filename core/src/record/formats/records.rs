@@ -169,6 +169,17 @@ fn formatted_volumes() -> Vec<(&'static str, VolumeRecord)> {
             },
         ),
         (
+            "reserving-growth.json",
+            VolumeRecord {
+                allocation: Allocation::Thick,
+                growth: Some(GrowthProgress {
+                    end: 3 << 30,
+                    written: 2 << 30,
+                }),
+                ..ready.clone()
+            },
+        ),
+        (
             "found-on-raw.json",
             VolumeRecord {
                 formatted: Some(Formatted {
