@@ -73,6 +73,14 @@ pub(super) trait Store: Devices {
     fn take_number(&self) -> Result<u32>;
     /// `None` if the image does not exist.
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
+    /// The sizes of several images, in their order.
+    fn sizes(&self, images: &[Image]) -> host::Result<Vec<Option<ImageSize>>> {
+        images.iter().map(|image| self.size(*image)).collect()
+    }
+    /// The length of an image in bytes; `None` if it does not exist.
+    fn length(&self, image: Image) -> host::Result<Option<u64>> {
+        Ok(self.size(image)?.map(|size| size.length))
+    }
     /// Creates an image, or does nothing if a copier creates it.
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
     /// Opens the image of a volume to reserve blocks beyond what its users can write, up to `length`.
@@ -96,7 +104,7 @@ pub(super) trait Store: Devices {
     /// Requires [`Facts::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 
-    /// Whether a directory, which may be in the trash, has an image.
+    /// Whether a directory, which may be in the trash, has an image, or a record that names one.
     fn has_image(&self, dir: &Path) -> host::Result<bool>;
     /// Overwrites or discards the blocks of the image of a directory in the trash. Returns whether
     /// [`Store::trim`] must discard them after the image was removed.

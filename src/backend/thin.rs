@@ -255,15 +255,6 @@ impl ThinStore {
         Ok(tables.map(|table| table.id).collect())
     }
 
-    /// An upper bound for an image whose record cannot be read: the blocks of all thin devices that
-    /// no record names.
-    fn unnamed(&self) -> host::Result<u64> {
-        let mut devices = self.host.thin_devices(&self.pool)?;
-        let recorded = recorded_ids(self.host.as_ref(), &self.root)?;
-        devices.retain(|id, _| !recorded.ids.contains(id));
-        Ok(devices.into_values().sum())
-    }
-
     fn perform(&self, effect: Effect<'_>) -> host::Result<()> {
         self.host.perform(&effect).map(drop)
     }
@@ -297,11 +288,6 @@ impl ThinStore {
             modified: stat.map_or(0, |stat| stat.modified),
             device: Some(held),
         })
-    }
-
-    /// The bytes of blocks of a thin device; `None` if it does not exist.
-    fn allocated(&self, id: u32) -> host::Result<Option<u64>> {
-        Ok(self.host.thin_devices(&self.pool)?.get(&id).copied())
     }
 }
 
@@ -340,23 +326,38 @@ impl Store for ThinStore {
     }
 
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {
-        let image = match self.find_image(image) {
-            Ok(Some(image)) => image,
-            Ok(None) => return Ok(None),
+        Ok(self.sizes(&[image])?.pop().flatten())
+    }
+
+    fn sizes(&self, images: &[Image]) -> host::Result<Vec<Option<ImageSize>>> {
+        if images.is_empty() {
+            return Ok(Vec::new());
+        }
+        let devices = self.host.thin_devices(&self.pool)?;
+        let each = images.iter().map(|image| match self.find_image(*image) {
+            Ok(Some(image)) => {
+                let length = image_bytes(image.size);
+                Ok(devices.get(&image.id).map(|allocated| ImageSize {
+                    length,
+                    // A growth that failed may have left blocks beyond the end.
+                    allocated: length.min(*allocated),
+                }))
+            }
+            Ok(None) => Ok(None),
             Err(_) => {
-                let bytes = self.unnamed()?;
-                return Ok(Some(ImageSize {
+                let bytes = numbers::unnamed(self.host.as_ref(), &self.root, &devices)?;
+                Ok(Some(ImageSize {
                     length: bytes,
                     allocated: bytes,
-                }));
+                }))
             }
-        };
-        let length = image_bytes(image.size);
-        Ok(self.allocated(image.id)?.map(|allocated| ImageSize {
-            length,
-            // A growth that failed may have left blocks beyond the end.
-            allocated: allocated.min(length),
-        }))
+        });
+        each.collect()
+    }
+
+    fn length(&self, image: Image) -> host::Result<Option<u64>> {
+        let image = self.find_image(image)?;
+        Ok(image.map(|image| image_bytes(image.size)))
     }
 
     fn create(&self, image: Image, new: NewImage) -> host::Result<()> {
@@ -448,11 +449,9 @@ impl Store for ThinStore {
         }))
     }
 
+    /// Whether the thin device exists is seen when it is deleted.
     fn has_image(&self, dir: &Path) -> host::Result<bool> {
-        match image_in(self.host.as_ref(), dir)? {
-            Some(image) => Ok(self.allocated(image.id)?.is_some()),
-            None => Ok(false),
-        }
+        Ok(image_in(self.host.as_ref(), dir)?.is_some())
     }
 
     /// A thin pool does not discard the blocks of a thin device that is deleted, so they are
@@ -469,7 +468,8 @@ impl Store for ThinStore {
         let Some(image) = image_in(self.host.as_ref(), dir).context(doing)? else {
             return Ok(false);
         };
-        if self.allocated(image.id).context(doing)?.is_some() {
+        let devices = self.host.thin_devices(&self.pool).context(doing)?;
+        if devices.contains_key(&image.id) {
             // The device of a thick volume takes no discards.
             self.remove_devices(image.uuid).context(doing)?;
             let held = self.open_device(image)?;

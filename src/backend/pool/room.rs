@@ -123,8 +123,16 @@ impl PoolBackend {
         let volumes = self
             .volumes
             .map(|uuid, entry| (uuid, self.entry_of_volume(uuid, entry)));
+        let volumes: Vec<(Uuid, Occupant)> = volumes.into_iter().collect();
+        let snapshots = self
+            .snapshots
+            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
+        let snapshots: Vec<Occupant> = snapshots.into_iter().collect();
+        let occupants = volumes.iter().map(|(_, it)| it).chain(&snapshots);
+        let sizes = self.sizes_of(occupants, each)?;
+        let size_of = |occupant: &Occupant| sizes.get(&occupant.image);
         for (uuid, occupant) in volumes {
-            let image = self.size_of(&occupant, each)?;
+            let image = size_of(&occupant);
             let blocks = image.map_or(0, |image| image.allocated);
             space.allocated += blocks;
             // A volume whose record cannot be read counts with the length of its image.
@@ -134,17 +142,12 @@ impl PoolBackend {
             held.push(occupant.held(blocks));
             filled.insert(uuid, blocks);
         }
-        let snapshots = self
-            .snapshots
-            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
         let gets = |occupant: &Occupant| {
             let volume = occupant.gets.and_then(|volume| filled.get(&volume));
             volume.copied().unwrap_or(0)
         };
         for occupant in snapshots {
-            let blocks = self
-                .size_of(&occupant, each)?
-                .map_or(0, |image| image.allocated);
+            let blocks = size_of(&occupant).map_or(0, |image| image.allocated);
             space.snapshots += blocks;
             let claim = self.claim(&occupant, blocks);
             space.claimed += claim;
@@ -202,8 +205,8 @@ impl PoolBackend {
                 Err(image) => damaged.push(image),
             }
         }
-        for image in damaged {
-            let size = self.store().size(image).context(|| self.measuring())?;
+        let sizes = self.store().sizes(&damaged);
+        for size in sizes.context(|| self.measuring())? {
             maps.add_damaged(size.map_or(0, |size| size.allocated));
         }
         space.reserved = maps.reserved(&space);
@@ -214,14 +217,20 @@ impl PoolBackend {
         format!("measure pool {}", self.folder.path.display())
     }
 
-    fn size_of(&self, occupant: &Occupant, each: bool) -> Result<Option<ImageSize>> {
-        match occupant.bytes {
-            Some(_) if !each => Ok(None),
-            Some(_) | None => self
-                .store()
-                .size(occupant.image)
-                .context(|| self.measuring()),
-        }
+    /// The sizes of images that exist; unless `each` is set, only of those without a length in a record.
+    fn sizes_of<'a>(
+        &self,
+        occupants: impl Iterator<Item = &'a Occupant>,
+        each: bool,
+    ) -> Result<HashMap<Image, ImageSize>> {
+        let asked = occupants.filter(|it| each || it.bytes.is_none());
+        let images: Vec<Image> = asked.map(|it| it.image).collect();
+        let sizes = self.store().sizes(&images);
+        let sizes = sizes.context(|| self.measuring())?;
+        let found = images.into_iter().zip(sizes);
+        Ok(found
+            .filter_map(|(image, size)| Some((image, size?)))
+            .collect())
     }
 
     /// Bytes that an image in progress will still take. Existing blocks may be shared, and then

@@ -34,12 +34,10 @@ impl PoolBackend {
             let doing = || format!("create snapshot {uuid}");
             let source = Image::Volume(record.source);
             // An image whose growth failed is longer than its record says.
-            let found = self.store().size(source).context(doing)?;
+            let found = self.store().length(source).context(doing)?;
             let new = NewImage {
                 like: Some(source),
-                length: found
-                    .map_or(0, |found| found.length)
-                    .max(image_bytes(record.size)),
+                length: found.unwrap_or(0).max(image_bytes(record.size)),
                 reserve: false,
             };
             let created = self.store().create(Image::Snapshot(uuid), new);

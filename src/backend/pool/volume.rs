@@ -285,8 +285,7 @@ impl PoolBackend {
         let (store, image) = (self.store(), Image::Volume(record.uuid));
         // The image may be longer than its record says, after a growth whose record could not be
         // written. A device maps all of it, and a file system may have been grown to all of it.
-        let before = store.size(image).context(doing)?;
-        let before = before.map_or(0, |image| image.length);
+        let before = store.length(image).context(doing)?.unwrap_or(0);
         let is_thick = record.allocation == Allocation::Thick;
         let longer = store
             .lengthen(image, image_bytes(size), is_thick)

@@ -278,7 +278,6 @@ impl Devices for ThinStore {
 
     fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached> {
         let uuid = record.uuid;
-        let doing = || format!("attach volume {uuid}");
         let _alone = self.activating();
         let image = ThinImage {
             uuid,
@@ -286,12 +285,17 @@ impl Devices for ThinStore {
             size: record.size,
             allocation: record.allocation,
         };
-        if self.allocated(image.id).context(doing)?.is_none() {
-            return Err(is_missing(uuid));
-        }
         let found = self.devices_of(uuid, Some(image.id))?;
         let hold = match self.remove_unfinished(found)?.as_slice() {
-            [] => self.activate(&self.device_uuid(uuid), image, mode),
+            [] => {
+                let created = self.activate(&self.device_uuid(uuid), image, mode);
+                created.map_err(|error| match &error {
+                    Error::Host { source, .. } if source.code() == Some(Errno::ENODATA) => {
+                        is_missing(uuid)
+                    }
+                    _ => error,
+                })
+            }
             [found] => self.reuse(uuid, found, image, mode),
             _ => Err(busy(uuid, "several devices on its thin device".into())),
         }?;

@@ -39,6 +39,8 @@ pub(super) struct Faults {
     planned_looks: BTreeMap<usize, Errno>,
     /// Queries are made by the test itself.
     pub(super) aside: bool,
+    /// Number of queries so far that read the metadata of a thin pool.
+    pub(super) metadata_reads: usize,
 }
 
 impl Faults {
@@ -67,6 +69,11 @@ impl Faults {
         }
         self.looks += 1;
         self.planned_looks.remove(&self.looks).map_or(Ok(()), Err)
+    }
+
+    /// Counts a query that reads the metadata of a thin pool.
+    pub(super) fn note_metadata_read(&mut self) {
+        self.metadata_reads += usize::from(!self.aside);
     }
 
     pub(super) fn left(&self) -> usize {

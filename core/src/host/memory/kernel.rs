@@ -226,6 +226,7 @@ impl Host for MemoryHost {
     fn thin_devices(&self, pool: &str) -> Result<BTreeMap<u32, u64>> {
         self.look("examine", Path::new(pool), |machine| {
             machine.check_thin_pool(pool)?;
+            machine.faults.note_metadata_read();
             Ok(machine.thin_devices(pool))
         })
     }

@@ -53,6 +53,34 @@ fn volumes_snapshots_and_restores_are_thin_devices() {
     assert_eq!(host.violations(), Vec::<String>::new());
 }
 
+#[test]
+fn a_measurement_and_the_proof_of_a_cut_read_the_metadata_once_and_other_calls_never() {
+    let (host, backend) = pool();
+    let before = host.metadata_reads();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let attached = backend.devices().attach(&source, WRITE).unwrap();
+    let device = attached.device.clone();
+    drop(attached);
+    backend.devices().detach(source.uuid, &device).unwrap();
+    let snapshots = [2, 3].map(|n| cut(&backend, n, &source));
+    let image = Image::Snapshot(snapshots[0].uuid);
+    let wanted = restored(&backend, 4, Allocation::Thin, image);
+    let made = restore(&backend, &wanted, image);
+    backend.volumes.delete(made.uuid).unwrap();
+    let planned = snapshot(5, &source);
+    backend.prepare_snapshot(&planned, &any).unwrap();
+    let (from, to) = (Image::Volume(source.uuid), Image::Snapshot(planned.uuid));
+    let copier = backend.copier(from, to, &Arc::default()).unwrap();
+    copier.copy_ahead().unwrap();
+    copier.seal();
+    copier.copy_delta().unwrap();
+    assert_eq!(host.metadata_reads(), before);
+    assert!(copier.verify().unwrap());
+    assert_eq!(host.metadata_reads(), before + 1);
+    backend.space().unwrap();
+    assert_eq!(host.metadata_reads(), before + 2);
+}
+
 /// Creates a thick volume and writes all of its blocks.
 fn thick(backend: &PoolBackend) -> VolumeRecord {
     let record = volume(1, Allocation::Thick);

@@ -59,6 +59,11 @@ impl MemoryHost {
         self.lock().faults.looks
     }
 
+    /// How often all devices of a thin pool were read from its metadata so far.
+    pub fn metadata_reads(&self) -> usize {
+        self.lock().faults.metadata_reads
+    }
+
     /// Makes every effect of this name fail from now on; `None` ends that.
     pub fn fail_always(&self, name: &str, errno: Option<Errno>) {
         self.lock().faults.always(name, errno);
