@@ -398,6 +398,10 @@ impl Store for ThinStore {
     /// the store itself does before it closes a device.
     fn sync(&self, image: Image) -> host::Result<()> {
         let own = self.device_uuid(self.get_image(image)?.uuid);
+        // A list of all devices takes much longer, and a new snapshot has none.
+        if self.host.hold_mapped(&own)?.is_none() {
+            return Ok(());
+        }
         let active = self.mapped()?.into_iter().find(|found| found.uuid == own);
         match active {
             Some(MappedDevice { device, table, .. }) if table.is_some() => {
@@ -437,6 +441,7 @@ impl Store for ThinStore {
             host: self.host.clone(),
             pool: self.pool.clone(),
             prefix: self.prefix.clone(),
+            device: self.device_uuid(found.uuid),
             origin,
             copy: self.root.join(part(copy)),
             id: OnceLock::new(),

@@ -10,7 +10,6 @@ use nix::errno::Errno;
 use super::image_in;
 use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::error::HostError;
-use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{
     self, DeviceHold, Effect, FileId, Host, MappedDevice, PreparedThinSnapshot, ThinSnapshot,
 };
@@ -24,6 +23,8 @@ pub(super) struct ThinCopier {
     pub(super) host: Arc<dyn Host>,
     pub(super) pool: String,
     pub(super) prefix: String,
+    /// The UUID of the first device of the source.
+    pub(super) device: String,
     pub(super) origin: u32,
     /// The directory of the copy. Its record is written after the copier is created.
     pub(super) copy: PathBuf,
@@ -117,14 +118,7 @@ impl Copier for ThinCopier {
     /// The device that shows the thin device, if one does. If a foreign one shows it as well, the
     /// message is refused.
     fn mapped(&self) -> host::Result<Option<DeviceHold>> {
-        let mut active = self.active()?.into_iter();
-        let is_first =
-            |uuid: &str| uuid.starts_with(&self.prefix) && !uuid.ends_with(FILLING_SUFFIX);
-        let own = active.find(|device| is_first(&device.uuid));
-        match own {
-            Some(device) => self.host.hold_mapped(&device.uuid),
-            None => Ok(None),
-        }
+        self.host.hold_mapped(&self.device)
     }
 
     fn is_serial(&self) -> bool {

@@ -27,9 +27,10 @@ pub const CONTROL: &str = "/dev/mapper/control";
 
 /// The size of `struct dm_ioctl`. The data of a call follows it.
 const HEADER: usize = 312;
-/// The bytes of the buffer. The longest answer is the list of all devices: of those with the longest
-/// names, this is enough for 480; the buffer grows if there are more.
-const BUFFER: usize = 64 << 10;
+/// The bytes of the buffer. Each call copies all of it to the kernel and back. The longest answer is
+/// the list of all devices: of those with the longest names, this is enough for 28; the buffer grows
+/// if there are more.
+const BUFFER: usize = 4 << 10;
 /// The words of the smallest buffer: the header, and the zeros behind it.
 const SMALL: usize = HEADER / 8 + 8;
 /// The largest buffer.

@@ -81,6 +81,23 @@ fn a_measurement_and_the_proof_of_a_cut_read_the_metadata_once_and_other_calls_n
     assert_eq!(host.metadata_reads(), before + 2);
 }
 
+#[test]
+fn the_device_of_a_member_is_opened_without_a_list_of_all_devices() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let attached = backend.devices().attach(&source, WRITE).unwrap();
+    let (from, to) = (
+        Image::Volume(source.uuid),
+        Image::Snapshot(Uuid::from_u128(2)),
+    );
+    let copier = backend.copier(from, to, &Arc::default()).unwrap();
+    let before = host.looks();
+    let held = copier.mapped().unwrap().unwrap();
+    assert_eq!(held.device, attached.device);
+    // A list would be a second query.
+    assert_eq!(host.looks(), before + 1);
+}
+
 /// Creates a thick volume and writes all of its blocks.
 fn thick(backend: &PoolBackend) -> VolumeRecord {
     let record = volume(1, Allocation::Thick);
