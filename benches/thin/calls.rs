@@ -7,9 +7,10 @@ use slackwater::model::FsType;
 use slackwater_testkit::mount;
 use slackwater_testkit::snapshots::from_snapshot;
 
+use super::cuts::counted;
 use super::fixture::{Fixture, SIZE};
 use super::hand::write_back;
-use super::measure::{Pairs, Spread, given, timed};
+use super::measure::{Pairs, Spread, given};
 
 const CALLS: [&str; 10] = [
     "create",
@@ -122,7 +123,7 @@ impl<'a> Life<'a> {
 pub fn measure() {
     let rounds = given("ROUNDS", 12);
     let fixture = Fixture::new(false);
-    let mut times: BTreeMap<(&str, &str), Pairs> = BTreeMap::new();
+    let mut times: BTreeMap<(&str, &str), [Pairs; 2]> = BTreeMap::new();
     for round in 0..=rounds {
         for fs in [FsType::Ext4, FsType::Xfs] {
             let life = |who: &str| Life::new(&fixture, fs, format!("{who}-{fs}-{round}"));
@@ -134,19 +135,21 @@ pub fn measure() {
                         write_back(path);
                     }
                 }
-                let mut took = [0.0; 2];
+                let mut took = [(0.0, 0.0); 2];
                 for turn in 0..2 {
                     let who = (round + turn) % 2;
                     took[who] = match who {
-                        0 => timed(|| ours.driver(call, &mut our_ids)).1,
-                        _ => timed(|| theirs.effects(call, &mut their_ids)).1,
+                        0 => counted(|| ours.driver(call, &mut our_ids)),
+                        _ => counted(|| theirs.effects(call, &mut their_ids)),
                     };
                 }
                 // The first round is a warm-up.
                 if round > 0 {
                     let pairs = times.entry((call, fs.name())).or_default();
-                    pairs.ours.push(took[0]);
-                    pairs.hand.push(took[1]);
+                    pairs[0].ours.push(took[0].0);
+                    pairs[0].hand.push(took[1].0);
+                    pairs[1].ours.push(took[0].1);
+                    pairs[1].hand.push(took[1].1);
                 }
             }
             ours.driver("end", &mut our_ids);
@@ -156,20 +159,22 @@ pub fn measure() {
     fixture.end();
     println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
     println!(
-        "| call | | driver | effects | driver / effects | undisturbed | driver - effects, ms |"
+        "| call | | driver | effects | driver / effects | undisturbed | driver - effects, ms | flushes, driver and effects |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     for call in CALLS {
         for fs in ["ext4", "xfs"] {
-            let pairs = &times[&(call, fs)];
+            let [pairs, flushes] = &times[&(call, fs)];
             let middle = |values: &[f64]| Spread::of(values.iter().copied()).middle;
             println!(
-                "| {call} | {fs} | {:.2} | {:.2} | {} | {:.2} | {} |",
+                "| {call} | {fs} | {:.2} | {:.2} | {} | {:.2} | {} | {:.0} and {:.0} |",
                 middle(&pairs.ours),
                 middle(&pairs.hand),
                 pairs.ratio(),
                 pairs.undisturbed(),
                 pairs.more(),
+                middle(&flushes.ours),
+                middle(&flushes.hand),
             );
         }
     }
