@@ -135,6 +135,17 @@ fn volume_with_every_field() -> VolumeRecord {
     }
 }
 
+fn growing_thick_volume() -> VolumeRecord {
+    VolumeRecord {
+        allocation: Allocation::Thick,
+        growth: Some(GrowthProgress {
+            end: 3 << 30,
+            written: 2 << 30,
+        }),
+        ..ready_volume()
+    }
+}
+
 /// Volumes with each kind of content.
 fn formatted_volumes() -> Vec<(&'static str, VolumeRecord)> {
     let ready = ready_volume();
@@ -164,17 +175,6 @@ fn formatted_volumes() -> Vec<(&'static str, VolumeRecord)> {
                     complete: true,
                     growing: true,
                     ..begun
-                }),
-                ..ready.clone()
-            },
-        ),
-        (
-            "reserving-growth.json",
-            VolumeRecord {
-                allocation: Allocation::Thick,
-                growth: Some(GrowthProgress {
-                    end: 3 << 30,
-                    written: 2 << 30,
                 }),
                 ..ready.clone()
             },
@@ -243,6 +243,7 @@ fn records_of_volumes_keep_their_format() {
             },
         ),
     ];
+    expected.push(("reserving-growth.json", growing_thick_volume()));
     expected.extend(formatted_volumes());
     check("volume", expected);
 }
