@@ -15,6 +15,7 @@ pub mod linux;
 pub mod mapper;
 pub mod memory;
 pub mod mountinfo;
+pub mod piece;
 pub mod question;
 pub mod session;
 
@@ -32,6 +33,7 @@ pub use mapper::{
     ThinPoolStatus, ThinSnapshot, ThinTable, VolumeGroup, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
+pub use piece::Piece;
 pub use session::{Account, Session, SessionSpec, SessionState};
 
 use crate::error::HostError;
@@ -331,6 +333,9 @@ pub trait Host: Send + Sync + 'static {
     /// most `limit` extents, and none at the end of the file. Extents ascend and do not overlap;
     /// the first may begin before `from`.
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>>;
+    /// Reads the data of a range of an image, in ascending order. Blocks of [`piece::ZERO_BLOCK`] bytes
+    /// that contain only zeros are left out, whether they are holes or were written.
+    fn read_range(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<Piece>>;
     /// Whether the map of a copy contains what [`Effect::CloneDelta`] assumed about it. If not, the
     /// copy may differ from the image and must be discarded.
     fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool>;

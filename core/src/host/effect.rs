@@ -6,7 +6,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::{
-    Device, FileId, Known, LinearTable, LoopHold, MountRoot, PreparedThinSnapshot, Session,
+    Device, FileId, Known, LinearTable, LoopHold, MountRoot, Piece, PreparedThinSnapshot, Session,
     SessionSpec, ThinMessage, ThinTable,
 };
 use crate::model::FsType;
@@ -175,6 +175,18 @@ pub enum Effect<'a> {
         offset: u64,
         /// Bytes.
         length: u64,
+    },
+    /// Writes a range of an image that is filled from elsewhere. Between the pieces the image keeps
+    /// what it has, which is zeros in a new one. The result is not yet durable.
+    WriteRange {
+        /// The image; it exists and is long enough.
+        target: &'a Path,
+        /// The first byte of the range.
+        offset: u64,
+        /// Bytes of the range.
+        length: u64,
+        /// The data within the range, in ascending order.
+        pieces: &'a [Piece],
     },
     /// Gives the btrfs in a detached image a new fsid, so that it can be mounted while the file
     /// system from which it was copied is mounted too. The log tree that fsync wrote is kept. A
@@ -473,6 +485,7 @@ impl Effect<'_> {
             Effect::CloneDelta { .. } => "clone_rest",
             Effect::Unshare { .. } => "unshare",
             Effect::CopyRange { .. } => "copy_range",
+            Effect::WriteRange { .. } => "write_range",
             Effect::RenewFsId { .. } => "renew_fs_id",
             Effect::AttachLoop(_) => "attach_loop",
             Effect::DetachLoop { .. } => "detach_loop",

@@ -25,6 +25,7 @@ mod map;
 mod missing;
 mod mounts;
 mod program;
+mod range;
 pub mod seqpacket;
 mod session;
 mod superblock;
@@ -43,7 +44,7 @@ use uuid::Uuid;
 use super::{
     Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
     Host, Kept, Known, LinearTable, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount,
-    MountRoot, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
+    MountRoot, Piece, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
     VolumeGroup,
 };
 use crate::error::HostError;
@@ -127,7 +128,8 @@ impl LinuxHost {
             | Effect::ClonePreFreeze { .. }
             | Effect::CloneDelta { .. }
             | Effect::Unshare { .. }
-            | Effect::CopyRange { .. } => return act_on_copy(effect),
+            | Effect::CopyRange { .. }
+            | Effect::WriteRange { .. } => return act_on_copy(effect),
             Effect::RenewFsId { image, uuid } => fsid::renew(image, uuid),
             Effect::AttachLoop(ref spec) => return loop_device::attach(spec).map(Done::Loop),
             Effect::DetachLoop { number, backing } => loop_device::detach(number, backing),
@@ -236,6 +238,10 @@ impl Host for LinuxHost {
 
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.with_real_paths(map::extents(path, from, limit))
+    }
+
+    fn read_range(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<Piece>> {
+        self.with_real_paths(range::read(path, offset, length))
     }
 
     fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {
@@ -423,6 +429,12 @@ fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
             offset,
             length,
         } => image::copy_range(source, target, offset, length),
+        Effect::WriteRange {
+            target,
+            offset,
+            length,
+            pieces,
+        } => range::write(target, offset, length, pieces),
         _ => {
             let what = format!("{} does not copy", effect.name());
             Err(HostError::unexpected("act on", Path::new("/"), what))

@@ -33,6 +33,7 @@ mod mapped;
 mod mounts;
 mod perform;
 mod pool_setup;
+mod range;
 mod targets;
 #[cfg(any(test, feature = "testing"))]
 mod testing;

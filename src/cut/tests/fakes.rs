@@ -17,8 +17,8 @@ use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, Journalled};
 use crate::host::{
     BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount, Freeze,
-    FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Result,
-    Signature, Space,
+    FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Piece,
+    Result, Signature, Space,
 };
 use crate::model::{FsType, SharedVolume};
 
@@ -478,6 +478,9 @@ impl Host for World {
     }
     fn extents(&self, _: &Path, _: u64, _: usize) -> Result<Vec<Extent>> {
         none("map")
+    }
+    fn read_range(&self, _: &Path, _: u64, _: u64) -> Result<Vec<Piece>> {
+        none("read")
     }
     fn mounts(&self) -> Result<Vec<Mount>> {
         none("list mounts")

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
     BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept, Known,
-    LoopDevice, LoopHold, Mount, MountRoot, Result, Signature, Space,
+    LoopDevice, LoopHold, Mount, MountRoot, Piece, Result, Signature, Space,
 };
 use slackwater::model::{Alpha, FsType};
 use uuid::Uuid;
@@ -144,6 +144,10 @@ impl Host for GatedHost {
     }
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
         self.inner.extents(path, from, limit)
+    }
+
+    fn read_range(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<Piece>> {
+        self.inner.read_range(path, offset, length)
     }
 
     fn verify_copy(&self, copy: &Path, known: &Known) -> Result<bool> {

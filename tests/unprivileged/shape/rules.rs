@@ -110,6 +110,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
             "ClonePreFreeze",
             "CloneDelta",
             "CopyRange",
+            "WriteRange",
             "Unshare",
             "RenewFsId",
         ],

@@ -38,7 +38,7 @@ pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     }
 }
 
-fn is_device(file: &File, path: &Path) -> Result<bool> {
+pub(super) fn is_device(file: &File, path: &Path) -> Result<bool> {
     let info = file.metadata().map_err(failed("stat", path))?;
     Ok(info.file_type().is_block_device())
 }

@@ -25,7 +25,7 @@ use crate::model::FsType;
 
 const BESIDE_WRITERS: &str = "it was copied in pieces beside its writers";
 const CUT_OFF: &str = "what made it was cut off";
-const UNFINISHED: &str = "its copy isn't finished";
+pub(super) const UNFINISHED: &str = "its copy isn't finished";
 
 /// Records of an image's map what the real host records: the whole map, or where it differs from
 /// the recorded one.
@@ -72,6 +72,12 @@ impl Machine {
                 offset,
                 length,
             } => self.copy_range(process, source, target, *offset, *length),
+            Effect::WriteRange {
+                target,
+                offset,
+                length,
+                pieces,
+            } => self.write_range(process, target, *offset..offset + length, pieces),
             Effect::RenewFsId { image, uuid } => self.renew_fs_id(process, image, *uuid),
             Effect::MakeLike { path, source } => {
                 self.must_find(process, source)?;
@@ -149,24 +155,30 @@ impl Machine {
     ) -> Result<(Ino, Ino), Errno> {
         let from = self.must_find(process, source)?;
         let to = self.must_find(process, target)?;
-        let (flaw, size) = (
-            self.disk.file(from)?.live.flaw,
-            self.disk.file(from)?.live.size,
-        );
+        let size = self.disk.file(from)?.live.size;
         self.disk.file(to)?;
-        if let Some(flaw) = flaw {
-            self.violation(format!("{} is copied from: {flaw}", source.display()));
-        }
-        if self.loops_on(to).iter().any(|number| self.is_used(*number)) {
-            self.violation(format!(
-                "{} is overwritten while it's attached",
-                target.display()
-            ));
-        }
+        self.check_source(from, source)?;
+        self.check_target(to, target);
         if from == to || size == 0 {
             return Err(Errno::EINVAL);
         }
         Ok((from, to))
+    }
+
+    /// Records the violation of copying from an image that must not be used.
+    pub(super) fn check_source(&mut self, from: Ino, source: &Path) -> Result<(), Errno> {
+        if let Some(flaw) = self.disk.file(from)?.live.flaw {
+            self.violation(format!("{} is copied from: {flaw}", source.display()));
+        }
+        Ok(())
+    }
+
+    /// Records the violation of filling an image that is in use.
+    pub(super) fn check_target(&mut self, to: Ino, target: &Path) {
+        if self.loops_on(to).iter().any(|number| self.is_used(*number)) {
+            let target = target.display();
+            self.violation(format!("{target} is overwritten while it's attached"));
+        }
     }
 
     /// The two inodes of a clone, if the file system supports it.
@@ -381,7 +393,9 @@ impl Machine {
             Effect::CloneWhole { target, .. }
             | Effect::ClonePreFreeze { target, .. }
             | Effect::CloneDelta { target, .. } => (target, CUT_OFF),
-            Effect::CopyRange { target, .. } => (target, UNFINISHED),
+            Effect::CopyRange { target, .. } | Effect::WriteRange { target, .. } => {
+                (target, UNFINISHED)
+            }
             Effect::RenewFsId { image, .. } => (image, CUT_OFF),
             Effect::GrowUnmounted { device } => return self.cut_off_growth(device),
             Effect::WriteBlocks {

@@ -1,5 +1,6 @@
 //! What a device contains: nothing, a file system, or the raw bytes of a user.
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::disk::BLOCK;
@@ -10,7 +11,7 @@ use crate::model::FsType;
 const METADATA: u64 = 16 * BLOCK;
 
 /// The content of an image.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Content {
     pub(super) kind: ContentKind,
     /// It was mounted or written to: formatting it now would lose data.
@@ -19,7 +20,7 @@ pub(super) struct Content {
     pub(super) reads_blank: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ContentKind {
     /// Only zeros.
     #[default]
@@ -31,7 +32,7 @@ pub(super) enum ContentKind {
 }
 
 /// A file system and the tokens that users have written to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FsContent {
     pub(super) fs: FsType,
     pub(super) uuid: Uuid,
@@ -41,7 +42,7 @@ pub(super) struct FsContent {
 }
 
 /// The state in which a file system was left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Health {
     /// Unmounted cleanly, or with a journal to be replayed.
     #[default]

@@ -55,6 +55,8 @@ pub(super) struct Data {
     pub(super) flaw: Option<&'static str>,
     /// The state of a copy by ranges that is not finished.
     pub(super) copying: Option<Copying>,
+    /// The state of an image that is received by ranges.
+    pub(super) receiving: Option<Receiving>,
 }
 
 /// The progress of a copy by ranges.
@@ -66,6 +68,17 @@ pub(super) struct Copying {
     pub(super) modified: Option<u64>,
     /// All bytes before this offset are copied.
     pub(super) copied: u64,
+}
+
+/// The progress of an image that is received by ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Receiving {
+    /// What it contains in the end.
+    pub(super) content: Content,
+    /// Bytes of the source.
+    pub(super) size: u64,
+    /// All bytes before this offset are written.
+    pub(super) received: u64,
 }
 
 impl Data {

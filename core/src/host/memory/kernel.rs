@@ -18,7 +18,7 @@ use crate::host::{
     LoopHold,
 };
 use crate::host::{Extent, Known, MountRoot};
-use crate::host::{Kept, LoopDevice, Mount, Result, Signature, Space};
+use crate::host::{Kept, LoopDevice, Mount, Piece, Result, Signature, Space};
 use crate::host::{
     LinearTable, MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path,
 };
@@ -115,6 +115,12 @@ impl Host for MemoryHost {
             runs.retain(|run| run.logical + run.length > from);
             runs.truncate(limit);
             Ok(runs)
+        })
+    }
+
+    fn read_range(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<Piece>> {
+        self.look("read", path, |machine| {
+            Ok(machine.read_range(self.process, path, offset, length)?)
         })
     }
 

@@ -46,7 +46,8 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::CloneWhole { target, .. }
         | Effect::ClonePreFreeze { target, .. }
         | Effect::CloneDelta { target, .. }
-        | Effect::CopyRange { target, .. } => (*target).into(),
+        | Effect::CopyRange { target, .. }
+        | Effect::WriteRange { target, .. } => (*target).into(),
         Effect::RenewFsId { image, .. } => (*image).into(),
         Effect::TrimVolume { root, .. } => (&root.device.path).into(),
         Effect::AttachLoop(spec) => spec.image.into(),
@@ -119,6 +120,7 @@ impl Machine {
             | Effect::CloneDelta { .. }
             | Effect::Unshare { .. }
             | Effect::CopyRange { .. }
+            | Effect::WriteRange { .. }
             | Effect::RenewFsId { .. }
             | Effect::MakeLike { .. } => return self.act_on_copy(process, effect),
             Effect::AttachLoop(spec) => {

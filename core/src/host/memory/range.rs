@@ -1,0 +1,85 @@
+//! Ranges of images that are sent to another host, and received from one. The content of a simulated
+//! image is symbolic: the range with its first byte carries all of it, and the image is complete once
+//! all of its ranges are received.
+
+use std::ops::Range;
+use std::path::Path;
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::clones::UNFINISHED;
+use super::content::Content;
+use super::disk::Receiving;
+use super::machine::{Machine, Process};
+use super::perform::Acted;
+use crate::error::HostCause;
+use crate::host::Piece;
+
+/// What the first range carries.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    content: Content,
+    size: u64,
+}
+
+impl Machine {
+    pub(super) fn read_range(
+        &mut self,
+        process: Process,
+        path: &Path,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Piece>, Errno> {
+        let ino = self.must_find(process, path)?;
+        self.check_source(ino, path)?;
+        let data = &self.disk.file(ino)?.live;
+        if offset > 0 || length == 0 {
+            return Ok(Vec::new());
+        }
+        let sent = Sent {
+            content: data.content.clone(),
+            size: data.size,
+        };
+        let bytes = serde_json::to_vec(&sent).map_err(|_| Errno::EIO)?;
+        Ok(vec![Piece { offset, bytes }])
+    }
+
+    pub(super) fn write_range(
+        &mut self,
+        process: Process,
+        target: &Path,
+        range: Range<u64>,
+        pieces: &[Piece],
+    ) -> Result<Acted, HostCause> {
+        let to = self.must_find(process, target)?;
+        self.check_target(to, target);
+        let sent = pieces.iter().find(|piece| piece.offset == 0);
+        let sent = sent.map(|piece| serde_json::from_slice::<Sent>(&piece.bytes));
+        let sent = sent.transpose().map_err(|_| Errno::EINVAL)?;
+        self.within_room(to, |machine, before| {
+            if range.is_empty() || range.end > before.size {
+                return Err(Errno::EINVAL);
+            }
+            let anew = sent.map(|Sent { content, size }| Receiving {
+                content,
+                size,
+                received: 0,
+            });
+            let mut receiving = anew.or(before.receiving.clone()).ok_or(Errno::EINVAL)?;
+            if range.start <= receiving.received {
+                receiving.received = receiving.received.max(range.end);
+            }
+            let complete = receiving.received >= receiving.size;
+            let data = machine.data_mut(to)?;
+            data.flaw = (!complete).then_some(UNFINISHED);
+            if complete {
+                data.content = receiving.content.clone();
+                data.map.clear();
+            }
+            data.receiving = Some(receiving);
+            machine.disk.changed(to, 0)
+        })?;
+        Ok(Acted::Plain)
+    }
+}
