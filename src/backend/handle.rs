@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::error::HostError;
-use crate::host::{DeviceHold, Effect, Extent, Host, Result};
+use crate::host::{DeviceHold, Effect, Extent, Host, Piece, Result};
 
 /// An image that can be read, and written while it is being filled.
 pub struct ImageHandle {
@@ -40,6 +40,23 @@ impl ImageHandle {
             length,
         };
         self.host.perform(&copy).map(drop)
+    }
+
+    /// Reads the data of a range, without blocks of zeros.
+    pub fn read(&self, offset: u64, length: u64) -> Result<Vec<Piece>> {
+        self.host.read_range(&self.path, offset, length)
+    }
+
+    /// Writes the data of a range; the rest of it keeps its zeros. It is durable only after
+    /// [`ImageHandle::sync`].
+    pub fn write(&self, offset: u64, length: u64, pieces: &[Piece]) -> Result<()> {
+        let write = Effect::WriteRange {
+            target: &self.path,
+            offset,
+            length,
+            pieces,
+        };
+        self.host.perform(&write).map(drop)
     }
 
     /// Gives a range blocks of its own, with the same content, in a pool that reserves blocks by

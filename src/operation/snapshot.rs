@@ -7,10 +7,12 @@ pub(in crate::operation) mod create;
 pub(in crate::operation) mod cut;
 pub(in crate::operation) mod cut_counts;
 pub(in crate::operation) mod group;
+pub(in crate::operation) mod lend;
 pub(in crate::operation) mod list;
 pub(in crate::operation) mod members;
 pub(in crate::operation) mod metadata;
 pub(in crate::operation) mod plan;
+pub(in crate::operation) mod remote;
 pub(in crate::operation) mod resolve;
 pub(in crate::operation) mod restore;
 pub(in crate::operation) mod session;
@@ -23,6 +25,7 @@ use std::sync::atomic::AtomicU64;
 
 use self::copy::Copies;
 use self::cut_counts::CutCounts;
+use self::lend::Lent;
 use crate::cut::Seams;
 use crate::cut::retry::Backoffs;
 use crate::host::Host;
@@ -41,6 +44,10 @@ pub struct Snapshots {
     pub(in crate::operation) copies: Copies,
     /// Bytes copied since the start.
     copied: AtomicU64,
+    /// Snapshots that other nodes read.
+    pub(in crate::operation) lent: Lent,
+    /// Bytes sent to other nodes since the start.
+    lent_bytes: AtomicU64,
 }
 
 impl Snapshots {
@@ -59,6 +66,8 @@ impl Snapshots {
             cuts: CutCounts::default(),
             copies: Copies::default(),
             copied: AtomicU64::default(),
+            lent: Lent::default(),
+            lent_bytes: AtomicU64::default(),
         }
     }
 }

@@ -20,6 +20,10 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
     let metric =
         encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
     ConstCounter::new(driver.snapshots.copied()).encode(metric)?;
+    let help = "Bytes of snapshots that were sent to other nodes";
+    let metric =
+        encoder.encode_descriptor("sent", help, Some(&Unit::Bytes), MetricType::Counter)?;
+    ConstCounter::new(driver.snapshots.lent()).encode(metric)?;
     frozen(encoder, driver)
 }
 

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::plan::Prepared;
+use super::remote::Receiving;
 use super::source::Source;
 use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host;
 use crate::model::pool::WAY_OUT;
 use crate::model::size::MIB;
 use crate::model::{Level, PoolId, SnapshotId};
@@ -69,11 +69,28 @@ pub(in crate::operation) fn begin_at(
     Ok((source, begin))
 }
 
+/// What an image is filled from.
+pub(in crate::operation) enum Origin<'a> {
+    /// An image of this node.
+    Image(&'a ImageHandle),
+    /// A snapshot that another node sends.
+    Remote(Receiving<'a>),
+}
+
+impl Origin<'_> {
+    pub(in crate::operation) fn bytes(&self) -> u64 {
+        match self {
+            Origin::Image(image) => image.bytes(),
+            Origin::Remote(receiving) => receiving.bytes(),
+        }
+    }
+}
+
 /// The range of an image that is to be filled.
 pub(in crate::operation) struct Filling<'a> {
     pub(in crate::operation) image: Image,
-    /// The image that is copied; nothing is copied beyond its end.
-    pub(in crate::operation) source: Option<&'a ImageHandle>,
+    /// What is copied; nothing is copied beyond its end.
+    pub(in crate::operation) source: Option<Origin<'a>>,
     pub(in crate::operation) target: &'a ImageHandle,
     /// The blocks of the target are reserved by writing them.
     pub(in crate::operation) reserves: bool,
@@ -88,14 +105,23 @@ impl Filling<'_> {
         }
     }
 
-    fn step(&self, at: u64, length: u64) -> host::Result<()> {
-        if let Some(source) = self.source
+    fn step(&mut self, at: u64, length: u64) -> Result<()> {
+        let (verb, image) = (self.verb(), self.image);
+        let doing = || format!("{verb} {image}");
+        if let Some(source) = &mut self.source
             && at < source.bytes()
         {
-            source.copy_to(self.target, at, length.min(source.bytes() - at))?;
+            let end = source.bytes().min(at + length);
+            match source {
+                Origin::Image(source) => {
+                    let copied = source.copy_to(self.target, at, end - at);
+                    copied.context(doing)?;
+                }
+                Origin::Remote(receiving) => receiving.receive(self.target, at, end, doing)?,
+            }
         }
         match self.reserves {
-            true => self.target.rewrite(at, length),
+            true => self.target.rewrite(at, length).context(doing),
             false => Ok(()),
         }
     }
@@ -182,7 +208,7 @@ impl Copies {
 
     /// Begins a step of this length. Returns when the next step may begin, for all copies in these
     /// pools together.
-    fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
+    pub(in crate::operation) fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
         let now = Instant::now();
         let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,6 +229,11 @@ impl Copies {
 }
 
 impl Copying<'_> {
+    /// The pools that it reads and writes.
+    pub(in crate::operation) fn pools(&self) -> [PoolId; 2] {
+        self.pools
+    }
+
     /// An error if the volume was used since the copy began. It is also checked after the last
     /// byte; a use after that does not affect the copy.
     pub(in crate::operation) fn check(&self) -> Result<()> {
@@ -277,27 +308,38 @@ impl Snapshots {
     pub(in crate::operation) fn fill(
         &self,
         copying: &Copying<'_>,
-        filling: &Filling<'_>,
+        mut filling: Filling<'_>,
         mut save: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        let doing = || format!("{} {}", filling.verb(), filling.image);
+        let (verb, image) = (filling.verb(), filling.image);
+        let doing = || format!("{verb} {image}");
         let (mut at, end) = (filling.range.start, filling.range.end);
         let mut saved = at;
+        // Why the copy ends before its end; what was copied stays for a repeat.
+        let mut ending = None;
         while at < end {
             copying.check()?;
-            let stopping = self.pools.in_flight.is_stopping();
-            if stopping || at - saved >= SAVE {
+            if self.pools.in_flight.is_stopping() {
+                ending = Some(Error::Stopping);
+            }
+            if ending.is_some() || at - saved >= SAVE {
                 filling.target.sync().context(doing)?;
                 save(at)?;
                 saved = at;
                 tracing::info!(destination = %filling.image, copied = at, of = end, "{}", match filling.source { Some(_) => "copying", None => "writing all blocks" });
-                if stopping {
-                    return Err(Error::Stopping);
-                }
+            }
+            if let Some(ending) = ending {
+                return Err(ending);
             }
             let length = STEP.min(end - at);
             let next = self.copies.step(copying.pools, length);
-            filling.step(at, length).context(doing)?;
+            match filling.step(at, length) {
+                Err(error @ Error::Unreachable { .. }) => {
+                    ending = Some(error);
+                    continue;
+                }
+                done => done?,
+            }
             at += length;
             self.copied.fetch_add(length, Ordering::Relaxed);
             self.host
@@ -348,12 +390,12 @@ impl Snapshots {
         let copied = pool.backend.open_image(image).and_then(|target| {
             let filling = Filling {
                 image,
-                source: Some(&from_image),
+                source: Some(Origin::Image(&from_image)),
                 target: &target,
                 reserves: false,
                 range: from.copied..from_image.bytes(),
             };
-            self.fill(&copying, &filling, |copied| {
+            self.fill(&copying, filling, |copied| {
                 record.copy = Some(CopyProgress { copied, ..from });
                 pool.backend.update_snapshot(&record)
             })

@@ -135,7 +135,10 @@ impl Snapshots {
             return Ok(None);
         };
         let _lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
-        let delete = || pool.backend.snapshots.delete(id.uuid).map(|()| None);
+        let delete = || {
+            let _deleting = self.lent.begin_delete([id.uuid])?;
+            pool.backend.snapshots.delete(id.uuid).map(|()| None)
+        };
         let Some(record) = pool.backend.snapshots.get(id.uuid)? else {
             return delete();
         };

@@ -183,6 +183,9 @@ impl Snapshots {
                 deletes.push((id, pool));
             }
         }
+        let _deleting = self
+            .lent
+            .begin_delete(deletes.iter().map(|(id, _)| id.uuid))?;
         let mut deletes = deletes.into_iter();
         deletes.try_for_each(|(id, pool)| pool.backend.snapshots.delete(id.uuid))
     }

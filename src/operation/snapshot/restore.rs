@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use super::begun::{find_begun, is_written};
-use super::copy::{Filling, begin_at};
+use super::copy::{Copying, Filling, Origin, begin_at};
+use super::remote::{Receiving, RemoteSnapshot};
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
-use crate::backend::Image;
+use crate::backend::{Image, ImageHandle};
 use crate::cut::CutMember;
 use crate::cut::retry::Subject;
 use crate::error::{Error, Result};
@@ -34,13 +35,17 @@ pub(in crate::operation) enum Content {
     },
     /// A volume, in use or not.
     Volume(Box<Source>),
+    /// A snapshot of another node.
+    Remote(Box<RemoteSnapshot>),
 }
 
 impl Content {
-    pub(in crate::operation) fn pool(&self) -> &Arc<Pool> {
+    /// Its pool, if it is on this node.
+    pub(in crate::operation) fn pool(&self) -> Option<&Arc<Pool>> {
         match self {
-            Content::Snapshot { pool, .. } => pool,
-            Content::Volume(source) => &source.pool,
+            Content::Snapshot { pool, .. } => Some(pool),
+            Content::Volume(source) => Some(&source.pool),
+            Content::Remote(_) => None,
         }
     }
 
@@ -48,6 +53,7 @@ impl Content {
         match self {
             Content::Snapshot { record, .. } => record.size,
             Content::Volume(source) => source.record.size,
+            Content::Remote(remote) => remote.size(),
         }
     }
 
@@ -55,6 +61,7 @@ impl Content {
         match self {
             Content::Snapshot { record, .. } => record.block_size,
             Content::Volume(source) => source.record.block_size,
+            Content::Remote(remote) => remote.offer.block_size,
         }
     }
 
@@ -62,12 +69,14 @@ impl Content {
         match self {
             Content::Snapshot { record, .. } => record.formatted.as_ref(),
             Content::Volume(source) => source.record.formatted.as_ref(),
+            Content::Remote(remote) => remote.offer.formatted.as_ref(),
         }
     }
 
     /// Whether a volume in this pool can share blocks with it.
     pub(in crate::operation) fn shares_with(&self, pool: &Pool) -> bool {
-        pool.id() == self.pool().id() && pool.backend.facts.shares_blocks
+        let is_same = self.pool().is_some_and(|own| own.id() == pool.id());
+        is_same && pool.backend.facts.shares_blocks
     }
 
     /// A number that is another one if the object was deleted and created again.
@@ -75,13 +84,16 @@ impl Content {
         match self {
             Content::Snapshot { record, .. } => record.cut_at,
             Content::Volume(source) => source.record.incarnation.as_u64_pair().0,
+            Content::Remote(remote) => remote.offer.identity,
         }
     }
 
-    fn image(&self) -> Image {
+    /// Its image, if it is on this node.
+    fn image(&self) -> Option<(&Arc<Pool>, Image)> {
         match self {
-            Content::Snapshot { record, .. } => Image::Snapshot(record.uuid),
-            Content::Volume(source) => Image::Volume(source.id.uuid),
+            Content::Snapshot { pool, record, .. } => Some((pool, Image::Snapshot(record.uuid))),
+            Content::Volume(source) => Some((&source.pool, Image::Volume(source.id.uuid))),
+            Content::Remote(_) => None,
         }
     }
 }
@@ -188,11 +200,12 @@ impl Snapshots {
         content: &Content,
     ) -> Result<VolumeRecord> {
         match content {
-            Content::Snapshot { .. } => self.filled(pool, record, || {
-                let copy = Image::Volume(record.uuid);
-                pool.backend.clone_quiet(content.image(), copy)
-            }),
             Content::Volume(source) => self.clone_volume(pool, record, source),
+            Content::Snapshot { record: from, .. } => self.filled(pool, record, || {
+                let copy = Image::Volume(record.uuid);
+                pool.backend.clone_quiet(Image::Snapshot(from.uuid), copy)
+            }),
+            Content::Remote(_) => Err(Error::bug("blocks are shared within a pool")),
         }
     }
 
@@ -295,16 +308,16 @@ impl Snapshots {
         Ok(record)
     }
 
-    /// The pool of a volume that has a source: that of the source, unless the class names another
-    /// one.
+    /// The pool of a volume that has a source: that of the source if it is on this node, unless the
+    /// class names another one.
     pub(in crate::operation) fn pool_from(
         &self,
         parameters: &VolumeParameters,
         content: &Content,
     ) -> Result<Arc<Pool>> {
-        match &parameters.pool {
-            Some(name) => self.pools.choose_pool(Some(name)),
-            None => Ok(content.pool().clone()),
+        match (&parameters.pool, content.pool()) {
+            (None, Some(pool)) => Ok(pool.clone()),
+            (named, _) => self.pools.choose_pool(named.as_deref()),
         }
     }
 
@@ -318,12 +331,20 @@ impl Snapshots {
     ) -> Result<Volume> {
         self.copies.ask(record.uuid, self.host.now());
         let of_volume = match content {
-            Content::Snapshot { .. } => None,
+            Content::Snapshot { .. } | Content::Remote(_) => None,
             Content::Volume(source) => Some(source.as_ref()),
         };
-        let pools = [content.pool().id(), pool.id()];
+        let pools = [content.pool().unwrap_or(pool).id(), pool.id()];
         let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
-        let (source, begin) = begin_at(content.pool(), content.image())?;
+        let opened = match content.image() {
+            Some((of, image)) => Some(begin_at(of, image)?),
+            None => None,
+        };
+        let remote = CopyProgress {
+            copied: 0,
+            source_modified: content.identity(),
+        };
+        let begin = opened.as_ref().map_or(remote, |(_, begin)| *begin);
         let begun = find_begun(pool, &record, begin.source_modified)?;
         let mut record = match begun {
             Some(begun) => begun,
@@ -336,33 +357,57 @@ impl Snapshots {
                 record
             }
         };
-        let image = Image::Volume(record.uuid);
-        let from = record.copy.unwrap_or(begin);
-        let target = pool.backend.lengthen(image, source.bytes());
-        let target = target.and_then(|()| pool.backend.open_image(image));
-        let copied = target.and_then(|target| {
-            let reserves = is_written(pool, &record);
-            let beyond = if reserves { target.bytes() } else { 0 };
-            let filling = Filling {
-                image,
-                source: Some(&source),
-                target: &target,
-                reserves,
-                range: from.copied..source.bytes().max(beyond),
-            };
-            self.fill(&copying, &filling, |copied| {
-                record.copy = Some(CopyProgress { copied, ..from });
-                pool.backend.update(&record)
-            })
-        });
+        let source = opened.as_ref().map(|(source, _)| source);
+        let copied = self.fill_from(pool, &mut record, &copying, (content, source));
         let done = copied
             .and_then(|()| self.identify(pool, &record))
             .and_then(|record| pool.backend.complete(&record));
         match done {
             Ok(record) => Ok(self.pools.volume(pool, &record)),
             // What was copied stays for a repeat.
-            Err(Error::Stopping) => Err(Error::Stopping),
+            Err(error @ (Error::Stopping | Error::Unreachable { .. })) => Err(error),
             Err(first) => Err(undo_volume(pool, &record, first)),
+        }
+    }
+
+    /// Copies what is not copied yet according to the record.
+    fn fill_from(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        copying: &Copying<'_>,
+        (content, source): (&Content, Option<&ImageHandle>),
+    ) -> Result<()> {
+        let image = Image::Volume(record.uuid);
+        let from = record.copy.unwrap_or(CopyProgress {
+            copied: 0,
+            source_modified: content.identity(),
+        });
+        let origin = match (content, source) {
+            (Content::Remote(remote), _) => {
+                Some(Origin::Remote(Receiving::begin(remote, from.copied)?))
+            }
+            (_, source) => source.map(Origin::Image),
+        };
+        let bytes = origin.as_ref().map_or(0, Origin::bytes);
+        pool.backend.lengthen(image, bytes)?;
+        let target = pool.backend.open_image(image)?;
+        let reserves = is_written(pool, record);
+        let beyond = if reserves { target.bytes() } else { 0 };
+        let filling = Filling {
+            image,
+            source: origin,
+            target: &target,
+            reserves,
+            range: from.copied..bytes.max(beyond),
+        };
+        self.fill(copying, filling, |copied| {
+            record.copy = Some(CopyProgress { copied, ..from });
+            pool.backend.update(record)
+        })?;
+        match content {
+            Content::Remote(remote) if remote.verify => self.verify_copy(copying, remote, &target),
+            _ => Ok(()),
         }
     }
 }

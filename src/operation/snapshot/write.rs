@@ -69,7 +69,7 @@ impl Snapshots {
             reserves: true,
             range: begun.copied..target.bytes(),
         };
-        self.fill(copying, &filling, |copied| {
+        self.fill(copying, filling, |copied| {
             let copy = Some(CopyProgress { copied, ..begun });
             let record = record.clone();
             pool.backend.update(&VolumeRecord { copy, ..record })
@@ -115,7 +115,7 @@ impl Snapshots {
             reserves: true,
             range: growth.written..end,
         };
-        self.fill(copying, &filling, |written| {
+        self.fill(copying, filling, |written| {
             let growth = GrowthProgress { written, ..growth };
             pool.backend.save_growth(record, growth)
         })

@@ -16,6 +16,7 @@ use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::begun::is_written;
+use crate::operation::snapshot::remote::RemoteSnapshot;
 use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
@@ -41,6 +42,27 @@ impl Volumes {
     /// CreateVolume. A crash leaves an incomplete volume, which the next start or a retry cleans
     /// up.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
+        self.create_from(request, || match &request.content_source {
+            Some(source) => self.snapshots.content(source).map(Some),
+            None => Ok(None),
+        })
+    }
+
+    /// CreateVolume from a snapshot of another node, or with the reason why it cannot be read. What
+    /// an earlier call has copied is continued, or deleted if the snapshot does not exist.
+    pub fn receive_volume(
+        &self,
+        request: &CreateVolume,
+        remote: Result<RemoteSnapshot>,
+    ) -> Result<Volume> {
+        self.create_from(request, || Ok(Some(Content::Remote(Box::new(remote?)))))
+    }
+
+    fn create_from(
+        &self,
+        request: &CreateVolume,
+        find: impl FnOnce() -> Result<Option<Content>>,
+    ) -> Result<Volume> {
         let _name = self.pools.locks.acquire(Key::Name(request.name.clone()))?;
         if let Some((pool, record)) = self.find_name(&request.name)? {
             return match self.mismatch(&pool, &record, request) {
@@ -55,10 +77,7 @@ impl Volumes {
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
             return Err(Error::TopologyMismatch { home });
         }
-        let content = match &request.content_source {
-            Some(source) => Some(self.content_of(&request.name, source)?),
-            None => None,
-        };
+        let content = self.content_of(&request.name, find)?;
         let pool = match &content {
             Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
             None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
@@ -110,9 +129,13 @@ impl Volumes {
 
     /// Opens the source of a new volume. A missing source is a final error, so the volume that an
     /// earlier call with the same name left incomplete is deleted first.
-    fn content_of(&self, name: &str, source: &ContentSource) -> Result<Content> {
-        let absent = match self.snapshots.content(source) {
-            Err(absent @ Error::NotFound { .. }) => absent,
+    fn content_of(
+        &self,
+        name: &str,
+        find: impl FnOnce() -> Result<Option<Content>>,
+    ) -> Result<Option<Content>> {
+        let absent = match find() {
+            Err(absent @ (Error::NotFound { .. } | Error::Forwarded { .. })) => absent,
             found => return found,
         };
         let ended = self.pools.serving().into_iter().try_for_each(|pool| {
@@ -294,7 +317,7 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
 /// size of its source, and may be in another pool.
 fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
     let (had, least) = (record.block_size, pool.backend.facts.least_block_size);
-    if pool.id() == content.pool().id() || had >= least {
+    if content.pool().is_some_and(|own| own.id() == pool.id()) || had >= least {
         return Ok(());
     }
     Err(Error::invalid(

@@ -99,7 +99,7 @@ impl Node {
         let (driver, request) = (&self.driver, self.clone_request());
         let source = request.content_source.as_ref().unwrap();
         let content = driver.snapshots.content(source).unwrap();
-        let pool = content.pool().clone();
+        let pool = content.pool().unwrap().clone();
         let id = VolumeId::of_name(pool.id(), NameKind::Volume, "clone");
         let plan = driver
             .volumes
