@@ -95,10 +95,13 @@ async fn start(node: String, folder: &Path, pki: &Pki) -> Agent {
     let socket = Socket::bind(&folder.join(format!("{node}.sock"))).unwrap();
     let served = server::serve_node(
         socket,
-        Endpoint {
-            listener,
-            credentials: Arc::new(credentials),
-        },
+        (
+            Endpoint {
+                listener,
+                credentials: Arc::new(credentials),
+            },
+            None,
+        ),
         driver.clone(),
         Options::default(),
         std::future::pending(),

@@ -112,6 +112,11 @@ pub struct Given {
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
     pub agent_listen: Option<Address>,
+    /// Role node: address at which the agent sends snapshots to the agents of other nodes, such as
+    /// 0.0.0.0:9821 [default: none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    #[serde(deserialize_with = "value::one")]
+    pub peer_listen: Option<Address>,
     /// Role controller: node name and address of an agent (may be repeated)
     #[arg(long, value_name = "NODE=ADDR:PORT")]
     #[serde(deserialize_with = "value::many")]
@@ -190,6 +195,7 @@ impl Given {
             alpha: list(self.alpha, file.alpha),
             hook: list(self.hook, file.hook),
             agent_listen: self.agent_listen.or(file.agent_listen),
+            peer_listen: self.peer_listen.or(file.peer_listen),
             agent: list(self.agent, file.agent),
             agent_service: self.agent_service.or(file.agent_service),
             lost_after: self.lost_after.or(file.lost_after),
@@ -284,7 +290,9 @@ mod tests {
     #[test]
     fn every_key_of_the_clusters_roles_is_taken() {
         let tls = "tls-cert = \"/t/tls.crt\"\ntls-key = \"/t/tls.key\"\ntls-ca = \"/t/ca.crt\"\n";
-        let node = format!("{LEAST}{tls}role = \"node\"\nagent-listen = \"0.0.0.0:9820\"");
+        let node = format!(
+            "{LEAST}{tls}role = \"node\"\nagent-listen = \"0.0.0.0:9820\"\npeer-listen = \"0.0.0.0:9821\""
+        );
         let controller = format!("endpoint = \"unix:///x/csi.sock\"\n{tls}role = \"controller\"\n");
         let agents = format!("{controller}agent = [\"n1=10.0.0.1:9820\", \"n2=[::1]:1\"]");
         let service =

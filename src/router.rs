@@ -13,6 +13,7 @@
 //! | `checked` | validation of agents' answers |
 //! | `call` | one call: its deadline, and the agents it asks |
 //! | `place`, `find` | where a new volume is created, where a name exists |
+//! | `restore` | on which node a volume with a content source is created, and copies between nodes |
 //! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
 //! | `delete_one` | deletion of a single snapshot, also of a group |
 //! | `list`, `lists`, `capacity` | answers merged from all agents |
@@ -43,6 +44,7 @@ mod metadata;
 mod place;
 mod remote;
 mod resolve;
+mod restore;
 mod route;
 mod snapshot;
 #[cfg(test)]

@@ -31,6 +31,7 @@ use tower::layer::util::{self, Stack};
 
 use crate::agent::admin_server::AdminServer;
 use crate::agent::agent_server::AgentServer;
+use crate::agent::peer_server::PeerServer;
 use crate::csi::controller_server::{Controller, ControllerServer};
 use crate::csi::group_controller_server::{GroupController, GroupControllerServer};
 use crate::csi::identity_server::{Identity, IdentityServer};
@@ -38,8 +39,8 @@ use crate::csi::node_server::NodeServer;
 use crate::csi::snapshot_metadata_server::{SnapshotMetadata, SnapshotMetadataServer};
 use crate::model::Alpha;
 use crate::operation::Driver;
-use crate::router::Router;
-use crate::service::Service;
+use crate::router::{Router, TlsDial};
+use crate::service::{PeerService, Peers, Service};
 use crate::telemetry::Metrics;
 use crate::tls::{Credentials, PING_INTERVAL, PING_TIMEOUT};
 
@@ -119,16 +120,25 @@ pub async fn serve(
     live(server, life.ending, Work::Driver(driver), shutdown).await
 }
 
-/// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint.
-/// Both end together, as described for this module.
+/// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint, and
+/// those of other agents at the second endpoint, if there is one. They end together, as described
+/// for this module.
 pub async fn serve_node(
     socket: Socket,
-    endpoint: Endpoint,
+    (endpoint, of_agents): (Endpoint, Option<Endpoint>),
     driver: Arc<Driver>,
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let service = Service::new(driver.clone(), options.alpha);
+    let port = match &of_agents {
+        Some(of_agents) => Some(of_agents.listener.local_addr()?.port()),
+        None => None,
+    };
+    let dial = secured::AgentDial(TlsDial::new(endpoint.credentials.clone()));
+    let service = Service::new(driver.clone(), options.alpha).with_peers(Peers {
+        dial: Arc::new(dial),
+        port,
+    });
     let life = Life::new(socket, &options);
     let kubelet = builder(&options.metrics, &life.calls)
         .add_service(sized!(IdentityServer, service))
@@ -136,11 +146,7 @@ pub async fn serve_node(
         .add_service(sized!(AdminServer, service))
         .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
     let address = endpoint.listener.local_addr()?;
-    let router = builder(&options.metrics, &life.calls)
-        // The end of the router's stream ends a freeze, so it must be detected.
-        .http2_keepalive_interval(Some(PING_INTERVAL))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .max_concurrent_streams(Some(STREAMS));
+    let router = agent_builder(&options.metrics, &life.calls);
     let router = with_controllers(router, &service, &options)
         .add_service(sized!(AgentServer, service))
         .serve_with_incoming_shutdown(
@@ -148,8 +154,20 @@ pub async fn serve_node(
             wait_for_stop(&life.stop),
         );
     tracing::info!(%address, "listening for the controller");
-    let both = async { tokio::try_join!(kubelet, router).map(drop) };
-    live(both, life.ending, Work::Driver(driver), shutdown).await
+    let of_driver = driver.clone();
+    let agents = async {
+        let Some(of_agents) = of_agents else {
+            return Ok(());
+        };
+        let service = PeerService::new(of_driver, Arc::new(secured::Certificates));
+        let stop = wait_for_stop(&life.stop);
+        agent_builder(&options.metrics, &life.calls)
+            .add_service(PeerServer::new(service))
+            .serve_with_incoming_shutdown(secured::connections_of_agents(of_agents), stop)
+            .await
+    };
+    let all = async { tokio::try_join!(kubelet, router, agents).map(drop) };
+    live(all, life.ending, Work::Driver(driver), shutdown).await
 }
 
 /// Serves a whole cluster to the sidecars with a router, and ends as described for this module.
@@ -211,6 +229,16 @@ fn wait_for_stop(stop: &Receiver<()>) -> impl Future<Output = ()> + use<> {
 
 fn builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Watched> {
     Server::builder().layer(watch::Watch::new(metrics.clone(), calls.clone()))
+}
+
+/// For connections over the network.
+fn agent_builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Watched> {
+    builder(metrics, calls)
+        // The end of the router's stream ends a freeze, and the end of a reader's the copy of a
+        // snapshot, so both must be detected.
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .max_concurrent_streams(Some(STREAMS))
 }
 
 /// The services that sidecars and an agent's router call. More can be added.

@@ -13,6 +13,7 @@ mod identity;
 pub(crate) mod ids;
 mod node;
 mod patience;
+mod peer;
 mod pulse;
 pub(crate) mod reached;
 pub(crate) mod reply;
@@ -32,6 +33,7 @@ use crate::operation::Driver;
 
 use ids::Ids;
 pub(crate) use patience::{patience, timeout};
+pub use peer::{Callers, PeerDial, PeerService, Peers};
 use pulse::Pulse;
 use request::Classed;
 pub use request::ONLY_POOL;
@@ -46,6 +48,7 @@ pub struct Service {
     alpha: Alpha,
     looks: agent::Looks,
     pulse: Pulse,
+    peers: Option<Peers>,
 }
 
 /// The result type of a gRPC method.
@@ -60,6 +63,7 @@ impl Service {
             alpha,
             looks,
             pulse: Pulse::default(),
+            peers: None,
         }
     }
 

@@ -4,7 +4,8 @@
 //! An agent's certificate contains the name `node.NODE.slackwater`, the router's
 //! `controller.slackwater`. An agent accepts connections from the router only, so the stolen key of
 //! a node gives no access to other agents; the router checks the name of the node, so it notices if
-//! another node now has the address.
+//! another node now has the address. At the address where an agent sends snapshots, it accepts the
+//! agents of nodes only, and each call is checked for the node to which the router has granted it.
 //!
 //! | module | content |
 //! |---|---|
@@ -33,7 +34,7 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 pub use bundle::{Bundle, Files};
-pub use credentials::Credentials;
+pub use credentials::{Audience, Credentials, is_of_node};
 pub use dial::{Connection, Connector};
 pub use incoming::{Incoming, Refusals, Secured};
 

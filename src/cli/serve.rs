@@ -87,20 +87,25 @@ async fn run(config: Config) -> Result<(), Failure> {
             .await
         }
         RoleConfig::Node { node, agent } => {
-            let AgentConfig { listen, name, tls } = agent;
+            let AgentConfig {
+                listen,
+                peer_listen,
+                name,
+                tls,
+            } = agent;
             // The kubelet's calls need no certificate: after a reboot of the node, volumes become
             // available even while no certificate can be issued.
             let credentials = checked(Credentials::of_files_to_come(name, tls))?;
             show_expiry(&options.metrics, &credentials);
             let driver = start(config.driver_name, node, None).await?;
-            let listener = server::listen(listen).await;
-            let endpoint_of_agent = Endpoint {
-                listener: listener.map_err(|error| failed("listen on", listen, error))?,
-                credentials,
+            let for_router = listen_at(listen, &credentials).await?;
+            let for_agents = match peer_listen {
+                Some(address) => Some(listen_at(address, &credentials).await?),
+                None => None,
             };
+            let endpoints = (for_router, for_agents);
             let socket = bind(&endpoint)?;
-            let served =
-                server::serve_node(socket, endpoint_of_agent, driver.clone(), options, signal);
+            let served = server::serve_node(socket, endpoints, driver.clone(), options, signal);
             leave(&driver, served).await
         }
         RoleConfig::Controller(controller) => {
@@ -119,6 +124,14 @@ async fn run(config: Config) -> Result<(), Failure> {
             served.map_err(Failure::run)
         }
     }
+}
+
+async fn listen_at(address: SocketAddr, with: &Arc<Credentials>) -> Result<Endpoint, Failure> {
+    let listener = server::listen(address).await;
+    Ok(Endpoint {
+        listener: listener.map_err(|error| failed("listen on", address, error))?,
+        credentials: with.clone(),
+    })
 }
 
 /// Serves, and then closes the driver's pools, even after an error.

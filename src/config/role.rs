@@ -88,6 +88,8 @@ impl NodeConfig {
 pub struct AgentConfig {
     /// The address on which it listens.
     pub listen: SocketAddr,
+    /// The address at which it sends snapshots to other agents, if it does.
+    pub peer_listen: Option<SocketAddr>,
     /// The name that its certificate must have.
     pub name: Name,
     /// Its certificates.
@@ -167,7 +169,10 @@ impl Given {
             ("--max-volumes", self.max_volumes.is_some()),
         ];
         let hook = [("[[hook]]", !self.hook.is_empty())];
-        let listen = [("--agent-listen", self.agent_listen.is_some())];
+        let listen = [
+            ("--agent-listen", self.agent_listen.is_some()),
+            ("--peer-listen", self.peer_listen.is_some()),
+        ];
         let agents = [
             ("--agent", !self.agent.is_empty()),
             ("--agent-service", self.agent_service.is_some()),
@@ -224,11 +229,17 @@ impl Given {
             missing("--agent-listen, the address at which the controller reaches this node, such as 0.0.0.0:9820,")
         });
         let tls = self.tls();
+        let peer_listen = self.peer_listen.as_ref().map(|address| address.0);
         let node = self.storage()?;
         let (listen, tls) = (listen?.0, tls?);
         let name = Name::node(&node.name);
         let name = name.map_err(|error| BadConfig(format!("--node-name: {error}")))?;
-        let agent = AgentConfig { listen, name, tls };
+        let agent = AgentConfig {
+            listen,
+            peer_listen,
+            name,
+            tls,
+        };
         Ok(RoleConfig::Node { node, agent })
     }
 

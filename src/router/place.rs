@@ -1,7 +1,8 @@
 //! Chooses the node of a new volume.
 //!
-//! A restored or cloned volume is created where its source is, whatever topology was preferred: the
-//! answer's topology names it, and the pod follows. A volume whose PVC has a selected node is
+//! A restored or cloned volume is created where its source is, whatever topology was preferred,
+//! unless its class says otherwise ([`super::restore`]): the answer's topology names it, and the pod
+//! follows. A volume whose PVC has a selected node is
 //! created there or nowhere, so that the scheduler decides. For any other volume, the router first
 //! looks for its name on every node where it could exist, and then tries one node after another,
 //! continuing only after a definite refusal.
@@ -18,13 +19,12 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::find::AT_ONCE;
-use super::route::{Owner, absent};
 use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
-use crate::error::{Error, Kind, Result};
-use crate::operation::{ContentSource, CreateVolume};
+use crate::error::{Error, Result};
+use crate::operation::CreateVolume;
 use crate::service::{request, status};
 
 /// Keys that the provisioner adds to the parameters with `--extra-create-metadata`.
@@ -39,24 +39,31 @@ enum Attempt {
     Refused(String),
 }
 
+/// How an agent creates a volume.
+pub(super) enum Make {
+    /// From nothing, or from a source of its own.
+    Here,
+    /// From a snapshot of another node.
+    From {
+        /// Its agent, or why it cannot be asked.
+        source: Result<Arc<Agent>>,
+        snapshot_id: String,
+    },
+}
+
 impl Router {
     /// CreateVolume. Two volumes never get the same name.
     pub(super) async fn place(
         &self,
         call: &Call<'_>,
-        message: CreateVolumeRequest,
+        mut message: CreateVolumeRequest,
     ) -> Result<CreateVolumeResponse> {
         let key = self.topology_key();
         let asked = request::create_volume(&message, &key)?;
+        // It is for the router. Agents of an earlier release do not know it.
+        message.parameters.remove("restore");
         if let Some(source) = &asked.content_source {
-            let (kind, id) = match source {
-                ContentSource::Snapshot(id) => (Kind::Snapshot, id),
-                ContentSource::Volume(id) => (Kind::Volume, id),
-            };
-            return match self.owner(id).await? {
-                Owner::Agent(agent) => self.create(call, &agent, message, &asked).await,
-                Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
-            };
+            return self.place_from(call, message, &asked, source).await;
         }
         self.agents.all_asked()?;
         let homes = homes(&message, &asked, &key);
@@ -64,15 +71,16 @@ impl Router {
             && let Some(home) = homes.first()
         {
             self.must_exist(&node).await?;
-            return match self.try_home(call, &message, &asked, home).await? {
-                Attempt::Created(created) => Ok(created),
-                Attempt::Refused(why) => Err(exhausted(&[why])),
-            };
+            return self
+                .create_at(call, &message, &asked, (home, &Make::Here))
+                .await;
         }
         let mut candidates = self.agents.all();
         candidates.retain(|agent| self.could_have(agent, &homes));
         if let Some(agent) = self.having(call, &asked, candidates, &homes).await? {
-            return self.create(call, &agent, message, &asked).await;
+            return self
+                .create(call, &agent, message, &asked, &Make::Here)
+                .await;
         }
         let homes = match homes.is_empty() {
             true => self.rendezvous(&asked.name),
@@ -80,7 +88,10 @@ impl Router {
         };
         let mut refusals = Vec::new();
         for home in &homes {
-            match self.try_home(call, &message, &asked, home).await? {
+            match self
+                .try_home(call, &message, &asked, (home, &Make::Here))
+                .await?
+            {
                 Attempt::Created(created) => return Ok(created),
                 Attempt::Refused(why) => refusals.push(why),
             }
@@ -88,8 +99,22 @@ impl Router {
         Err(exhausted(&refusals))
     }
 
+    /// Creates a volume in one topology segment or nowhere.
+    pub(super) async fn create_at(
+        &self,
+        call: &Call<'_>,
+        message: &CreateVolumeRequest,
+        asked: &CreateVolume,
+        at: (&str, &Make),
+    ) -> Result<CreateVolumeResponse> {
+        match self.try_home(call, message, asked, at).await? {
+            Attempt::Created(created) => Ok(created),
+            Attempt::Refused(why) => Err(exhausted(&[why])),
+        }
+    }
+
     /// The node that was selected for the PVC of a volume.
-    async fn selected(&self, message: &CreateVolumeRequest) -> Result<Option<String>> {
+    pub(super) async fn selected(&self, message: &CreateVolumeRequest) -> Result<Option<String>> {
         let parameters = &message.parameters;
         match (parameters.get(CLAIM_NAMESPACE), parameters.get(CLAIM_NAME)) {
             (Some(namespace), Some(name)) => {
@@ -102,7 +127,7 @@ impl Router {
 
     /// A node that was removed from the cluster gets no new volumes, even if its agent still
     /// answers: this code makes the scheduler select again.
-    async fn must_exist(&self, node: &str) -> Result<()> {
+    pub(super) async fn must_exist(&self, node: &str) -> Result<()> {
         match self.cluster.has_node(node).await? {
             true => Ok(()),
             false => Err(exhausted(&[gone(node)])),
@@ -115,7 +140,7 @@ impl Router {
         call: &Call<'_>,
         message: &CreateVolumeRequest,
         asked: &CreateVolume,
-        home: &str,
+        (home, make): (&str, &Make),
     ) -> Result<Attempt> {
         let agent = match self.at_home(home).await?.as_slice() {
             [] => return self.unknown_home(home),
@@ -144,7 +169,8 @@ impl Router {
                 "node {node} has no usable pool {pool}"
             )));
         }
-        match self.create(call, &agent, message.clone(), asked).await {
+        let created = self.create(call, &agent, message.clone(), asked, make);
+        match created.await {
             Ok(created) => Ok(Attempt::Created(created)),
             Err(error) => {
                 let status = status(call.rpc(), &error);
@@ -191,18 +217,28 @@ impl Router {
     }
 
     /// Creates the volume on an agent, which must answer with an ID and a topology of its own.
-    async fn create(
+    pub(super) async fn create(
         &self,
         call: &Call<'_>,
         agent: &Agent,
         message: CreateVolumeRequest,
         asked: &CreateVolume,
+        make: &Make,
     ) -> Result<CreateVolumeResponse> {
         let source = message.volume_content_source.clone();
         let ask = async |mut client: ControllerClient<Channel>, request| {
             client.create_volume(request).await
         };
-        let answer = call.forward(agent, message, ask).await?;
+        let answer = match make {
+            Make::Here => call.forward(agent, message, ask).await?,
+            Make::From {
+                source,
+                snapshot_id,
+            } => {
+                let from = (source, snapshot_id.as_str());
+                self.receive(call, agent, &message, from).await?
+            }
+        };
         self.check_created_volume(agent, asked, source.as_ref(), answer)
             .await
     }
@@ -319,7 +355,7 @@ impl Router {
 
 /// Topology segments in the order of preference, each once: the preferred ones, then all that are
 /// allowed. Empty means any.
-fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<String> {
+pub(super) fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &str) -> Vec<String> {
     let preferred = message.accessibility_requirements.iter();
     let preferred = preferred
         .flat_map(|requirement| &requirement.preferred)

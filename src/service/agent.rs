@@ -12,7 +12,8 @@ use crate::agent::agent_server::Agent;
 use crate::agent::{
     CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteOneRequest, DeleteOneResponse,
     DescribeRequest, DescribeResponse, FindRequest, FindResponse, GetGroupRequest,
-    GetGroupResponse, SettleGroupRequest, SettleGroupResponse,
+    GetGroupResponse, OfferRequest, OfferResponse, ReceiveRequest, ReceiveResponse,
+    SettleGroupRequest, SettleGroupResponse,
 };
 
 pub(super) use describe::Looks;
@@ -51,5 +52,13 @@ impl Agent for Service {
 
     async fn delete_one(&self, request: Request<DeleteOneRequest>) -> RpcResult<DeleteOneResponse> {
         answer(self.one_deleted(request.into_inner()).await?)
+    }
+
+    async fn offer(&self, request: Request<OfferRequest>) -> RpcResult<OfferResponse> {
+        answer(self.offered(request.into_inner()).await?)
+    }
+
+    async fn receive(&self, request: Request<ReceiveRequest>) -> RpcResult<ReceiveResponse> {
+        answer(self.received(request).await?)
     }
 }

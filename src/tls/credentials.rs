@@ -50,8 +50,10 @@ struct State {
 
 /// A valid bundle, ready for handshakes.
 pub(super) struct Current {
-    /// For the listening end.
+    /// For the listening end, which accepts the router.
     pub(super) server: Arc<ServerConfig>,
+    /// For the listening end that accepts the agents of nodes.
+    pub(super) server_of_agents: Arc<ServerConfig>,
     /// For the connecting end.
     pub(super) client: Arc<ClientConfig>,
     expires: Option<u64>,
@@ -220,14 +222,22 @@ impl Current {
         let verifier = verifier(roots.clone(), &provider, places)?;
         let expires = expiry(&*verifier, leaf, between);
         let judged = verifier.verify_client_cert(leaf, between, UnixTime::now());
-        let controller = Arc::new(ControllerOnly {
-            name: Name::controller()?,
-            chain: verifier,
-        });
-        let server = server(&provider, controller, chain.clone(), key.clone_key());
+        let controller = Name::controller()?;
+        let accepting = |audience| {
+            let named = Named {
+                controller: controller.clone(),
+                audience,
+                chain: verifier.clone(),
+            };
+            let server = server(&provider, Arc::new(named), chain.clone(), key.clone_key());
+            server.map(Arc::new).map_err(wrong)
+        };
+        let server = accepting(Audience::Controller)?;
+        let server_of_agents = accepting(Audience::Agents)?;
         let client = client(&provider, roots, chain, key);
         Ok(Current {
-            server: Arc::new(server.map_err(wrong)?),
+            server,
+            server_of_agents,
             client: Arc::new(client.map_err(wrong)?),
             expires,
             distrust: judged.err().map(|error| in_words(&error)),
@@ -343,14 +353,61 @@ fn expiry(
     }
 }
 
-/// Accepts a peer whose certificate is verified and has the router's name.
+/// Which processes a listener accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// The router.
+    Controller,
+    /// Agents of nodes, whose calls are checked for the name of the node.
+    Agents,
+}
+
+/// Whether a verified certificate is the one of a node.
+pub fn is_of_node(certificate: &CertificateDer<'_>, node: &str) -> bool {
+    let parsed = ParsedCertificate::try_from(certificate);
+    match (parsed, Name::node(node)) {
+        (Ok(parsed), Ok(name)) => verify_server_name(&parsed, &name.0).is_ok(),
+        _ => false,
+    }
+}
+
+/// Accepts a peer whose certificate is verified and has a name of the audience.
 #[derive(Debug)]
-struct ControllerOnly {
-    name: Name,
+struct Named {
+    controller: Name,
+    audience: Audience,
     chain: Arc<dyn ClientCertVerifier>,
 }
 
-impl ClientCertVerifier for ControllerOnly {
+impl Named {
+    /// Nothing has the name of the controller and of a node. The verifier reports the names in a
+    /// certificate only if another one is expected, so for an agent the controller's is.
+    fn check(&self, leaf: &CertificateDer<'_>) -> Result<(), rustls::Error> {
+        let verified = verify_server_name(&ParsedCertificate::try_from(leaf)?, &self.controller.0);
+        let names = match (self.audience, verified) {
+            (Audience::Controller, verified) => return verified,
+            (Audience::Agents, Ok(())) => Vec::new(),
+            (
+                Audience::Agents,
+                Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+                    presented,
+                    ..
+                })),
+            ) => presented,
+            (Audience::Agents, Err(error)) => return Err(error),
+        };
+        let is_node = |name: &String| {
+            let name = name.strip_prefix("DnsName(\"node.");
+            name.is_some_and(|name| name.ends_with(".slackwater\")"))
+        };
+        match names.iter().any(is_node) {
+            true => Ok(()),
+            false => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+}
+
+impl ClientCertVerifier for Named {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }
@@ -362,7 +419,7 @@ impl ClientCertVerifier for ControllerOnly {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.chain.verify_client_cert(leaf, between, now)?;
-        verify_server_name(&ParsedCertificate::try_from(leaf)?, &self.name.0)?;
+        self.check(leaf)?;
         Ok(verified)
     }
 

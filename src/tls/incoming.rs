@@ -17,9 +17,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::Stream;
 
-use super::Credentials;
+use super::{Audience, Credentials};
 
-/// A connection whose peer has proven to be the router.
+/// A connection whose peer has proven to be of the audience.
 pub type Secured = TlsStream<TcpStream>;
 
 /// A handshake takes a few milliseconds, and one or two round trips.
@@ -71,7 +71,7 @@ impl Refusals {
     }
 }
 
-/// Accepted connections of the router. Dropping this stops listening.
+/// Accepted connections of an audience. Dropping this stops listening.
 pub struct Incoming {
     ready: Receiver<Secured>,
     accepting: AbortHandle,
@@ -81,11 +81,11 @@ impl Incoming {
     /// Creates it for a listener; must be called within a tokio runtime.
     pub fn new(
         listener: TcpListener,
-        credentials: Arc<Credentials>,
+        (credentials, audience): (Arc<Credentials>, Audience),
         refusals: Arc<Refusals>,
     ) -> Incoming {
         let (send, ready) = channel(MAX_HANDSHAKES);
-        let accepting = accept(listener, credentials, refusals, send);
+        let accepting = accept(listener, (credentials, audience), refusals, send);
         let accepting = tokio::spawn(accepting).abort_handle();
         Incoming { ready, accepting }
     }
@@ -110,7 +110,7 @@ impl Drop for Incoming {
 
 async fn accept(
     listener: TcpListener,
-    credentials: Arc<Credentials>,
+    (credentials, audience): (Arc<Credentials>, Audience),
     refusals: Arc<Refusals>,
     ready: Sender<Secured>,
 ) {
@@ -140,7 +140,9 @@ async fn accept(
         let (credentials, ready) = (credentials.clone(), ready.clone());
         let refusals = refusals.clone();
         let handshake = handshakes.spawn(async move {
-            if let Some(secured) = shake_hands(stream, from, &credentials, &refusals).await {
+            if let Some(secured) =
+                shake_hands(stream, from, (&credentials, audience), &refusals).await
+            {
                 // After the stop is requested, no task receives it.
                 let _ = ready.send(secured).await;
             }
@@ -163,7 +165,7 @@ fn crowd(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAd
 async fn shake_hands(
     stream: TcpStream,
     from: SocketAddr,
-    credentials: &Credentials,
+    (credentials, audience): (&Credentials, Audience),
     refusals: &Refusals,
 ) -> Option<Secured> {
     // Otherwise answers of a few bytes would wait for the acknowledgment of the other end.
@@ -172,7 +174,11 @@ async fn shake_hands(
         refusals.refused(from, &"this process has no certificate yet");
         return None;
     };
-    let acceptor = TlsAcceptor::from(current.server.clone());
+    let config = match audience {
+        Audience::Controller => &current.server,
+        Audience::Agents => &current.server_of_agents,
+    };
+    let acceptor = TlsAcceptor::from(config.clone());
     match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(secured)) => Some(secured),
         // A client that only checks whether the port is open.

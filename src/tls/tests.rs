@@ -14,6 +14,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_stream::StreamExt;
 use tower::Service;
 
@@ -47,9 +49,13 @@ fn credentials(own: Name, bundle: Bundle) -> Arc<Credentials> {
 
 /// An agent that echoes each byte.
 async fn agent(credentials: Arc<Credentials>) -> SocketAddr {
+    listening_for(Audience::Controller, credentials).await
+}
+
+async fn listening_for(audience: Audience, credentials: Arc<Credentials>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut incoming = Incoming::new(listener, credentials, Arc::default());
+    let mut incoming = Incoming::new(listener, (credentials, audience), Arc::default());
     tokio::spawn(async move {
         while let Some(Ok(mut secured)) = incoming.next().await {
             tokio::spawn(async move {
@@ -91,6 +97,39 @@ fn refusal(outcome: std::io::Result<Connection>) -> String {
     outcome
         .err()
         .map_or_else(String::new, |error| chain(&error))
+}
+
+#[tokio::test]
+async fn the_address_for_agents_is_reached_by_agents_alone() {
+    let (ours, other) = (authority(), authority());
+    let source = credentials(node(), issue(&ours, &node()));
+    let address = listening_for(Audience::Agents, source).await;
+    let n2 = Name::node("n2").unwrap();
+    let reader = credentials(n2.clone(), issue(&ours, &n2));
+    reached(&reader, node(), address).await.unwrap();
+    let mut foreign = issue(&other, &n2);
+    foreign.authorities = ours.certificate().into();
+    let stranger = Name::of("stranger.example".into()).unwrap();
+    let lookalike = Name::of("node.n2.slackwater.example".into()).unwrap();
+    for refused in [
+        credentials(controller(), issue(&ours, &controller())),
+        credentials(n2, foreign),
+        credentials(stranger.clone(), issue(&ours, &stranger)),
+        credentials(lookalike.clone(), issue(&ours, &lookalike)),
+    ] {
+        refusal(reached(&refused, node(), address).await);
+    }
+}
+
+#[test]
+fn a_certificate_is_the_one_of_the_node_that_it_names() {
+    let name = Name::node("n2").unwrap();
+    let pem = issue(&authority(), &name).certificate;
+    let leaf = CertificateDer::from_pem_slice(&pem).unwrap();
+    assert!(is_of_node(&leaf, "n2"));
+    for other in ["n1", "n2.n2", "N3", "", "*"] {
+        assert!(!is_of_node(&leaf, other), "{other:?}");
+    }
 }
 
 #[tokio::test]

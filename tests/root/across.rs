@@ -16,4 +16,5 @@ mod cluster;
 mod hooks;
 mod network;
 mod order;
+mod restore;
 mod routers;

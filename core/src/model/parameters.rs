@@ -63,6 +63,16 @@ impl Wipe {
     }
 }
 
+/// Where a volume is created that is restored from a snapshot of another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Restore {
+    /// On the node of the snapshot.
+    #[default]
+    Source,
+    /// On the node that is selected for the PVC; the snapshot is copied there.
+    Pod,
+}
+
 /// The parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeParameters {
@@ -79,6 +89,8 @@ pub struct VolumeParameters {
     /// Raw block volumes of pools of image files are published with a device that can be suspended, so
     /// that they can join groups.
     pub block_groups: bool,
+    /// Where it is restored, in a cluster. It is not an attribute of the volume either.
+    pub restore: Restore,
     /// `namespace/name` of the PVC, if the provisioner passes it. It is not an attribute of the
     /// volume: repeated calls that differ in it are equal.
     pub claim: Option<String>,
@@ -93,6 +105,7 @@ impl Default for VolumeParameters {
             mkfs_options: Vec::new(),
             wipe: Wipe::default(),
             block_groups: true,
+            restore: Restore::default(),
             claim: None,
         }
     }
@@ -105,7 +118,7 @@ pub struct MutableParameters {
     pub wipe: Option<Wipe>,
 }
 
-const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe, blockGroups";
+const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe, blockGroups, restore";
 const KNOWN_MUTABLE: &str = "wipe";
 
 impl VolumeParameters {
@@ -125,6 +138,7 @@ impl VolumeParameters {
                 "mkfsOptions" => parsed.mkfs_options = mkfs::split(value),
                 "wipe" => parsed.wipe = parse_wipe(field, value)?,
                 "blockGroups" => parsed.block_groups = parse_block_groups(field, value)?,
+                "restore" => parsed.restore = parse_restore(field, value)?,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
                 _ => return Err(unknown(field, key, KNOWN)),
             }
@@ -288,6 +302,14 @@ fn parse_block_groups(field: &str, value: &str) -> Result<bool, Error> {
     value
         .parse()
         .map_err(|_| bad(field, "blockGroups", value, "true or false"))
+}
+
+fn parse_restore(field: &str, value: &str) -> Result<Restore, Error> {
+    match value {
+        "source" => Ok(Restore::Source),
+        "pod" => Ok(Restore::Pod),
+        _ => Err(bad(field, "restore", value, "source or pod")),
+    }
 }
 
 /// An empty value selects the pool's own block size.

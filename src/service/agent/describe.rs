@@ -82,6 +82,7 @@ impl Service {
             guard_alive: description.guard,
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),
+            peer_port: self.peer_port(),
         })
     }
 

@@ -85,7 +85,8 @@ const CHANGES: &[Change] = &[
     ("node.gracePeriods", "normal", &[]),
     ("node.maxUnavailable", "2", &[]),
     ("node.agentAddress", "[::]", &[]),
-    ("node.agentPort", "9821", &[]),
+    ("node.agentPort", "9830", &[]),
+    ("node.peerPort", "9831", &[]),
     ("node.resources", "limits.memory=1Gi", &[]),
     ("node.guardResources", "limits.memory=1Gi", &[]),
     ("node.podAnnotations", "a=b", &[]),
@@ -360,6 +361,11 @@ fn invalid_values_are_refused_by_name() {
         (&["node.gracePeriods=short"], &["/node/gracePeriods"]),
         (&["node.maxUnavailable=many"], &["/node/maxUnavailable"]),
         (&["node.agentPort=0"], &["/node/agentPort"]),
+        (&["node.peerPort=-1"], &["/node/peerPort"]),
+        (
+            &["node.peerPort=9820"],
+            &["node.peerPort: port 9820 is already used"],
+        ),
         (
             &["node.agentPort=9808"],
             &["node.agentPort: the liveness probe already uses port 9808"],

@@ -164,6 +164,8 @@ impl Agent {
             "node".into(),
             "--agent-listen".into(),
             address.to_string(),
+            "--peer-listen".into(),
+            format!("127.0.0.1:{}", free_port()),
             "--tls-cert".into(),
             file(&format!("node-{name}.crt")),
             "--tls-key".into(),

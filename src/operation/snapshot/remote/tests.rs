@@ -435,7 +435,7 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
         refused.to_string().contains("copied to node reader"),
         "{refused}"
     );
-    // It can be restored here meanwhile.
+    // Restores on its own node continue.
     let here = source
         .driver
         .volumes

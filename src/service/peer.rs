@@ -1,0 +1,304 @@
+//! Snapshots between agents: an agent sends one to the agent that the router has granted it to, and
+//! fills a volume from one that another agent sends.
+
+mod client;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::BoxStream;
+use tonic::transport::Channel;
+use tonic::{Code, Extensions, Request, Status};
+
+use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, patience, reply, request, status};
+use crate::agent::peer_server::Peer;
+use crate::agent::read_response::Piece;
+use crate::agent::receive_request::{Problem, Source};
+use crate::agent::{
+    OfferRequest, OfferResponse, ReadRequest, ReadResponse, ReceiveRequest, ReceiveResponse,
+    SnapshotOffer,
+};
+use crate::csi;
+use crate::error::{Error, Result};
+use crate::operation::{
+    Driver, Key, Loan, Offer, RemoteSnapshot, SentRange, Ticket, Wanted, WorkClass,
+};
+use client::PeerSource;
+
+/// Number of messages that may wait for the reader; each has at most 4 MiB of data.
+const AHEAD: usize = 2;
+/// How long a reader may take to accept a message. A reader that hangs would prevent the deletion of
+/// the snapshot.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+/// A message has 4 MiB of data, and an offset and a length for each piece of it.
+const MESSAGE_BYTES: usize = 8 << 20;
+
+/// Connects to the agents of other nodes.
+#[tonic::async_trait]
+pub trait PeerDial: Send + Sync + 'static {
+    /// A channel to the agent of a node, which must prove the name of its node.
+    async fn dial(&self, node: &str, address: &str) -> Result<Channel>;
+}
+
+/// The names that callers have proven.
+pub trait Callers: Send + Sync + 'static {
+    /// Whether a caller is the agent of a node.
+    fn is_agent_of(&self, caller: &Extensions, node: &str) -> bool;
+}
+
+/// How an agent exchanges snapshots with others.
+#[derive(Clone)]
+pub struct Peers {
+    /// Connects to agents from which snapshots are received.
+    pub dial: Arc<dyn PeerDial>,
+    /// The port at which snapshots are sent, if they are.
+    pub port: Option<u16>,
+}
+
+/// The service Peer of an agent, which is served at an address of its own.
+#[derive(Clone)]
+pub struct PeerService {
+    driver: Arc<Driver>,
+    callers: Arc<dyn Callers>,
+}
+
+impl PeerService {
+    pub fn new(driver: Arc<Driver>, callers: Arc<dyn Callers>) -> PeerService {
+        PeerService { driver, callers }
+    }
+}
+
+#[tonic::async_trait]
+impl Peer for PeerService {
+    async fn read(&self, request: Request<ReadRequest>) -> RpcResult<BoxStream<ReadResponse>> {
+        let (_, caller, message) = request.into_parts();
+        let callers = self.callers.clone();
+        let lend = move |driver: &Driver| {
+            let ticket = ticket(&message.ticket)?;
+            let wanted = match message.only_digests {
+                true => Wanted::Digests,
+                false => Wanted::Data,
+            };
+            let is_reader = |node: &str| callers.is_agent_of(&caller, node);
+            let from = (message.from, wanted);
+            driver.snapshots.lend(&ticket, &is_reader, from)
+        };
+        let loan = self.driver.detach(lend).await;
+        let loan = loan.map_err(|error| status(Rpc::CreateVolume, &error))?;
+        let (to, sent) = mpsc::channel(AHEAD);
+        tokio::spawn(send(self.driver.clone(), loan, to));
+        answer(Box::pin(ReceiverStream::new(sent)))
+    }
+}
+
+/// Sends a snapshot to its end, unless its reader disconnects or hangs.
+async fn send(
+    driver: Arc<Driver>,
+    loan: Loan,
+    to: mpsc::Sender<std::result::Result<ReadResponse, Status>>,
+) {
+    let mut rest = Some(loan);
+    while let Some(mut loan) = rest.take() {
+        let read = driver.detach(move |driver| {
+            let range = driver.snapshots.read_loan(&mut loan)?;
+            Ok((loan, range))
+        });
+        let message = match read.await {
+            Ok((loan, Some(range))) => {
+                rest = Some(loan);
+                Ok(response(range))
+            }
+            Ok((_, None)) => return,
+            Err(error) => Err(status(Rpc::CreateVolume, &error)),
+        };
+        let sent = timeout(SEND_TIMEOUT, to.send(message)).await;
+        if !matches!(sent, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+fn response(range: SentRange) -> ReadResponse {
+    let piece = |piece: crate::host::Piece| Piece {
+        offset: piece.offset,
+        data: piece.bytes,
+    };
+    ReadResponse {
+        offset: range.offset,
+        length: range.length,
+        pieces: range.pieces.into_iter().map(piece).collect(),
+        sha256: range.digest.to_vec(),
+    }
+}
+
+fn ticket(bytes: &[u8]) -> Result<Ticket> {
+    let ticket = bytes.try_into().map(Ticket);
+    ticket.map_err(|_| Error::invalid("ticket", "does not have 32 bytes"))
+}
+
+impl Service {
+    /// Lets it exchange snapshots with the agents of other nodes.
+    #[must_use]
+    pub fn with_peers(self, peers: Peers) -> Service {
+        Service {
+            peers: Some(peers),
+            ..self
+        }
+    }
+
+    /// The port at which it sends snapshots; 0 if it does not.
+    pub(super) fn peer_port(&self) -> u32 {
+        let port = self.peers.as_ref().and_then(|peers| peers.port);
+        port.map_or(0, u32::from)
+    }
+
+    pub(super) async fn offered(
+        &self,
+        asked: OfferRequest,
+    ) -> std::result::Result<OfferResponse, Status> {
+        let offer = |driver: &Driver, asked: &OfferRequest| {
+            driver
+                .snapshots
+                .offer(&asked.snapshot_id, &asked.reader_node)
+        };
+        let offer = self.run(Rpc::CreateVolume, Ok(asked), offer).await?;
+        let formatted = offer.formatted.as_ref().map(serde_json::to_string);
+        let formatted = formatted.transpose().map_err(|error| {
+            let bug = Error::bug(format!("a format can be written as JSON: {error}"));
+            status(Rpc::CreateVolume, &bug)
+        })?;
+        Ok(OfferResponse {
+            offer: Some(SnapshotOffer {
+                ticket: offer.ticket.0.to_vec(),
+                identity: offer.identity,
+                size_bytes: offer.size,
+                image_bytes: offer.image_bytes,
+                block_size: offer.block_size,
+                formatted: formatted.unwrap_or_default(),
+            }),
+        })
+    }
+
+    /// Fills a volume. The work continues if the caller disconnects, or its time is over.
+    pub(super) async fn received(
+        &self,
+        asked: Request<ReceiveRequest>,
+    ) -> std::result::Result<ReceiveResponse, Status> {
+        const RPC: Rpc = Rpc::CreateVolume;
+        let until = Instant::now() + patience(&asked);
+        let asked = asked.into_inner();
+        let decoded = csi::CreateVolumeRequest::decode(&*asked.create);
+        let key = self.driver.pools.topology_key();
+        let args = decoded
+            .map_err(|error| Error::invalid("create", error.to_string()))
+            .and_then(|create| {
+                let create = log_and_unwrap(Request::new(create));
+                request::create_volume(&create, &key)
+            });
+        let args = args.map_err(|error| status(RPC, &error))?;
+        let node = asked.source_node.clone();
+        let name = args.name.clone();
+        let remote = self.remote(asked, &args);
+        let lock = [Key::Name(name.clone())];
+        let left = until.saturating_duration_since(Instant::now());
+        self.driver.wait_until_free(&lock, left).await;
+        let driver = self.driver.clone();
+        let work = driver.detach_in(WorkClass::Long, move |driver| {
+            driver.volumes.receive_volume(&args, remote)
+        });
+        let done = match timeout_at(until, work).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::pending(format!(
+                "the copy of a snapshot of node {node} into volume {name}"
+            ))),
+        };
+        let volume = done.map_err(|error| status(RPC, &error))?;
+        super::ids::record_volume_id(&volume.id);
+        let created = reply::created(&volume, &key).encode_to_vec();
+        Ok(ReceiveResponse { created })
+    }
+
+    /// The snapshot that a request names, or why it cannot be read.
+    fn remote(
+        &self,
+        asked: ReceiveRequest,
+        args: &crate::operation::CreateVolume,
+    ) -> Result<RemoteSnapshot> {
+        let Some(crate::operation::ContentSource::Snapshot(id)) = args.content_source.clone()
+        else {
+            let problem = "is not a snapshot";
+            return Err(Error::invalid("volume_content_source", problem));
+        };
+        let node = asked.source_node;
+        let offer = match asked.source {
+            // Not a final error: what was copied before stays.
+            Some(Source::Offer(offer)) => parse(offer).map_err(|error| {
+                Error::unreachable(format!("the agent of node {node}"), error.to_string())
+            })?,
+            Some(Source::Problem(problem)) => return Err(cannot_be_read(&node, problem)),
+            None => return Err(Error::invalid("offer", "is missing")),
+        };
+        let Some(peers) = &self.peers else {
+            let reason = "it cannot receive snapshots from other nodes";
+            return Err(Error::unreachable("the agent of this node", reason));
+        };
+        let source = PeerSource {
+            dial: peers.dial.clone(),
+            runtime: tokio::runtime::Handle::current(),
+            node,
+            address: asked.source_address,
+            snapshot_id: id.clone(),
+            ticket: offer.ticket,
+        };
+        Ok(RemoteSnapshot {
+            id,
+            offer,
+            source: Arc::new(source),
+            verify: asked.verify,
+        })
+    }
+}
+
+fn parse(offer: SnapshotOffer) -> Result<Offer> {
+    let formatted = match offer.formatted.as_str() {
+        "" => None,
+        text => {
+            let parsed = serde_json::from_str(text);
+            Some(parsed.map_err(|error| Error::invalid("offer.formatted", error.to_string()))?)
+        }
+    };
+    if offer.image_bytes < offer.size_bytes {
+        let problem = "is less than the size of the snapshot";
+        return Err(Error::invalid("offer.image_bytes", problem));
+    }
+    Ok(Offer {
+        ticket: ticket(&offer.ticket)?,
+        identity: offer.identity,
+        size: offer.size_bytes,
+        image_bytes: offer.image_bytes,
+        block_size: offer.block_size,
+        formatted,
+    })
+}
+
+/// After a final code the caller forgets the volume, so what was copied must be deleted.
+fn cannot_be_read(node: &str, problem: Problem) -> Error {
+    match Code::from_i32(problem.code) {
+        Code::Unavailable
+        | Code::Aborted
+        | Code::Cancelled
+        | Code::DeadlineExceeded
+        | Code::Unknown
+        | Code::Unimplemented => {
+            Error::unreachable(format!("the snapshot on node {node}"), problem.message)
+        }
+        code => Error::Forwarded {
+            code: code as i32,
+            message: problem.message,
+        },
+    }
+}
