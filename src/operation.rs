@@ -39,15 +39,19 @@ pub use snapshot::Snapshots;
 pub use snapshot::attempt::Kept;
 pub use snapshot::cut_counts::CutCounts;
 pub use snapshot::group::{of_another_moment, same_members, same_request};
-pub use snapshot::lend::{Loan, Offer, SentRange, Ticket};
+pub use snapshot::lend::Loan;
 pub use snapshot::members::member_of;
-pub use snapshot::remote::{Ranges, RemoteSnapshot, SnapshotSource, Wanted};
+pub use snapshot::remote::{
+    Offer, Ranges, RemoteSnapshot, SentRange, SnapshotSource, Ticket, Wanted,
+};
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
 pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
 pub use usage::Usage;
 pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 pub use volume::Volumes;
+
+pub use crate::host::Piece;
 
 pub use crate::cut::AbortHandle;
 pub use crate::cut::coordinator::Used;

@@ -13,7 +13,7 @@
 //! | `checked` | validation of agents' answers |
 //! | `call` | one call: its deadline, and the agents it asks |
 //! | `place`, `find` | where a new volume is created, where a name exists |
-//! | `restore` | on which node a volume with a content source is created, and copies between nodes |
+//! | `restore`, `receive` | on which node a volume with a content source is created, and copies between nodes |
 //! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
 //! | `delete_one` | deletion of a single snapshot, also of a group |
 //! | `list`, `lists`, `capacity` | answers merged from all agents |
@@ -42,6 +42,7 @@ mod list;
 mod lists;
 mod metadata;
 mod place;
+mod receive;
 mod remote;
 mod resolve;
 mod restore;

@@ -66,7 +66,7 @@ impl Controller for Router {
         request: Request<csi::CreateVolumeRequest>,
     ) -> RpcResult<csi::CreateVolumeResponse> {
         let call = self.call(Rpc::CreateVolume, &request);
-        let created = self.place(&call, log_and_unwrap(request)).await;
+        let created = self.create_volume(&call, log_and_unwrap(request)).await;
         if let Ok(csi::CreateVolumeResponse {
             volume: Some(created),
         }) = &created

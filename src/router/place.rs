@@ -19,6 +19,7 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::find::AT_ONCE;
+use super::receive::Make;
 use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::csi::controller_client::ControllerClient;
@@ -39,48 +40,28 @@ enum Attempt {
     Refused(String),
 }
 
-/// How an agent creates a volume.
-pub(super) enum Make {
-    /// From nothing, or from a source of its own.
-    Here,
-    /// From a snapshot of another node.
-    From {
-        /// Its agent, or why it cannot be asked.
-        source: Result<Arc<Agent>>,
-        snapshot_id: String,
-    },
-}
-
 impl Router {
-    /// CreateVolume. Two volumes never get the same name.
+    /// CreateVolume without a content source. Two volumes never get the same name.
     pub(super) async fn place(
         &self,
         call: &Call<'_>,
-        mut message: CreateVolumeRequest,
+        message: CreateVolumeRequest,
+        asked: &CreateVolume,
     ) -> Result<CreateVolumeResponse> {
-        let key = self.topology_key();
-        let asked = request::create_volume(&message, &key)?;
-        // It is for the router. Agents of an earlier release do not know it.
-        message.parameters.remove("restore");
-        if let Some(source) = &asked.content_source {
-            return self.place_from(call, message, &asked, source).await;
-        }
         self.agents.all_asked()?;
-        let homes = homes(&message, &asked, &key);
+        let homes = homes(&message, asked, &self.topology_key());
         if let Some(node) = self.selected(&message).await?
             && let Some(home) = homes.first()
         {
             self.must_exist(&node).await?;
             return self
-                .create_at(call, &message, &asked, (home, &Make::Here))
+                .create_at(call, &message, asked, (home, &Make::Here))
                 .await;
         }
         let mut candidates = self.agents.all();
         candidates.retain(|agent| self.could_have(agent, &homes));
-        if let Some(agent) = self.having(call, &asked, candidates, &homes).await? {
-            return self
-                .create(call, &agent, message, &asked, &Make::Here)
-                .await;
+        if let Some(agent) = self.having(call, asked, candidates, &homes).await? {
+            return self.create(call, &agent, message, asked, &Make::Here).await;
         }
         let homes = match homes.is_empty() {
             true => self.rendezvous(&asked.name),
@@ -89,7 +70,7 @@ impl Router {
         let mut refusals = Vec::new();
         for home in &homes {
             match self
-                .try_home(call, &message, &asked, (home, &Make::Here))
+                .try_home(call, &message, asked, (home, &Make::Here))
                 .await?
             {
                 Attempt::Created(created) => return Ok(created),

@@ -1,25 +1,17 @@
-//! Chooses the node of a volume that is restored or cloned, and lets its agent copy a snapshot of
-//! another node.
-
-use std::net::SocketAddr;
-
-use prost::Message;
-use tonic::Code;
+//! CreateVolume: chooses the node of a volume that is restored or cloned.
 
 use super::Router;
-use super::agents::Agent;
 use super::call::Call;
 use super::cluster::ObjectRef;
-use super::place::{Make, homes};
+use super::place::homes;
+use super::receive::Make;
 use super::route::{Owner, absent};
-use crate::agent::receive_request::{Problem, Source};
-use crate::agent::{OfferRequest, ReceiveRequest, SnapshotOffer};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
-use crate::error::{Error, Kind, Result, chain};
+use crate::error::{Kind, Result};
 use crate::model::Restore;
 use crate::model::VolumeId;
 use crate::operation::{ContentSource, CreateVolume};
-use crate::service::status;
+use crate::service::request;
 
 /// Where a volume with a content source is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,20 +55,24 @@ fn destination(question: &Question<'_>) -> (Destination, Option<&'static str>) {
     }
 }
 
-/// A snapshot that an agent offers, and where it can be read.
-#[derive(Clone)]
-pub(super) struct Offered {
-    node: String,
-    address: String,
-    offer: SnapshotOffer,
-}
-
-/// A snapshot that is copied from one node to another: the offer of its agent, or the error.
-pub(super) type Sent = std::result::Result<Offered, (String, Problem)>;
-
 impl Router {
+    /// CreateVolume.
+    pub(super) async fn create_volume(
+        &self,
+        call: &Call<'_>,
+        mut message: CreateVolumeRequest,
+    ) -> Result<CreateVolumeResponse> {
+        let asked = request::create_volume(&message, &self.topology_key())?;
+        // It is for the router. Agents of an earlier release do not know it.
+        message.parameters.remove("restore");
+        match &asked.content_source {
+            Some(source) => self.place_from(call, message, &asked, source).await,
+            None => self.place(call, message, &asked).await,
+        }
+    }
+
     /// Creates a volume that has a content source.
-    pub(super) async fn place_from(
+    async fn place_from(
         &self,
         call: &Call<'_>,
         message: CreateVolumeRequest,
@@ -145,98 +141,6 @@ impl Router {
             let about = ObjectRef::Claim(claim.clone());
             self.cluster.record_event(&about, false, reason, message);
         }
-    }
-
-    /// Lets the source offer a snapshot to the agent of another node.
-    async fn offered(
-        &self,
-        call: &Call<'_>,
-        (source, snapshot_id): (&Result<std::sync::Arc<Agent>>, &str),
-        reader: &Agent,
-    ) -> Sent {
-        let problem = |node: &str, error: &Error| {
-            let status = status(call.rpc(), error);
-            let problem = Problem {
-                code: status.code() as i32,
-                message: status.message().to_string(),
-            };
-            (node.to_string(), problem)
-        };
-        let source = source.as_ref().map_err(|error| problem("", error))?;
-        let offered = async {
-            let mut client = source.client().await?;
-            let request = call.request(OfferRequest {
-                snapshot_id: snapshot_id.to_string(),
-                reader_node: reader.node().to_string(),
-            })?;
-            let answer = client.offer(request).await;
-            let answer = answer.map_err(|status| match status.code() {
-                Code::Unimplemented => source.unreachable("its release cannot send snapshots"),
-                _ => source.error(&status),
-            })?;
-            let offer = answer.into_inner().offer;
-            let offer = offer.ok_or_else(|| self.refuse(source, "it offers no snapshot"))?;
-            let address = peer_address(source)?;
-            Ok(Offered {
-                node: source.node().to_string(),
-                address,
-                offer,
-            })
-        };
-        let offered: Result<Offered> = offered.await;
-        offered.map_err(|error| problem(source.node(), &error))
-    }
-
-    /// Lets an agent create a volume from a snapshot of another node.
-    pub(super) async fn receive(
-        &self,
-        call: &Call<'_>,
-        agent: &Agent,
-        message: &CreateVolumeRequest,
-        (source, snapshot_id): (&Result<std::sync::Arc<Agent>>, &str),
-    ) -> Result<CreateVolumeResponse> {
-        let (source_node, source_address, source) =
-            match self.offered(call, (source, snapshot_id), agent).await {
-                Ok(sent) => (sent.node, sent.address, Source::Offer(sent.offer)),
-                Err((node, problem)) => (node, String::new(), Source::Problem(problem)),
-            };
-        let request = call.request(ReceiveRequest {
-            create: message.encode_to_vec(),
-            source_node,
-            source_address,
-            verify: false,
-            source: Some(source),
-        })?;
-        let mut client = agent.client().await?;
-        let question = async {
-            client
-                .receive(request)
-                .await
-                .map_err(|status| match status.code() {
-                    Code::Unimplemented => {
-                        tonic::Status::unavailable("its release cannot receive snapshots")
-                    }
-                    _ => status,
-                })
-        };
-        let answer = call.ask(agent, question).await?.into_inner();
-        let created = CreateVolumeResponse::decode(&*answer.created);
-        created.map_err(|error| self.refuse(agent, &format!("its volume is invalid: {error}")))
-    }
-}
-
-/// The address at which an agent sends snapshots.
-fn peer_address(agent: &Agent) -> Result<String> {
-    let seen = agent.seen();
-    let port = seen.description.map_or(0, |seen| seen.peer_port);
-    let address = agent.address().parse::<SocketAddr>();
-    match (address, u16::try_from(port)) {
-        (Ok(mut address), Ok(port)) if port != 0 => {
-            address.set_port(port);
-            Ok(address.to_string())
-        }
-        (Err(error), _) => Err(agent.unreachable(&chain(&error))),
-        _ => Err(agent.unreachable("it does not send snapshots; set --peer-listen")),
     }
 }
 

@@ -123,7 +123,7 @@ async fn send(
 }
 
 fn response(range: SentRange) -> ReadResponse {
-    let piece = |piece: crate::host::Piece| Piece {
+    let piece = |piece: crate::operation::Piece| Piece {
         offset: piece.offset,
         data: piece.bytes,
     };
@@ -135,7 +135,7 @@ fn response(range: SentRange) -> ReadResponse {
     }
 }
 
-fn ticket(bytes: &[u8]) -> Result<Ticket> {
+pub(super) fn ticket(bytes: &[u8]) -> Result<Ticket> {
     let ticket = bytes.try_into().map(Ticket);
     ticket.map_err(|_| Error::invalid("ticket", "does not have 32 bytes"))
 }
@@ -263,7 +263,7 @@ impl Service {
     }
 }
 
-fn parse(offer: SnapshotOffer) -> Result<Offer> {
+pub(super) fn parse(offer: SnapshotOffer) -> Result<Offer> {
     let formatted = match offer.formatted.as_str() {
         "" => None,
         text => {
@@ -286,7 +286,7 @@ fn parse(offer: SnapshotOffer) -> Result<Offer> {
 }
 
 /// After a final code the caller forgets the volume, so what was copied must be deleted.
-fn cannot_be_read(node: &str, problem: Problem) -> Error {
+pub(super) fn cannot_be_read(node: &str, problem: Problem) -> Error {
     match Code::from_i32(problem.code) {
         Code::Unavailable
         | Code::Aborted

@@ -152,13 +152,9 @@ impl LinuxHost {
             } => mounts::bind(folders, source, target, read_only),
             Effect::BindDevice { device, target } => mounts::bind_device(folders, device, target),
             Effect::Unmount { target } => mounts::unmount(folders, target),
-            Effect::WriteBlocks {
-                device,
-                offset,
-                bytes,
-            } => blocks::write(device, offset, bytes),
-            Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
-            Effect::Rewrite { device, range } => blocks::rewrite(device, range),
+            Effect::WriteBlocks { .. } | Effect::FillWithZeros { .. } | Effect::Rewrite { .. } => {
+                act_on_blocks(effect)
+            }
             Effect::CreateThinSnapshot { prepared } => thin::create_snapshot(prepared),
             Effect::ThinMessage { .. }
             | Effect::CreateMapped { .. }
@@ -403,6 +399,23 @@ impl Host for LinuxHost {
     }
     fn missing(&self) -> Vec<String> {
         missing::list()
+    }
+}
+
+/// Performs effects on the blocks of a device.
+fn act_on_blocks(effect: &Effect<'_>) -> Result<()> {
+    match *effect {
+        Effect::WriteBlocks {
+            device,
+            offset,
+            bytes,
+        } => blocks::write(device, offset, bytes),
+        Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
+        Effect::Rewrite { device, range } => blocks::rewrite(device, range),
+        _ => {
+            let what = format!("{} does not write blocks", effect.name());
+            Err(HostError::unexpected("act on", Path::new("/"), what))
+        }
     }
 }
 

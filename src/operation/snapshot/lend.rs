@@ -4,195 +4,19 @@
 //! Tickets are kept in memory, so a restart ends them; the router then obtains others. While a
 //! snapshot is read it is not deleted.
 
-use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use uuid::Uuid;
-
-use super::remote::{Wanted, digest};
+use super::lent::{Grant, Reader, TICKET_SECONDS};
+use super::remote::{Offer, SentRange, Ticket, Wanted, digest};
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Kind, Result};
-use crate::host::Piece;
 use crate::model::size::MIB;
 use crate::operation::{Pool, Snapshots};
-use crate::record::Formatted;
 
 /// Bytes of the image that one message covers.
 const RANGE: u64 = 4 * MIB;
-/// Maximum number of readers at the same time.
-const MAX_READERS: usize = 8;
-/// How long a ticket is valid. It is checked when a reader begins.
-const TICKET_SECONDS: u64 = 3600;
-/// Maximum number of valid tickets: one for each reader and snapshot.
-const MAX_TICKETS: usize = 10_000;
-
-/// Proves that the router has granted a snapshot to a reader.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ticket(pub [u8; 32]);
-
-impl std::fmt::Debug for Ticket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Ticket")
-    }
-}
-
-/// A snapshot that is granted to a reader, and what its copy must know.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Offer {
-    pub ticket: Ticket,
-    /// A number that is another one if the snapshot was deleted and created again.
-    pub identity: u64,
-    /// Size of the snapshot in bytes.
-    pub size: u64,
-    /// Length of its image in bytes.
-    pub image_bytes: u64,
-    /// Logical block size, which its copy must keep.
-    pub block_size: u32,
-    /// Its file system.
-    pub formatted: Option<Formatted>,
-}
-
-/// A range of a snapshot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SentRange {
-    pub offset: u64,
-    pub length: u64,
-    /// The data of the range; the rest of it reads as zeros. Empty if only the digest was wanted.
-    pub pieces: Vec<Piece>,
-    /// The digest of the data.
-    pub digest: [u8; 32],
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Grant {
-    snapshot_id: String,
-    identity: u64,
-    reader: String,
-    /// Seconds since 1970.
-    until: u64,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    tickets: HashMap<Ticket, Grant>,
-    /// The snapshot and the node of each reader.
-    readers: Vec<(Uuid, String)>,
-    /// Snapshots that are being deleted.
-    deleting: HashSet<Uuid>,
-}
-
-/// The tickets and the readers of this node.
-#[derive(Clone, Debug, Default)]
-pub(in crate::operation) struct Lent(Arc<Mutex<State>>);
-
-impl Lent {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A ticket for this grant. A valid one is used again, because a call that is repeated while a
-    /// copy runs asks for one each time.
-    fn grant(&self, grant: Grant, now: u64, new: impl FnOnce() -> Ticket) -> Result<Ticket> {
-        let mut state = self.state();
-        state.tickets.retain(|_, had| now < had.until);
-        let same = |had: &Grant| {
-            let until = grant.until;
-            let had = Grant {
-                until,
-                ..had.clone()
-            };
-            had == grant
-        };
-        // One that is about to end would not reach its reader in time.
-        let fresh = |had: &Grant| had.until >= now + TICKET_SECONDS / 2;
-        let mut had = state.tickets.iter();
-        if let Some((ticket, _)) = had.find(|(_, had)| same(had) && fresh(had)) {
-            return Ok(*ticket);
-        }
-        if state.tickets.len() >= MAX_TICKETS {
-            return Err(Error::pending(format!("{MAX_TICKETS} other copies")));
-        }
-        let ticket = new();
-        state.tickets.insert(ticket, grant);
-        Ok(ticket)
-    }
-
-    fn find(&self, ticket: &Ticket, now: u64, is_reader: &dyn Fn(&str) -> bool) -> Option<Grant> {
-        let state = self.state();
-        let grant = state.tickets.get(ticket)?;
-        (now < grant.until && is_reader(&grant.reader)).then(|| grant.clone())
-    }
-
-    fn begin_read(&self, snapshot: Uuid, node: &str) -> Result<Reader> {
-        let mut state = self.state();
-        if state.deleting.contains(&snapshot) {
-            return Err(Error::pending(format!("snapshot {snapshot}")));
-        }
-        if state.readers.len() >= MAX_READERS {
-            let what = format!("{MAX_READERS} copies to other nodes (the limit of this node)");
-            return Err(Error::pending(what));
-        }
-        let reader = (snapshot, node.to_string());
-        state.readers.push(reader.clone());
-        Ok(Reader {
-            lent: self.clone(),
-            reader,
-        })
-    }
-
-    /// Refuses the deletion of snapshots that are being read. None of them is read until the result
-    /// is dropped.
-    pub(in crate::operation) fn begin_delete(
-        &self,
-        snapshots: impl IntoIterator<Item = Uuid>,
-    ) -> Result<Deleting> {
-        let mut state = self.state();
-        let snapshots: Vec<Uuid> = snapshots.into_iter().collect();
-        let mut readers = state.readers.iter();
-        if let Some((uuid, node)) = readers.find(|(uuid, _)| snapshots.contains(uuid)) {
-            let why = format!("is being copied to node {node}; it can be deleted after that");
-            return Err(Error::refused(format!("snapshot {uuid}"), why));
-        }
-        // The caller has the locks of these snapshots, so nothing else is deleting them.
-        state.deleting.extend(&snapshots);
-        Ok(Deleting {
-            lent: self.clone(),
-            snapshots,
-        })
-    }
-}
-
-/// A reader of a snapshot, until it is dropped.
-struct Reader {
-    lent: Lent,
-    reader: (Uuid, String),
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let mut state = self.lent.state();
-        if let Some(at) = state.readers.iter().position(|one| *one == self.reader) {
-            state.readers.swap_remove(at);
-        }
-    }
-}
-
-/// Snapshots that are being deleted, until it is dropped.
-pub(in crate::operation) struct Deleting {
-    lent: Lent,
-    snapshots: Vec<Uuid>,
-}
-
-impl Drop for Deleting {
-    fn drop(&mut self) {
-        let mut state = self.lent.state();
-        for snapshot in &self.snapshots {
-            state.deleting.remove(snapshot);
-        }
-    }
-}
 
 /// A snapshot that is being read from its beginning or from an offset on.
 pub struct Loan {

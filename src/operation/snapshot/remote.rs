@@ -1,18 +1,52 @@
 //! A snapshot of another node, from which a volume is filled.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use ring::digest;
 
-use super::copy::Copying;
-use super::lend::{Offer, SentRange};
 use crate::backend::ImageHandle;
-use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
-use crate::model::size::{MIB, image_bytes};
-use crate::operation::Snapshots;
+use crate::model::size::image_bytes;
+use crate::record::Formatted;
+
+/// Proves that the router has granted a snapshot to a reader.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket(pub [u8; 32]);
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ticket")
+    }
+}
+
+/// A snapshot that is granted to a reader, and what its copy must know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offer {
+    pub ticket: Ticket,
+    /// A number that is another one if the snapshot was deleted and created again.
+    pub identity: u64,
+    /// Size of the snapshot in bytes.
+    pub size: u64,
+    /// Length of its image in bytes.
+    pub image_bytes: u64,
+    /// Logical block size, which its copy must keep.
+    pub block_size: u32,
+    /// Its file system.
+    pub formatted: Option<Formatted>,
+}
+
+/// A range of a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SentRange {
+    pub offset: u64,
+    pub length: u64,
+    /// The data of the range; the rest of it reads as zeros. Empty if only the digest was wanted.
+    pub pieces: Vec<Piece>,
+    /// The digest of the data.
+    pub digest: [u8; 32],
+}
 
 /// The agent of another node, which sends a snapshot.
 pub trait SnapshotSource: Send + Sync {
@@ -35,9 +69,6 @@ pub enum Wanted {
     /// Only the digests of the data, to verify a copy.
     Digests,
 }
-
-/// Maximum length of a range that is read back at once.
-const MAX_VERIFIED: u64 = 16 * MIB;
 
 /// SHA-256 of the data of a range, with the offset of each block.
 pub(super) fn digest(pieces: &[Piece]) -> [u8; 32] {
@@ -74,7 +105,7 @@ impl RemoteSnapshot {
     }
 
     /// The error of an answer that is wrong, or that did not arrive.
-    fn failed(&self, reason: impl Into<String>) -> Error {
+    pub(super) fn failed(&self, reason: impl Into<String>) -> Error {
         Error::unreachable(format!("the agent of node {}", self.source.node()), reason)
     }
 }
@@ -124,42 +155,6 @@ impl<'a> Receiving<'a> {
                 .write(at, range.length, &range.pieces)
                 .context(&doing)?;
             at = next;
-        }
-        Ok(())
-    }
-}
-
-impl Snapshots {
-    /// Reads a copy back, and compares it with its source.
-    pub(super) fn verify_copy(
-        &self,
-        copying: &Copying<'_>,
-        remote: &RemoteSnapshot,
-        target: &ImageHandle,
-    ) -> Result<()> {
-        let doing = || format!("verify the copy of snapshot {}", remote.id);
-        let mut digests = remote.source.read(0, Wanted::Digests)?;
-        let mut at = 0;
-        while at < remote.offer.image_bytes {
-            if self.pools.in_flight.is_stopping() {
-                return Err(Error::Stopping);
-            }
-            let range = digests.next()?;
-            let range =
-                range.ok_or_else(|| remote.failed("it did not send all digests of a snapshot"))?;
-            let length = range.length;
-            if range.offset != at || length == 0 || length > MAX_VERIFIED {
-                return Err(remote.failed("it sent digests of other ranges of a snapshot"));
-            }
-            let next = self.copies.step(copying.pools(), length);
-            let pieces = target.read(at, length).context(doing)?;
-            if digest(&pieces) != range.digest {
-                let what = format!("the range from {at} on differs from its source");
-                return Err(HostError::unexpected("verify", "the copy", what)).context(doing);
-            }
-            at += length;
-            self.host
-                .pause(next.saturating_duration_since(Instant::now()));
         }
         Ok(())
     }

@@ -3,12 +3,10 @@
 
 use std::sync::Arc;
 
-use super::begun::{find_begun, is_written};
-use super::copy::{Copying, Filling, Origin, begin_at};
-use super::remote::{Receiving, RemoteSnapshot};
+use super::remote::RemoteSnapshot;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
-use crate::backend::{Image, ImageHandle};
+use crate::backend::Image;
 use crate::cut::CutMember;
 use crate::cut::retry::Subject;
 use crate::error::{Error, Result};
@@ -20,10 +18,8 @@ use crate::model::{
 use crate::operation::detach::CleanUp;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_copy, minimum_size};
-use crate::operation::{CreateVolume, Pool, Snapshots, Volume};
-use crate::record::{
-    ContentSource, CopyProgress, Formatted, FormattedAs, SnapshotRecord, VolumeRecord,
-};
+use crate::operation::{CreateVolume, Pool, Snapshots};
+use crate::record::{ContentSource, Formatted, FormattedAs, SnapshotRecord, VolumeRecord};
 
 /// The content of a new volume.
 pub(in crate::operation) enum Content {
@@ -89,7 +85,7 @@ impl Content {
     }
 
     /// Its image, if it is on this node.
-    fn image(&self) -> Option<(&Arc<Pool>, Image)> {
+    pub(super) fn image(&self) -> Option<(&Arc<Pool>, Image)> {
         match self {
             Content::Snapshot { pool, record, .. } => Some((pool, Image::Snapshot(record.uuid))),
             Content::Volume(source) => Some((&source.pool, Image::Volume(source.id.uuid))),
@@ -173,22 +169,6 @@ impl Snapshots {
             content_source: request.content_source.clone(),
             ..record
         })
-    }
-
-    /// Creates the volume of a planned record, with the content. On an error nothing is left, or
-    /// the error is [`Error::RollbackFailed`]. A crash leaves an intent, which a repeat or the next
-    /// start cleans up.
-    pub(in crate::operation) fn make_from(
-        &self,
-        pool: &Arc<Pool>,
-        record: VolumeRecord,
-        content: &Content,
-    ) -> Result<Volume> {
-        if !content.shares_with(pool) {
-            return self.copy_volume(pool, record, content);
-        }
-        let made = self.share(pool, &record, content);
-        made.map(|record| self.pools.volume(pool, &record))
     }
 
     /// Creates a volume that shares the blocks of its content. If its blocks are to be written then,
@@ -293,7 +273,7 @@ impl Snapshots {
     }
 
     /// Gives a filled image an identity of its own.
-    fn identify(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
+    pub(super) fn identify(&self, pool: &Pool, record: &VolumeRecord) -> Result<VolumeRecord> {
         let mut record = record.clone();
         if let Some(formatted) = &mut record.formatted
             && formatted.kind == FormattedAs::Btrfs
@@ -318,96 +298,6 @@ impl Snapshots {
         match (&parameters.pool, content.pool()) {
             (None, Some(pool)) => Ok(pool.clone()),
             (named, _) => self.pools.choose_pool(named.as_deref()),
-        }
-    }
-
-    /// Fills a volume where blocks cannot be shared. If a stop or a crash interrupted the copy, a
-    /// repeat continues it if the source has not changed since.
-    fn copy_volume(
-        &self,
-        pool: &Arc<Pool>,
-        record: VolumeRecord,
-        content: &Content,
-    ) -> Result<Volume> {
-        self.copies.ask(record.uuid, self.host.now());
-        let of_volume = match content {
-            Content::Snapshot { .. } | Content::Remote(_) => None,
-            Content::Volume(source) => Some(source.as_ref()),
-        };
-        let pools = [content.pool().unwrap_or(pool).id(), pool.id()];
-        let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
-        let opened = match content.image() {
-            Some((of, image)) => Some(begin_at(of, image)?),
-            None => None,
-        };
-        let remote = CopyProgress {
-            copied: 0,
-            source_modified: content.identity(),
-        };
-        let begin = opened.as_ref().map_or(remote, |(_, begin)| *begin);
-        let begun = find_begun(pool, &record, begin.source_modified)?;
-        let mut record = match begun {
-            Some(begun) => begun,
-            None => {
-                let mut record = record;
-                record.copy = Some(begin);
-                let ended = pool.backend.volumes.delete_unanswered(record.uuid);
-                ended.map_err(Error::into_indeterminate)?;
-                self.prepare(pool, &record)?;
-                record
-            }
-        };
-        let source = opened.as_ref().map(|(source, _)| source);
-        let copied = self.fill_from(pool, &mut record, &copying, (content, source));
-        let done = copied
-            .and_then(|()| self.identify(pool, &record))
-            .and_then(|record| pool.backend.complete(&record));
-        match done {
-            Ok(record) => Ok(self.pools.volume(pool, &record)),
-            // What was copied stays for a repeat.
-            Err(error @ (Error::Stopping | Error::Unreachable { .. })) => Err(error),
-            Err(first) => Err(undo_volume(pool, &record, first)),
-        }
-    }
-
-    /// Copies what is not copied yet according to the record.
-    fn fill_from(
-        &self,
-        pool: &Pool,
-        record: &mut VolumeRecord,
-        copying: &Copying<'_>,
-        (content, source): (&Content, Option<&ImageHandle>),
-    ) -> Result<()> {
-        let image = Image::Volume(record.uuid);
-        let from = record.copy.unwrap_or(CopyProgress {
-            copied: 0,
-            source_modified: content.identity(),
-        });
-        let origin = match (content, source) {
-            (Content::Remote(remote), _) => {
-                Some(Origin::Remote(Receiving::begin(remote, from.copied)?))
-            }
-            (_, source) => source.map(Origin::Image),
-        };
-        let bytes = origin.as_ref().map_or(0, Origin::bytes);
-        pool.backend.lengthen(image, bytes)?;
-        let target = pool.backend.open_image(image)?;
-        let reserves = is_written(pool, record);
-        let beyond = if reserves { target.bytes() } else { 0 };
-        let filling = Filling {
-            image,
-            source: origin,
-            target: &target,
-            reserves,
-            range: from.copied..bytes.max(beyond),
-        };
-        self.fill(copying, filling, |copied| {
-            record.copy = Some(CopyProgress { copied, ..from });
-            pool.backend.update(record)
-        })?;
-        match content {
-            Content::Remote(remote) if remote.verify => self.verify_copy(copying, remote, &target),
-            _ => Ok(()),
         }
     }
 }

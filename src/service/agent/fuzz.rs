@@ -1,5 +1,6 @@
 //! Fuzzing of the router's requests: bytes are decoded as the agent decodes them, then parsed.
 
+use prost::Message;
 use slackwater_core::fuzz::fuzz_message;
 
 use super::cut::{begin, decision, group_id, how, step};
@@ -7,6 +8,11 @@ use super::describe::named;
 use super::*;
 use crate::agent::cut_request::{Begin, Keep, Step};
 use crate::agent::find_request::Kind;
+use crate::agent::receive_request::Source;
+use crate::agent::{ReadRequest, SnapshotOffer};
+use crate::csi;
+use crate::model::SnapshotId;
+use crate::service::peer;
 
 const ID: &str = "6f1a2b3c-0000-4000-8000-000000000001";
 
@@ -76,4 +82,45 @@ fn fuzz_requests_about_groups() {
         settled_group_id: ID.into(),
     };
     fuzz_message("DeleteOne", &valid, how);
+}
+
+#[test]
+fn fuzz_requests_about_snapshots_of_other_nodes() {
+    let valid = OfferRequest {
+        snapshot_id: format!("{ID}.{ID}"),
+        reader_node: "node-1".into(),
+    };
+    let parse = |request: &OfferRequest| request.snapshot_id.parse::<SnapshotId>();
+    fuzz_message("Offer", &valid, parse);
+    let offer = SnapshotOffer {
+        ticket: vec![7; 32],
+        identity: 1,
+        size_bytes: 1 << 30,
+        image_bytes: 1 << 30,
+        block_size: 512,
+        formatted: String::new(),
+    };
+    let valid = ReceiveRequest {
+        create: csi::CreateVolumeRequest::default().encode_to_vec(),
+        source_node: "node-1".into(),
+        source_address: "10.0.0.1:9821".into(),
+        source: Some(Source::Offer(offer)),
+        verify: true,
+    };
+    let parse = |request: &ReceiveRequest| match &request.source {
+        Some(Source::Offer(offer)) => peer::parse(offer.clone()).map(drop).map_err(drop),
+        Some(Source::Problem(problem)) => {
+            peer::cannot_be_read("node-1", problem.clone());
+            Ok(())
+        }
+        None => Err(()),
+    };
+    fuzz_message("Receive", &valid, parse);
+    let valid = ReadRequest {
+        ticket: vec![7; 32],
+        from: 4096,
+        only_digests: true,
+    };
+    let parse = |request: &ReadRequest| peer::ticket(&request.ticket);
+    fuzz_message("Read", &valid, parse);
 }

@@ -11,8 +11,7 @@ use super::{MESSAGE_BYTES, PeerDial};
 use crate::agent::peer_client::PeerClient;
 use crate::agent::{ReadRequest, ReadResponse};
 use crate::error::{Error, Kind, Result, chain};
-use crate::host::Piece;
-use crate::operation::{Ranges, SentRange, SnapshotSource, Ticket, Wanted};
+use crate::operation::{Piece, Ranges, SentRange, SnapshotSource, Ticket, Wanted};
 
 /// How long the source may take for the next message. Its rate is limited, so a message may take
 /// seconds.

@@ -165,22 +165,6 @@ impl Machine {
         Ok((from, to))
     }
 
-    /// Records the violation of copying from an image that must not be used.
-    pub(super) fn check_source(&mut self, from: Ino, source: &Path) -> Result<(), Errno> {
-        if let Some(flaw) = self.disk.file(from)?.live.flaw {
-            self.violation(format!("{} is copied from: {flaw}", source.display()));
-        }
-        Ok(())
-    }
-
-    /// Records the violation of filling an image that is in use.
-    pub(super) fn check_target(&mut self, to: Ino, target: &Path) {
-        if self.loops_on(to).iter().any(|number| self.is_used(*number)) {
-            let target = target.display();
-            self.violation(format!("{target} is overwritten while it's attached"));
-        }
-    }
-
     /// The two inodes of a clone, if the file system supports it.
     fn clone_ends(
         &mut self,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clones::UNFINISHED;
 use super::content::Content;
-use super::disk::Receiving;
+use super::disk::{Ino, Receiving};
 use super::machine::{Machine, Process};
 use super::perform::Acted;
 use crate::error::HostCause;
@@ -24,6 +24,22 @@ struct Sent {
 }
 
 impl Machine {
+    /// Records the violation of copying from an image that must not be used.
+    pub(super) fn check_source(&mut self, from: Ino, source: &Path) -> Result<(), Errno> {
+        if let Some(flaw) = self.disk.file(from)?.live.flaw {
+            self.violation(format!("{} is copied from: {flaw}", source.display()));
+        }
+        Ok(())
+    }
+
+    /// Records the violation of filling an image that is in use.
+    pub(super) fn check_target(&mut self, to: Ino, target: &Path) {
+        if self.loops_on(to).iter().any(|number| self.is_used(*number)) {
+            let target = target.display();
+            self.violation(format!("{target} is overwritten while it's attached"));
+        }
+    }
+
     pub(super) fn read_range(
         &mut self,
         process: Process,

@@ -9,6 +9,7 @@ use crate::cut::Seams;
 use crate::error::Kind;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::model::size::GIB;
+use crate::model::size::MIB;
 use crate::model::{
     AccessMode, AccessType, Allocation, Capability, CapacityRange, FsType, SnapshotParameters,
     VolumeParameters,

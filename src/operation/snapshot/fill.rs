@@ -1,0 +1,160 @@
+//! Volumes whose content is copied or shared: where blocks cannot be shared, from an image of this
+//! node or from another node.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::begun::{find_begun, is_written};
+use super::copy::{Copying, Filling, Origin, begin_at};
+use super::remote::{Receiving, RemoteSnapshot, Wanted, digest};
+use super::restore::{Content, undo_volume};
+use crate::backend::{Image, ImageHandle};
+use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::model::size::MIB;
+use crate::operation::{Pool, Snapshots, Volume};
+use crate::record::{CopyProgress, VolumeRecord};
+
+/// Maximum length of a range that is read back at once.
+const MAX_VERIFIED: u64 = 16 * MIB;
+
+impl Snapshots {
+    /// Creates the volume of a planned record, with the content. On an error nothing is left, or
+    /// the error is [`Error::RollbackFailed`]. A crash leaves an intent, which a repeat or the next
+    /// start cleans up.
+    pub(in crate::operation) fn make_from(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        if !content.shares_with(pool) {
+            return self.copy_volume(pool, record, content);
+        }
+        let made = self.share(pool, &record, content);
+        made.map(|record| self.pools.volume(pool, &record))
+    }
+
+    /// Fills a volume where blocks cannot be shared. If a stop or a crash interrupted the copy, a
+    /// repeat continues it if the source has not changed since.
+    fn copy_volume(
+        &self,
+        pool: &Arc<Pool>,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<Volume> {
+        self.copies.ask(record.uuid, self.host.now());
+        let of_volume = match content {
+            Content::Snapshot { .. } | Content::Remote(_) => None,
+            Content::Volume(source) => Some(source.as_ref()),
+        };
+        let pools = [content.pool().unwrap_or(pool).id(), pool.id()];
+        let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
+        let opened = match content.image() {
+            Some((of, image)) => Some(begin_at(of, image)?),
+            None => None,
+        };
+        let remote = CopyProgress {
+            copied: 0,
+            source_modified: content.identity(),
+        };
+        let begin = opened.as_ref().map_or(remote, |(_, begin)| *begin);
+        let begun = find_begun(pool, &record, begin.source_modified)?;
+        let mut record = match begun {
+            Some(begun) => begun,
+            None => {
+                let mut record = record;
+                record.copy = Some(begin);
+                let ended = pool.backend.volumes.delete_unanswered(record.uuid);
+                ended.map_err(Error::into_indeterminate)?;
+                self.prepare(pool, &record)?;
+                record
+            }
+        };
+        let source = opened.as_ref().map(|(source, _)| source);
+        let copied = self.fill_from(pool, &mut record, &copying, (content, source));
+        let done = copied
+            .and_then(|()| self.identify(pool, &record))
+            .and_then(|record| pool.backend.complete(&record));
+        match done {
+            Ok(record) => Ok(self.pools.volume(pool, &record)),
+            // What was copied stays for a repeat.
+            Err(error @ (Error::Stopping | Error::Unreachable { .. })) => Err(error),
+            Err(first) => Err(undo_volume(pool, &record, first)),
+        }
+    }
+
+    /// Copies what is not copied yet according to the record.
+    fn fill_from(
+        &self,
+        pool: &Pool,
+        record: &mut VolumeRecord,
+        copying: &Copying<'_>,
+        (content, source): (&Content, Option<&ImageHandle>),
+    ) -> Result<()> {
+        let image = Image::Volume(record.uuid);
+        let from = record.copy.unwrap_or(CopyProgress {
+            copied: 0,
+            source_modified: content.identity(),
+        });
+        let origin = match (content, source) {
+            (Content::Remote(remote), _) => {
+                Some(Origin::Remote(Receiving::begin(remote, from.copied)?))
+            }
+            (_, source) => source.map(Origin::Image),
+        };
+        let bytes = origin.as_ref().map_or(0, Origin::bytes);
+        pool.backend.lengthen(image, bytes)?;
+        let target = pool.backend.open_image(image)?;
+        let reserves = is_written(pool, record);
+        let beyond = if reserves { target.bytes() } else { 0 };
+        let filling = Filling {
+            image,
+            source: origin,
+            target: &target,
+            reserves,
+            range: from.copied..bytes.max(beyond),
+        };
+        self.fill(copying, filling, |copied| {
+            record.copy = Some(CopyProgress { copied, ..from });
+            pool.backend.update(record)
+        })?;
+        match content {
+            Content::Remote(remote) if remote.verify => self.verify_copy(copying, remote, &target),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads a copy back, and compares it with its source.
+    pub(super) fn verify_copy(
+        &self,
+        copying: &Copying<'_>,
+        remote: &RemoteSnapshot,
+        target: &ImageHandle,
+    ) -> Result<()> {
+        let doing = || format!("verify the copy of snapshot {}", remote.id);
+        let mut digests = remote.source.read(0, Wanted::Digests)?;
+        let mut at = 0;
+        while at < remote.offer.image_bytes {
+            if self.pools.in_flight.is_stopping() {
+                return Err(Error::Stopping);
+            }
+            let range = digests.next()?;
+            let range =
+                range.ok_or_else(|| remote.failed("it did not send all digests of a snapshot"))?;
+            let length = range.length;
+            if range.offset != at || length == 0 || length > MAX_VERIFIED {
+                return Err(remote.failed("it sent digests of other ranges of a snapshot"));
+            }
+            let next = self.copies.step(copying.pools(), length);
+            let pieces = target.read(at, length).context(doing)?;
+            if digest(&pieces) != range.digest {
+                let what = format!("the range from {at} on differs from its source");
+                return Err(HostError::unexpected("verify", "the copy", what)).context(doing);
+            }
+            at += length;
+            self.host
+                .pause(next.saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! The tickets of this node, and the readers of its snapshots.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+use super::remote::Ticket;
+use crate::error::{Error, Result};
+
+/// How long a ticket is valid. It is checked when a reader begins.
+pub(super) const TICKET_SECONDS: u64 = 3600;
+/// Maximum number of readers at the same time.
+const MAX_READERS: usize = 8;
+/// Maximum number of valid tickets: one for each reader and snapshot.
+const MAX_TICKETS: usize = 10_000;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Grant {
+    pub(super) snapshot_id: String,
+    pub(super) identity: u64,
+    pub(super) reader: String,
+    /// Seconds since 1970.
+    pub(super) until: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tickets: HashMap<Ticket, Grant>,
+    /// The snapshot and the node of each reader.
+    readers: Vec<(Uuid, String)>,
+    /// Snapshots that are being deleted.
+    deleting: HashSet<Uuid>,
+}
+
+/// The tickets and the readers of this node.
+#[derive(Clone, Debug, Default)]
+pub(in crate::operation) struct Lent(Arc<Mutex<State>>);
+
+impl Lent {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A ticket for this grant. A valid one is used again, because a call that is repeated while a
+    /// copy runs asks for one each time.
+    pub(super) fn grant(
+        &self,
+        grant: Grant,
+        now: u64,
+        new: impl FnOnce() -> Ticket,
+    ) -> Result<Ticket> {
+        let mut state = self.state();
+        state.tickets.retain(|_, had| now < had.until);
+        let same = |had: &Grant| {
+            let until = grant.until;
+            let had = Grant {
+                until,
+                ..had.clone()
+            };
+            had == grant
+        };
+        // One that is about to end would not reach its reader in time.
+        let fresh = |had: &Grant| had.until >= now + TICKET_SECONDS / 2;
+        let mut had = state.tickets.iter();
+        if let Some((ticket, _)) = had.find(|(_, had)| same(had) && fresh(had)) {
+            return Ok(*ticket);
+        }
+        if state.tickets.len() >= MAX_TICKETS {
+            return Err(Error::pending(format!("{MAX_TICKETS} other copies")));
+        }
+        let ticket = new();
+        state.tickets.insert(ticket, grant);
+        Ok(ticket)
+    }
+
+    pub(super) fn find(
+        &self,
+        ticket: &Ticket,
+        now: u64,
+        is_reader: &dyn Fn(&str) -> bool,
+    ) -> Option<Grant> {
+        let state = self.state();
+        let grant = state.tickets.get(ticket)?;
+        (now < grant.until && is_reader(&grant.reader)).then(|| grant.clone())
+    }
+
+    pub(super) fn begin_read(&self, snapshot: Uuid, node: &str) -> Result<Reader> {
+        let mut state = self.state();
+        if state.deleting.contains(&snapshot) {
+            return Err(Error::pending(format!("snapshot {snapshot}")));
+        }
+        if state.readers.len() >= MAX_READERS {
+            let what = format!("{MAX_READERS} copies to other nodes (the limit of this node)");
+            return Err(Error::pending(what));
+        }
+        let reader = (snapshot, node.to_string());
+        state.readers.push(reader.clone());
+        Ok(Reader {
+            lent: self.clone(),
+            reader,
+        })
+    }
+
+    /// Refuses the deletion of snapshots that are being read. None of them is read until the result
+    /// is dropped.
+    pub(in crate::operation) fn begin_delete(
+        &self,
+        snapshots: impl IntoIterator<Item = Uuid>,
+    ) -> Result<Deleting> {
+        let mut state = self.state();
+        let snapshots: Vec<Uuid> = snapshots.into_iter().collect();
+        let mut readers = state.readers.iter();
+        if let Some((uuid, node)) = readers.find(|(uuid, _)| snapshots.contains(uuid)) {
+            let why = format!("is being copied to node {node}; it can be deleted after that");
+            return Err(Error::refused(format!("snapshot {uuid}"), why));
+        }
+        // The caller has the locks of these snapshots, so nothing else is deleting them.
+        state.deleting.extend(&snapshots);
+        Ok(Deleting {
+            lent: self.clone(),
+            snapshots,
+        })
+    }
+}
+
+/// A reader of a snapshot, until it is dropped.
+pub(super) struct Reader {
+    lent: Lent,
+    reader: (Uuid, String),
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut state = self.lent.state();
+        if let Some(at) = state.readers.iter().position(|one| *one == self.reader) {
+            state.readers.swap_remove(at);
+        }
+    }
+}
+
+/// Snapshots that are being deleted, until it is dropped.
+pub(in crate::operation) struct Deleting {
+    lent: Lent,
+    snapshots: Vec<Uuid>,
+}
+
+impl Drop for Deleting {
+    fn drop(&mut self) {
+        let mut state = self.lent.state();
+        for snapshot in &self.snapshots {
+            state.deleting.remove(snapshot);
+        }
+    }
+}
