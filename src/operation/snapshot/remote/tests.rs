@@ -466,7 +466,7 @@ fn a_target_that_crashes_at_any_effect_completes_the_copy_or_leaves_nothing() {
     for definition in ["default=memory:", "default=memory-thin:"] {
         let all = effects(definition);
         // The ranges in the middle are all alike.
-        let near = |n: &usize| *n < 24 || n + 24 > all || n % 37 == 0;
+        let near = |n: &usize| *n < 24 || n + 24 > all || n.is_multiple_of(37);
         for n in (1..=all).filter(near) {
             let modes = [
                 (false, FaultMode::CrashBefore),
