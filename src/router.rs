@@ -14,6 +14,7 @@
 //! | `call` | one call: its deadline, and the agents it asks |
 //! | `place`, `find` | where a new volume is created, where a name exists |
 //! | `restore`, `receive` | on which node a volume with a content source is created, and copies between nodes |
+//! | `restore_node` | one node for all claims of a pod, some of which are restored |
 //! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
 //! | `delete_one` | deletion of a single snapshot, also of a group |
 //! | `list`, `lists`, `capacity` | answers merged from all agents |
@@ -46,6 +47,7 @@ mod receive;
 mod remote;
 mod resolve;
 mod restore;
+pub mod restore_node;
 mod route;
 mod snapshot;
 #[cfg(test)]
@@ -64,6 +66,7 @@ pub use kube::{
     Begun, InCluster, Options as ClusterOptions, adopt, begin, behind, connect, hand_over, orphans,
     unowned,
 };
+use restore_node::progress::Choices;
 
 /// Configuration of a router besides its agents and its cluster.
 #[derive(Clone, Debug)]
@@ -84,6 +87,7 @@ pub struct Router {
     cluster: Arc<dyn Cluster>,
     options: Arc<Options>,
     cuts: Arc<cutting::Cuts>,
+    choices: Arc<Choices>,
 }
 
 /// A weak reference to a router.
@@ -92,6 +96,7 @@ struct Weak {
     cluster: std::sync::Weak<dyn Cluster>,
     options: std::sync::Weak<Options>,
     cuts: std::sync::Weak<cutting::Cuts>,
+    choices: std::sync::Weak<Choices>,
 }
 
 impl Weak {
@@ -101,6 +106,7 @@ impl Weak {
             cluster: self.cluster.upgrade()?,
             options: self.options.upgrade()?,
             cuts: self.cuts.upgrade()?,
+            choices: self.choices.upgrade()?,
         })
     }
 }
@@ -121,6 +127,7 @@ impl Router {
             cluster,
             options: Arc::new(options),
             cuts,
+            choices: Arc::default(),
         };
         // Without a runtime no agent can be called at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -135,6 +142,7 @@ impl Router {
             cluster: Arc::downgrade(&self.cluster),
             options: Arc::downgrade(&self.options),
             cuts: Arc::downgrade(&self.cuts),
+            choices: Arc::downgrade(&self.choices),
         }
     }
 

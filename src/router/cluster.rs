@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
 use crate::model::{Level, PoolId};
+use crate::router::restore_node::{Fit, PodClaims};
 use crate::telemetry::router::ClusterStatus;
 
 /// The object of an event.
@@ -50,6 +51,25 @@ pub trait Cluster: Send + Sync + 'static {
     /// The node that the scheduler has selected for a PVC, "namespace/name"; none if there is no
     /// selection, or no such PVC. Fails if that cannot be determined now.
     async fn selected_node(&self, claim: &str) -> Result<Option<String>>;
+
+    /// The claims whose volumes must be on one node with that of a claim, "namespace/name", because
+    /// pods use them together. `source` is the ID of the content source of its volume. `None` if no
+    /// other claim of the namespace has a content source and `is_elsewhere` is false: then nothing
+    /// can demand another node than the selected one. Fails if the claims cannot be read now.
+    async fn pod_claims(
+        &self,
+        _claim: &str,
+        _source: Option<&str>,
+        _is_elsewhere: bool,
+    ) -> Result<Option<PodClaims>> {
+        Ok(None)
+    }
+
+    /// Whether the pod that uses the claims could run on a node; `Err` has the reason why not, also
+    /// if that cannot be determined.
+    async fn check_node(&self, _claims: &PodClaims, node: &str) -> Fit {
+        Err(format!("node {node} cannot be examined"))
+    }
 
     /// Whether a Node object with this name exists. Fails if that cannot be determined now.
     async fn has_node(&self, node: &str) -> Result<bool>;

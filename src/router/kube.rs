@@ -19,6 +19,7 @@ pub mod label;
 pub mod lease;
 mod note;
 pub mod orphans;
+mod pod_claims;
 mod pods;
 pub mod pool;
 pub mod pool_status;
@@ -27,7 +28,7 @@ pub mod unowned;
 mod volumes;
 pub mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -37,13 +38,14 @@ use ::kube::api::Api;
 use ::kube::core::PartialObjectMeta;
 use ::kube::runtime::watcher;
 use ::kube::{Client, Error as KubeError, Resource};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::SignedDuration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::cluster::{Cluster, Content, KnownPool, ObjectRef, Reached};
+use super::restore_node::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
@@ -59,8 +61,6 @@ use reconcile::Controller;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
 
-/// The annotation of a claim with the node that the scheduler has chosen.
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The Lease of the routers of a driver.
 const LEASE: &str = "slackwater-router";
 /// The timeout of a request to the API server.
@@ -399,14 +399,20 @@ where
 #[tonic::async_trait]
 impl Cluster for InCluster {
     async fn selected_node(&self, claim: &str) -> Result<Option<String>> {
-        let Some((namespace, name)) = claim.split_once('/') else {
-            return Ok(None);
-        };
-        type Claim = PartialObjectMeta<PersistentVolumeClaim>;
-        let api = Api::<Claim>::namespaced(self.client.clone(), namespace);
-        let found = ask(&format!("claim {claim}"), api.get_opt(name)).await?;
-        let annotations = found.and_then(|claim| claim.metadata.annotations);
-        Ok(annotations.and_then(|mut all| all.remove(SELECTED_NODE)))
+        pod_claims::selected_node(self, claim).await
+    }
+
+    async fn pod_claims(
+        &self,
+        claim: &str,
+        source: Option<&str>,
+        is_elsewhere: bool,
+    ) -> Result<Option<PodClaims>> {
+        pod_claims::read(self, claim, source, is_elsewhere).await
+    }
+
+    async fn check_node(&self, claims: &PodClaims, node: &str) -> Fit {
+        pod_claims::check_node(self, claims, node).await
     }
 
     async fn has_node(&self, node: &str) -> Result<bool> {
@@ -488,8 +494,4 @@ impl Cluster for InCluster {
     fn hooks(&self) -> Arc<dyn Hooks> {
         Arc::clone(&self.hooks) as Arc<dyn Hooks>
     }
-}
-
-fn names(nodes: &BTreeMap<String, Option<String>>) -> BTreeSet<String> {
-    nodes.keys().cloned().collect()
 }

@@ -20,11 +20,14 @@ use super::agents::Agent;
 use super::call::Call;
 use super::find::AT_ONCE;
 use super::receive::Make;
+use super::restore_node::Place;
+use super::restore_node::choose::Choice;
 use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Result};
+use crate::model::Restore;
 use crate::operation::CreateVolume;
 use crate::service::{request, status};
 
@@ -53,10 +56,20 @@ impl Router {
         if let Some(node) = self.selected(&message).await?
             && let Some(home) = homes.first()
         {
-            self.must_exist(&node).await?;
-            return self
-                .create_at(call, &message, asked, (home, &Make::Here))
-                .await;
+            let selected = Place {
+                node,
+                home: home.clone(),
+            };
+            let choice = match asked.parameters.restore {
+                Restore::Source | Restore::Pod => {
+                    self.must_exist(&selected.node).await?;
+                    Choice::new(&selected, "")
+                }
+                Restore::Auto => self.choose(call, asked, None, &selected).await?,
+            };
+            must_have_room(&choice)?;
+            let at = (choice.place.home.as_str(), &Make::Here);
+            return self.create_at(call, &message, asked, at).await;
         }
         let mut candidates = self.agents.all();
         candidates.retain(|agent| self.could_have(agent, &homes));
@@ -254,13 +267,6 @@ impl Router {
         (is_meant || homes.is_empty()) && !self.is_written_off(agent)
     }
 
-    /// Whether all pools that an agent has reported are marked as lost.
-    pub(super) fn is_written_off(&self, agent: &Agent) -> bool {
-        let pools = agent.seen().pools;
-        let mut shown = pools.iter().filter(|shown| !shown.forgotten).peekable();
-        shown.peek().is_some() && shown.all(|shown| self.cluster.is_lost(shown.id))
-    }
-
     /// The agent that already has a volume with this name. It fails if that cannot be determined,
     /// because an agent that could have the volume cannot be reached.
     async fn having(
@@ -344,6 +350,14 @@ pub(super) fn homes(message: &CreateVolumeRequest, asked: &CreateVolume, key: &s
     let mut seen = BTreeSet::new();
     let all = preferred.chain(asked.requisite.iter().cloned());
     all.filter(|home| seen.insert(home.clone())).collect()
+}
+
+/// Before the first volume of a pod is created, its node must have room for all of them.
+pub(super) fn must_have_room(choice: &Choice) -> Result<()> {
+    match &choice.lacks {
+        Some(lacks) => Err(exhausted(std::slice::from_ref(lacks))),
+        None => Ok(()),
+    }
 }
 
 fn not_at_home(home: &str, reason: String) -> Error {

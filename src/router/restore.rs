@@ -1,13 +1,17 @@
 //! CreateVolume: chooses the node of a volume that is restored or cloned.
 
+use std::sync::Arc;
+
 use super::Router;
+use super::agents::Agent;
 use super::call::Call;
 use super::cluster::ObjectRef;
-use super::place::homes;
+use super::place::{homes, must_have_room};
 use super::receive::Make;
+use super::restore_node::Place;
 use super::route::{Owner, absent};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::model::Restore;
 use crate::model::VolumeId;
 use crate::operation::{ContentSource, CreateVolume};
@@ -84,8 +88,17 @@ impl Router {
             ContentSource::Volume(id) => (Kind::Volume, id),
         };
         let owner = self.owner(id).await;
+        let owner = owner.and_then(|owner| match owner {
+            Owner::Agent(agent) => Ok(agent),
+            Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
+        });
+        if asked.parameters.restore == Restore::Auto {
+            return self
+                .place_chosen(call, (owner?, source), &message, asked)
+                .await;
+        }
         let selected = match asked.parameters.restore {
-            Restore::Source => None,
+            Restore::Source | Restore::Auto => None,
             Restore::Pod => self.selected(&message).await?,
         };
         let homes = homes(&message, asked, &self.topology_key());
@@ -103,22 +116,14 @@ impl Router {
         }
         let home = match destination {
             Destination::Source => {
-                return match owner? {
-                    Owner::Agent(agent) => {
-                        self.create(call, &agent, message, asked, &Make::Here).await
-                    }
-                    Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
-                };
+                let agent = owner?;
+                return self.create(call, &agent, message, asked, &Make::Here).await;
             }
             Destination::Home(home) => home,
         };
         if let Some(node) = &selected {
             self.must_exist(node).await?;
         }
-        let owner = owner.and_then(|owner| match owner {
-            Owner::Agent(agent) => Ok(agent),
-            Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
-        });
         let make = Make::From {
             source: owner,
             snapshot_id: id.clone(),
@@ -126,9 +131,54 @@ impl Router {
         self.create_at(call, &message, asked, (&home, &make)).await
     }
 
+    /// Creates a volume with a content source on the node that all volumes of its pod get.
+    async fn place_chosen(
+        &self,
+        call: &Call<'_>,
+        (agent, source): (Arc<Agent>, &ContentSource),
+        message: &CreateVolumeRequest,
+        asked: &CreateVolume,
+    ) -> Result<CreateVolumeResponse> {
+        let (node, home) = (agent.node().to_string(), agent.home());
+        let source_place = Place { node, home };
+        let homes = homes(message, asked, &self.topology_key());
+        let node = self.selected(message).await?;
+        let choice = match node.zip(homes.into_iter().next()) {
+            Some((node, home)) => {
+                let selected = Place { node, home };
+                self.choose(call, asked, Some(&source_place), &selected)
+                    .await?
+            }
+            None => self.choose_source(call, asked, &source_place).await?,
+        };
+        must_have_room(&choice)?;
+        if choice.place == source_place {
+            let message = message.clone();
+            return self.create(call, &agent, message, asked, &Make::Here).await;
+        }
+        let snapshot_id = match source {
+            ContentSource::Snapshot(id) => id.clone(),
+            ContentSource::Volume(_) => {
+                let (to, why, from) = (&choice.place.node, &choice.reason, &source_place.node);
+                return Err(Error::refused(
+                    format!("volume {}", asked.name),
+                    format!(
+                        "it would be created on node {to}: {why}. Its source is a volume on node {from}, and a volume is cloned on its own node; restore a snapshot of it instead"
+                    ),
+                ));
+            }
+        };
+        let make = Make::From {
+            source: Ok(agent),
+            snapshot_id,
+        };
+        let at = (choice.place.home.as_str(), &make);
+        self.create_at(call, message, asked, at).await
+    }
+
     /// The topology segment of a source, also while its agent cannot be reached.
-    fn home_of(&self, owner: &Result<Owner>, id: &str) -> Option<String> {
-        if let Ok(Owner::Agent(agent)) = owner {
+    fn home_of(&self, owner: &Result<Arc<Agent>>, id: &str) -> Option<String> {
+        if let Ok(agent) = owner {
             return Some(agent.home());
         }
         let pool = id.parse::<VolumeId>().ok()?.pool;

@@ -178,6 +178,13 @@ impl Router {
         Ok(showing.first().map(|(agent, _)| agent.clone()))
     }
 
+    /// Whether all pools that an agent has reported are marked as lost.
+    pub(super) fn is_written_off(&self, agent: &Agent) -> bool {
+        let pools = agent.seen().pools;
+        let mut shown = pools.iter().filter(|shown| !shown.forgotten).peekable();
+        shown.peek().is_some() && shown.all(|shown| self.cluster.is_lost(shown.id))
+    }
+
     /// A description of a pool for messages.
     pub(super) fn in_words(&self, pool: PoolId) -> String {
         match self.known(pool) {

@@ -17,4 +17,5 @@ mod kubelet;
 mod leading;
 mod orphans;
 mod plane;
+mod pod_claims;
 mod real;

@@ -19,5 +19,6 @@ mod lost;
 mod model;
 mod place;
 mod quiet;
+mod restore_node;
 mod steps;
 mod streams;

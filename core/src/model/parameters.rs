@@ -63,14 +63,17 @@ impl Wipe {
     }
 }
 
-/// Where a volume is created that is restored from a snapshot of another node.
+/// On which node a volume with a content source is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Restore {
-    /// On the node of the snapshot.
+    /// On the node of the source; the pod follows.
     #[default]
     Source,
     /// On the node that is selected for the PVC; the snapshot is copied there.
     Pod,
+    /// On one node for all volumes of the pod: that of the sources if the pod can run there, else the
+    /// selected one.
+    Auto,
 }
 
 /// The parameters of a StorageClass.
@@ -89,7 +92,8 @@ pub struct VolumeParameters {
     /// Raw block volumes of pools of image files are published with a device that can be suspended, so
     /// that they can join groups.
     pub block_groups: bool,
-    /// Where it is restored, in a cluster. It is not an attribute of the volume either.
+    /// On which node a volume with a content source is created, in a cluster. It is not an attribute
+    /// of the volume either.
     pub restore: Restore,
     /// `namespace/name` of the PVC, if the provisioner passes it. It is not an attribute of the
     /// volume: repeated calls that differ in it are equal.
@@ -308,7 +312,8 @@ fn parse_restore(field: &str, value: &str) -> Result<Restore, Error> {
     match value {
         "source" => Ok(Restore::Source),
         "pod" => Ok(Restore::Pod),
-        _ => Err(bad(field, "restore", value, "source or pod")),
+        "auto" => Ok(Restore::Auto),
+        _ => Err(bad(field, "restore", value, "source, pod or auto")),
     }
 }
 

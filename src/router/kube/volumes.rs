@@ -112,6 +112,16 @@ impl Volumes {
         kept.by_name.now().get(name)?.claim.clone()
     }
 
+    /// The home of a PersistentVolume, by its own name; `None` if it is not known, or if there are
+    /// several.
+    pub fn home_of(&self, name: &str) -> Option<String> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        match kept.by_name.now().get(name)?.homes.as_slice() {
+            [home] => Some(home.clone()),
+            _ => None,
+        }
+    }
+
     /// Whether a PersistentVolume names this volume.
     pub fn names(&self, handle: &str) -> bool {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);

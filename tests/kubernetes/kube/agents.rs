@@ -36,7 +36,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 
 /// Agents that give any answer that a test needs.
 #[derive(Default)]
-struct Agents(Mutex<Vec<Report>>);
+pub struct Agents(Mutex<Vec<Report>>);
 
 #[tonic::async_trait]
 impl AgentReports for Agents {
@@ -78,13 +78,13 @@ fn report(node: &str, pools: &[u32]) -> Report {
     }
 }
 
-fn list(api: &ApiServer, path: &str, kind: &str, items: Value) {
+pub fn list(api: &ApiServer, path: &str, kind: &str, items: Value) {
     let list = json!({"kind": format!("{kind}List"), "apiVersion": "v1",
         "metadata": {"resourceVersion": "1"}, "items": items});
     api.put(path, list);
 }
 
-fn cluster(
+pub fn cluster(
     api: &ApiServer,
     agents: &Arc<Agents>,
     change: impl FnOnce(&mut Options),

@@ -31,6 +31,7 @@ use slackwater::model::{Alpha, PoolId, SharedVolume};
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
 use slackwater::router::cluster::{KnownPool, ObjectRef};
+use slackwater::router::restore_node::{Fit, PodClaims};
 use slackwater::router::{Agents, Cluster, Dial, Options, Router};
 use slackwater::service::Service;
 use slackwater::telemetry::Metrics;
@@ -212,8 +213,15 @@ pub struct KubernetesState {
     pub claims: BTreeMap<String, String>,
     /// Events: the object and the reason.
     pub told: Vec<(ObjectRef, &'static str)>,
+    /// The messages of the events.
+    pub messages: Vec<String>,
     /// Claims whose hooks were requested.
     pub held: Vec<String>,
+    /// The claims of the only pod.
+    pub pod_claims: PodClaims,
+    /// What is found when a node is examined: the next one of these, and then that the pod could run
+    /// there.
+    pub against: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -242,6 +250,20 @@ impl Cluster for Kubernetes {
         Ok(self.0.lock().unwrap().selected.get(claim).cloned())
     }
 
+    async fn pod_claims(
+        &self,
+        _claim: &str,
+        _source: Option<&str>,
+        _is_elsewhere: bool,
+    ) -> Result<Option<PodClaims>> {
+        self.check()?;
+        Ok(Some(self.0.lock().unwrap().pod_claims.clone()))
+    }
+
+    async fn check_node(&self, _claims: &PodClaims, _node: &str) -> Fit {
+        self.0.lock().unwrap().against.pop().map_or(Ok(()), Err)
+    }
+
     async fn has_node(&self, node: &str) -> Result<bool> {
         self.check()?;
         Ok(node.starts_with("node-") && !self.0.lock().unwrap().gone.contains(node))
@@ -268,9 +290,11 @@ impl Cluster for Kubernetes {
         about: &ObjectRef,
         _warning: bool,
         reason: &'static str,
-        _message: String,
+        message: String,
     ) {
-        self.0.lock().unwrap().told.push((about.clone(), reason));
+        let mut state = self.0.lock().unwrap();
+        state.told.push((about.clone(), reason));
+        state.messages.push(message);
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {

@@ -14,7 +14,7 @@ use crate::router::kube::pool::{Health, Pool};
 use crate::router::kube::reconcile::{
     Controller, Next, Outcome, Reconciler, patch, write_status, written,
 };
-use crate::router::kube::{InCluster, ask, names, pods};
+use crate::router::kube::{InCluster, ask, pods};
 
 /// Maintains the Pool objects.
 pub(in crate::router::kube) struct PoolController(pub(in crate::router::kube) Arc<InCluster>);
@@ -34,7 +34,7 @@ impl Controller for PoolController {
             reports,
             pools: cluster.pool_objects(),
             homes: cluster.volumes.homes(),
-            nodes: names(&cluster.node_labels()),
+            nodes: cluster.node_labels().into_keys().collect(),
             lost_after: cluster.options.lost_after,
             unreachable_after: cluster.options.unreachable_after,
             leads_since,
