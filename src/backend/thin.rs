@@ -398,10 +398,6 @@ impl Store for ThinStore {
     /// the store itself does before it closes a device.
     fn sync(&self, image: Image) -> host::Result<()> {
         let own = self.device_uuid(self.get_image(image)?.uuid);
-        // A list of all devices takes much longer, and a new snapshot has none.
-        if self.host.hold_mapped(&own)?.is_none() {
-            return Ok(());
-        }
         let active = self.mapped()?.into_iter().find(|found| found.uuid == own);
         match active {
             Some(MappedDevice { device, table, .. }) if table.is_some() => {
