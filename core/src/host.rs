@@ -423,12 +423,12 @@ pub trait Host: Send + Sync + 'static {
     fn linear_device(&self, _uuid: &str) -> Result<Option<MappedDevice<LinearTable>>> {
         Ok(None)
     }
-    /// Opens the mapped device with a UUID; `None` if there is none.
+    /// Opens the mapped device with a UUID; `None` if there is none, or it has no table.
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         Err(no_thin_pools(uuid))
     }
     /// Opens the mapped device with a UUID exclusively: no file system and no other process can claim
-    /// it at the same time. `None` if it does not exist, EBUSY if it is claimed.
+    /// it at the same time. `None` if there is none, or it has no table; EBUSY if it is claimed.
     fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         Err(no_thin_pools(uuid))
     }

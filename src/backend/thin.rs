@@ -25,8 +25,7 @@ use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{
-    self, Budget, Device, DeviceHold, Effect, FileId, Host, MappedDevice, Space, ThinMessage,
-    ThinPoolStatus,
+    self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage, ThinPoolStatus,
 };
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, PoolId, Wipe, size};
@@ -398,13 +397,11 @@ impl Store for ThinStore {
     /// the store itself does before it closes a device.
     fn sync(&self, image: Image) -> host::Result<()> {
         let own = self.device_uuid(self.get_image(image)?.uuid);
-        let active = self.mapped()?.into_iter().find(|found| found.uuid == own);
-        match active {
-            Some(MappedDevice { device, table, .. }) if table.is_some() => {
-                let path = &device.path;
-                self.perform(Effect::SyncFile { path })
-            }
-            Some(_) | None => Ok(()),
+        match self.host.hold_mapped(&own)? {
+            Some(held) => self.perform(Effect::SyncFile {
+                path: &held.device.path,
+            }),
+            None => Ok(()),
         }
     }
 

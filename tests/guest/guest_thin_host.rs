@@ -199,6 +199,8 @@ fn a_device_is_found_by_its_uuid_and_keeps_its_number_while_it_is_open() {
             Some(Errno::EBUSY)
         );
         assert!(find(&host, ONE).unwrap().table.is_none());
+        // The kernel has registered no block device yet, so it has no node.
+        assert!(host.hold_mapped(ONE).unwrap().is_none());
         assert_eq!(errno(load(&host, ONE, 3, MIB)), Some(Errno::ENODATA));
         load(&host, ONE, 1, 32 * MIB).unwrap();
         let found = find(&host, ONE).unwrap();

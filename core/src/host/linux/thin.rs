@@ -369,7 +369,8 @@ fn read_snapshot<T>(
     read(&metadata.ok_or_else(absent)?).map_err(unreadable)
 }
 
-/// Opens the device with a UUID; `None` if there is none. An open device keeps its number.
+/// Opens the device with a UUID; `None` if there is none, or it has no table. An open device keeps its
+/// number.
 pub(super) fn hold(uuid: &str) -> Result<Option<DeviceHold>> {
     open(uuid, open_verified)
 }
@@ -385,18 +386,20 @@ fn open(uuid: &str, open: impl Fn(&Device) -> Result<File>) -> Result<Option<Dev
         let found = mapper.info(Selector::Uuid(uuid));
         found.map_err(failed("examine", uuid))
     };
-    let Some(info) = find(mapper)? else {
+    let Some(info) = find(mapper)?.filter(|found| found.has_table) else {
         return Ok(None);
     };
     let device = node(info.rdev);
-    let file = open(&device)?;
-    // Before it was open, the number could pass to another device.
-    Ok(find(mapper)?
-        .filter(|now| now.rdev == info.rdev)
-        .map(|_| DeviceHold {
-            device,
-            keep: Box::new(OwnedFd::from(file)),
-        }))
+    let file = open(&device);
+    // The kernel removes a device that was closed last a moment later, and its number can pass to
+    // another one before it is open.
+    if find(mapper)?.is_none_or(|now| now.rdev != info.rdev) {
+        return Ok(None);
+    }
+    Ok(Some(DeviceHold {
+        device,
+        keep: Box::new(OwnedFd::from(file?)),
+    }))
 }
 
 /// Performs the effects on thin pools and mapped devices.

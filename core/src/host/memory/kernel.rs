@@ -273,7 +273,7 @@ impl Host for MemoryHost {
 
     fn hold_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         let held = self.look("open", &mapped_path(uuid), |machine| {
-            let number = machine.mapped(uuid);
+            let number = machine.registered(uuid);
             let open = |number| (number, machine.open_loop(Some(self.process), number));
             let held = number.map(open);
             Ok(held.map(|(number, key)| (machine.device(number), key)))
@@ -286,7 +286,7 @@ impl Host for MemoryHost {
 
     fn claim_mapped(&self, uuid: &str) -> Result<Option<DeviceHold>> {
         let claimed = self.look("open", &mapped_path(uuid), |machine| {
-            let Some(number) = machine.mapped(uuid) else {
+            let Some(number) = machine.registered(uuid) else {
                 return Ok(None);
             };
             let key = machine.claim(self.process, number)?;

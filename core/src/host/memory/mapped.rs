@@ -86,6 +86,13 @@ impl Machine {
         all.find(|(_, dev)| is_it(dev)).map(|(number, _)| *number)
     }
 
+    /// The same, if it has a table: the kernel registers no block device before.
+    pub(super) fn registered(&self, uuid: &str) -> Option<u32> {
+        let number = self.mapped(uuid)?;
+        let mapping = self.loops.get(&number)?.mapped.as_ref()?;
+        mapping.table.is_some().then_some(number)
+    }
+
     /// The content of `dm/uuid` or `size` in /sys/dev/block/MAJOR:MINOR.
     pub(super) fn device_attribute(&self, path: &Path) -> Option<Vec<u8>> {
         let (number, attribute) = self.loops.keys().find_map(|number| {
