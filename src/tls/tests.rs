@@ -101,23 +101,33 @@ fn refusal(outcome: std::io::Result<Connection>) -> String {
 
 #[tokio::test]
 async fn the_address_for_agents_is_reached_by_agents_alone() {
-    let (ours, other) = (authority(), authority());
-    let source = credentials(node(), issue(&ours, &node()));
+    let (own, other) = (authority(), authority());
+    let source = credentials(node(), issue(&own, &node()));
     let address = listening_for(Audience::Agents, source).await;
     let n2 = Name::node("n2").unwrap();
-    let reader = credentials(n2.clone(), issue(&ours, &n2));
+    let reader = credentials(n2.clone(), issue(&own, &n2));
     reached(&reader, node(), address).await.unwrap();
     let mut foreign = issue(&other, &n2);
-    foreign.authorities = ours.certificate().into();
+    foreign.authorities = own.certificate().into();
     let stranger = Name::of("stranger.example".into()).unwrap();
     let lookalike = Name::of("node.n2.slackwater.example".into()).unwrap();
-    for refused in [
-        credentials(controller(), issue(&ours, &controller())),
-        credentials(n2, foreign),
-        credentials(stranger.clone(), issue(&ours, &stranger)),
-        credentials(lookalike.clone(), issue(&ours, &lookalike)),
+    for (who, refused) in [
+        (
+            "router",
+            credentials(controller(), issue(&own, &controller())),
+        ),
+        ("other authority", credentials(n2, foreign)),
+        (
+            "other name",
+            credentials(stranger.clone(), issue(&own, &stranger)),
+        ),
+        (
+            "longer name",
+            credentials(lookalike.clone(), issue(&own, &lookalike)),
+        ),
     ] {
-        refusal(reached(&refused, node(), address).await);
+        let error = refusal(reached(&refused, node(), address).await);
+        assert!(!error.is_empty(), "{who}");
     }
 }
 
