@@ -38,7 +38,7 @@ pub(super) fn length(file: &File, path: &Path) -> Result<u64> {
     }
 }
 
-pub(super) fn is_device(file: &File, path: &Path) -> Result<bool> {
+fn is_device(file: &File, path: &Path) -> Result<bool> {
     let info = file.metadata().map_err(failed("stat", path))?;
     Ok(info.file_type().is_block_device())
 }
@@ -228,9 +228,27 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
         return Err(HostError::unexpected("copy to", target, what));
     }
     let skips_zeros = is_device(&from, source)?;
-    let find_data = |at| match skips_zeros {
+    each_data(&from, source, start..end, |at, piece| {
+        if skips_zeros && piece.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        to.write_all_at(piece, at).map_err(failed("write", target))
+    })
+}
+
+/// Reads the data of a range, and passes it on in pieces with their offsets. The kernel does not report
+/// which blocks of a device have data, so all of it is read there.
+pub(super) fn each_data(
+    file: &File,
+    path: &Path,
+    range: Range<u64>,
+    mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let Range { start, end } = range;
+    let is_device = is_device(file, path)?;
+    let find_data = |at| match is_device {
         true => Ok(Some((at, end))),
-        false => next_data(&from, at, source),
+        false => next_data(file, at, path),
     };
     let mut buffer = vec![0; PIECE];
     let mut at = start;
@@ -241,22 +259,18 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
         at = data.max(start);
         while at < data_end {
             let piece = &mut buffer[..(data_end - at).min(PIECE as u64) as usize];
-            from.read_exact_at(piece, at)
-                .map_err(failed("read", source))?;
-            if !skips_zeros || piece.iter().any(|byte| *byte != 0) {
-                to.write_all_at(piece, at)
-                    .map_err(failed("write", target))?;
-            }
+            file.read_exact_at(piece, at)
+                .map_err(failed("read", path))?;
+            take(at, piece)?;
             at += piece.len() as u64;
         }
     }
     // This is advice only: a copy must not displace the cached pages of volumes in use.
-    let _ = posix_fadvise(
-        &from,
-        offset(start, source)?,
-        offset(bytes, source)?,
-        PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+    let (start, bytes) = (
+        offset(start, path)?,
+        offset(end.saturating_sub(start), path)?,
     );
+    let _ = posix_fadvise(file, start, bytes, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     Ok(())
 }
 
