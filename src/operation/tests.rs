@@ -3,7 +3,8 @@
 use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
 use crate::model::{
-    AccessMode, AccessType, Capability, CapacityRange, PoolDefinition, VolumeId, VolumeParameters,
+    AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, VolumeId,
+    VolumeParameters,
 };
 use crate::operation::{CreateVolume, Driver, Settings};
 
@@ -36,6 +37,17 @@ pub(super) fn driver(host: &MemoryHost) -> Driver {
 pub(super) fn block() -> Capability {
     Capability {
         access_type: AccessType::Block,
+        access_mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+/// An ext4 that one node mounts.
+pub(super) fn ext4() -> Capability {
+    Capability {
+        access_type: AccessType::Mount {
+            fs_type: Some(FsType::Ext4),
+            mount_flags: Vec::new(),
+        },
         access_mode: AccessMode::SingleNodeWriter,
     }
 }

@@ -79,12 +79,12 @@ impl Machine {
             if range.is_empty() || range.end > before.size {
                 return Err(Errno::EINVAL);
             }
-            let anew = sent.map(|Sent { content, size }| Receiving {
+            let begun = sent.map(|Sent { content, size }| Receiving {
                 content,
                 size,
                 received: 0,
             });
-            let mut receiving = anew.or(before.receiving.clone()).ok_or(Errno::EINVAL)?;
+            let mut receiving = begun.or(before.receiving.clone()).ok_or(Errno::EINVAL)?;
             if range.start <= receiving.received {
                 receiving.received = receiving.received.max(range.end);
             }

@@ -5,11 +5,8 @@ use crate::cut::Seams;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::id::NameKind;
 use crate::model::size::GIB;
-use crate::model::{
-    AccessMode, AccessType, Capability, CapacityRange, FsType, SnapshotParameters, VolumeId,
-    VolumeParameters,
-};
-use crate::operation::tests::{pool, settings};
+use crate::model::{CapacityRange, SnapshotParameters, VolumeId, VolumeParameters};
+use crate::operation::tests::{ext4, pool, settings};
 use crate::operation::{CreateVolume, Driver, ExpandVolume, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
 
@@ -17,16 +14,6 @@ struct Node {
     host: MemoryHost,
     driver: Driver,
     volume: String,
-}
-
-fn capability() -> Capability {
-    Capability {
-        access_type: AccessType::Mount {
-            fs_type: Some(FsType::Ext4),
-            mount_flags: Vec::new(),
-        },
-        access_mode: AccessMode::SingleNodeWriter,
-    }
 }
 
 fn size(bytes: u64) -> CapacityRange {
@@ -64,7 +51,7 @@ impl Node {
         CreateVolume {
             name: name.into(),
             capacity: size(GIB),
-            capabilities: vec![capability()],
+            capabilities: vec![ext4()],
             parameters: VolumeParameters::default(),
             requisite: Vec::new(),
             content_source,
@@ -88,7 +75,7 @@ impl Node {
         let staged = self.driver.volumes.stage_volume(&StageVolume {
             volume_id: self.volume.clone(),
             staging_path: "/var/lib/kubelet/staging".into(),
-            capability: capability(),
+            capability: ext4(),
         });
         staged.unwrap();
     }

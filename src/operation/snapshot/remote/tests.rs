@@ -10,32 +10,19 @@ use crate::error::Kind;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::model::size::GIB;
 use crate::model::size::MIB;
-use crate::model::{
-    AccessMode, AccessType, Allocation, Capability, CapacityRange, FsType, SnapshotParameters,
-    VolumeParameters,
-};
-use crate::operation::tests::{pool, settings};
+use crate::model::{Allocation, CapacityRange, SnapshotParameters, VolumeParameters};
+use crate::operation::tests::{ext4, pool, settings};
 use crate::operation::{CreateSnapshot, CreateVolume, Driver, StageVolume, Ticket, Volume};
 use crate::record::{ContentSource, VolumeState};
 
 const STAGING: &str = "/var/lib/kubelet/staging";
 const READER: &str = "reader";
 
-fn capability() -> Capability {
-    Capability {
-        access_type: AccessType::Mount {
-            fs_type: Some(FsType::Ext4),
-            mount_flags: Vec::new(),
-        },
-        access_mode: AccessMode::SingleNodeWriter,
-    }
-}
-
 fn stage(driver: &Driver, volume_id: &str) {
     let staged = driver.volumes.stage_volume(&StageVolume {
         volume_id: volume_id.into(),
         staging_path: STAGING.into(),
-        capability: capability(),
+        capability: ext4(),
     });
     staged.unwrap();
 }
@@ -127,7 +114,7 @@ fn request(name: &str, snapshot: Option<&str>) -> CreateVolume {
     CreateVolume {
         name: name.into(),
         capacity: size(GIB),
-        capabilities: vec![capability()],
+        capabilities: vec![ext4()],
         parameters: VolumeParameters::default(),
         requisite: Vec::new(),
         content_source: snapshot.map(|id| ContentSource::Snapshot(id.into())),
@@ -333,27 +320,19 @@ fn a_copy_for_which_the_target_has_no_space_is_undone() {
     let (source, target) = (Node::new("default=memory:"), Node::new("default=memory:"));
     let snapshot = source.snapshot("a", &[1]);
     let asked = request("copy", Some(&snapshot));
+    let is_undone = || {
+        let source = direct(&source, &snapshot);
+        let full = receive(&target, &asked, remote(&snapshot, source)).unwrap_err();
+        assert!(full.is_no_space(), "{full:?}");
+        assert_eq!(target.volumes(), []);
+    };
     target
         .host
         .fail_always("write_range", Some(nix::errno::Errno::ENOSPC));
-    let full = receive(
-        &target,
-        &asked,
-        remote(&snapshot, direct(&source, &snapshot)),
-    );
-    let full = full.unwrap_err();
-    assert!(full.is_no_space(), "{full:?}");
-    assert_eq!(target.volumes(), []);
+    is_undone();
     target.host.clear_faults();
     target.host.set_capacity(GIB / 2);
-    let full = receive(
-        &target,
-        &asked,
-        remote(&snapshot, direct(&source, &snapshot)),
-    );
-    let full = full.unwrap_err();
-    assert!(full.is_no_space(), "{full:?}");
-    assert_eq!(target.volumes(), []);
+    is_undone();
 }
 
 #[test]
