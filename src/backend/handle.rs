@@ -1,5 +1,6 @@
 //! An open image, independent of how it is stored.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -47,14 +48,15 @@ impl ImageHandle {
         self.host.read_range(&self.path, offset, length)
     }
 
-    /// Writes the data of a range; the rest of it keeps its zeros. It is durable only after
-    /// [`ImageHandle::sync`].
-    pub fn write(&self, offset: u64, length: u64, pieces: &[Piece]) -> Result<()> {
+    /// Writes data and zeros within a range, the rest of which keeps what it has. It is durable only
+    /// after [`ImageHandle::sync`].
+    pub fn write(&self, range: Range<u64>, pieces: &[Piece], zeros: &[Range<u64>]) -> Result<()> {
         let write = Effect::WriteRange {
             target: &self.path,
-            offset,
-            length,
+            offset: range.start,
+            length: range.end - range.start,
             pieces,
+            zeros,
         };
         self.host.perform(&write).map(drop)
     }

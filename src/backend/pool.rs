@@ -123,10 +123,14 @@ impl PoolBackend {
 
     /// Whether an image exists. A crash may have left a record whose image was not created yet.
     pub fn has_image(&self, image: Image) -> Result<bool> {
+        Ok(self.find_length(image)?.is_some())
+    }
+
+    /// The length of an image in bytes; `None` if it does not exist.
+    pub fn find_length(&self, image: Image) -> Result<Option<u64>> {
         let size = self.store().size(image);
-        Ok(size
-            .context(|| format!("find the image of {image}"))?
-            .is_some())
+        let size = size.context(|| format!("find the image of {image}"))?;
+        Ok(size.map(|size| size.length))
     }
 
     /// Extends an image that is being filled to at least this length.

@@ -52,6 +52,8 @@ pub struct Volume {
     pub content_source: Option<ContentSource>,
     /// Whether it is an inline volume: created by NodePublishVolume, and deleted with its pod.
     pub ephemeral: bool,
+    /// Whether it is complete: not one that moves to this node and still gets data.
+    pub is_complete: bool,
 }
 
 /// Arguments of ControllerPublishVolume.

@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
-use crate::agent::receive_request::{Problem, Source};
+use crate::agent::receive_request::{Problem, Purpose, Source};
 use crate::agent::{OfferRequest, ReceiveRequest, SnapshotOffer};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Result, chain};
@@ -59,6 +59,7 @@ impl Router {
             let request = call.request(OfferRequest {
                 snapshot_id: snapshot_id.to_string(),
                 reader_node: reader.node().to_string(),
+                base_snapshot_ids: Vec::new(),
             })?;
             let answer = client.offer(request).await;
             let answer = answer.map_err(|status| match status.code() {
@@ -97,6 +98,8 @@ impl Router {
             source_address,
             verify: false,
             source: Some(source),
+            purpose: Purpose::Restore.into(),
+            snapshot_id: String::new(),
         })?;
         let mut client = agent.client().await?;
         let question = async {

@@ -3,6 +3,7 @@
 
 mod client;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use tonic::{Code, Extensions, Request, Status};
 
 use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, patience, reply, request, status};
 use crate::agent::peer_server::Peer;
-use crate::agent::read_response::Piece;
-use crate::agent::receive_request::{Problem, Source};
+use crate::agent::read_response::{Part, Piece};
+use crate::agent::receive_request::{self, Problem, Source};
 use crate::agent::{
     OfferRequest, OfferResponse, ReadRequest, ReadResponse, ReceiveRequest, ReceiveResponse,
     SnapshotOffer,
@@ -25,7 +26,7 @@ use crate::agent::{
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::operation::{
-    Driver, Key, Loan, Offer, RemoteSnapshot, SentRange, Ticket, Wanted, WorkClass,
+    Driver, Key, Loan, Offer, Purpose, RemoteSnapshot, SentRange, Ticket, Wanted, WorkClass,
 };
 use client::PeerSource;
 
@@ -79,9 +80,10 @@ impl Peer for PeerService {
         let callers = self.callers.clone();
         let lend = move |driver: &Driver| {
             let ticket = ticket(&message.ticket)?;
-            let wanted = match message.only_digests {
-                true => Wanted::Digests,
-                false => Wanted::Data,
+            let wanted = match (message.only_digests, message.base_identity) {
+                (true, _) => Wanted::Digests,
+                (false, Some(base)) => Wanted::Differences(base),
+                (false, None) => Wanted::Data,
             };
             let is_reader = |node: &str| callers.is_agent_of(&caller, node);
             let from = (message.from, wanted);
@@ -127,11 +129,16 @@ fn response(range: SentRange) -> ReadResponse {
         offset: piece.offset,
         data: piece.bytes,
     };
+    let part = |range: Range<u64>| Part {
+        offset: range.start,
+        length: range.end - range.start,
+    };
     ReadResponse {
         offset: range.offset,
         length: range.length,
         pieces: range.pieces.into_iter().map(piece).collect(),
         sha256: range.digest.to_vec(),
+        changed: range.changed.into_iter().map(part).collect(),
     }
 }
 
@@ -161,9 +168,10 @@ impl Service {
         asked: OfferRequest,
     ) -> std::result::Result<OfferResponse, Status> {
         let offer = |driver: &Driver, asked: &OfferRequest| {
+            let bases = &asked.base_snapshot_ids;
             driver
                 .snapshots
-                .offer(&asked.snapshot_id, &asked.reader_node)
+                .offer(&asked.snapshot_id, &asked.reader_node, bases)
         };
         let offer = self.run(Rpc::CreateVolume, Ok(asked), offer).await?;
         let formatted = offer.formatted.as_ref().map(serde_json::to_string);
@@ -179,6 +187,7 @@ impl Service {
                 image_bytes: offer.image_bytes,
                 block_size: offer.block_size,
                 formatted: formatted.unwrap_or_default(),
+                base_identities: offer.bases,
             }),
         })
     }
@@ -202,7 +211,8 @@ impl Service {
         let args = args.map_err(|error| status(RPC, &error))?;
         let node = asked.source_node.clone();
         let name = args.name.clone();
-        let remote = self.remote(asked, &args);
+        let purpose = purpose(&asked).map_err(|error| status(RPC, &error))?;
+        let remote = self.remote(asked, &args, purpose);
         let lock = [Key::Name(name.clone())];
         let left = until.saturating_duration_since(Instant::now());
         self.driver.wait_until_free(&lock, left).await;
@@ -219,7 +229,11 @@ impl Service {
         let volume = done.map_err(|error| status(RPC, &error))?;
         super::ids::record_volume_id(&volume.id);
         let created = reply::created(&volume, &key).encode_to_vec();
-        Ok(ReceiveResponse { created })
+        let is_incomplete = !volume.is_complete;
+        Ok(ReceiveResponse {
+            created,
+            is_incomplete,
+        })
     }
 
     /// The snapshot that a request names, or why it cannot be read.
@@ -227,11 +241,15 @@ impl Service {
         &self,
         asked: ReceiveRequest,
         args: &crate::operation::CreateVolume,
+        purpose: Purpose,
     ) -> Result<RemoteSnapshot> {
-        let Some(crate::operation::ContentSource::Snapshot(id)) = args.content_source.clone()
-        else {
-            let problem = "is not a snapshot";
-            return Err(Error::invalid("volume_content_source", problem));
+        let id = match (asked.snapshot_id, args.content_source.clone()) {
+            (id, _) if !id.is_empty() => id,
+            (_, Some(crate::operation::ContentSource::Snapshot(id))) => id,
+            _ => {
+                let problem = "is not a snapshot";
+                return Err(Error::invalid("volume_content_source", problem));
+            }
         };
         let node = asked.source_node;
         let offer = match asked.source {
@@ -239,7 +257,9 @@ impl Service {
             Some(Source::Offer(offer)) => parse(offer).map_err(|error| {
                 Error::unreachable(format!("the agent of node {node}"), error.to_string())
             })?,
-            Some(Source::Problem(problem)) => return Err(cannot_be_read(&node, problem)),
+            Some(Source::Problem(problem)) => {
+                return Err(cannot_be_read(&node, problem, purpose));
+            }
             None => return Err(Error::invalid("offer", "is missing")),
         };
         let Some(peers) = &self.peers else {
@@ -258,6 +278,7 @@ impl Service {
             id,
             offer,
             source: Arc::new(source),
+            purpose,
             verify: asked.verify,
         })
     }
@@ -278,6 +299,7 @@ pub(super) fn parse(offer: SnapshotOffer) -> Result<Offer> {
     Ok(Offer {
         ticket: ticket(&offer.ticket)?,
         identity: offer.identity,
+        bases: offer.base_identities,
         size: offer.size_bytes,
         image_bytes: offer.image_bytes,
         block_size: offer.block_size,
@@ -285,9 +307,22 @@ pub(super) fn parse(offer: SnapshotOffer) -> Result<Offer> {
     })
 }
 
-/// After a final code the caller forgets the volume, so what was copied must be deleted.
-pub(super) fn cannot_be_read(node: &str, problem: Problem) -> Error {
+pub(super) fn purpose(asked: &ReceiveRequest) -> Result<Purpose> {
+    match receive_request::Purpose::try_from(asked.purpose) {
+        Ok(receive_request::Purpose::Restore) => Ok(Purpose::Restore),
+        Ok(receive_request::Purpose::Fill) => Ok(Purpose::Fill),
+        Ok(receive_request::Purpose::Move) => Ok(Purpose::Move),
+        Err(_) => Err(Error::invalid("purpose", "is not known to this release")),
+    }
+}
+
+/// After a final code the caller of a restore forgets the volume, so what was copied must be deleted.
+/// What was copied for a move stays until the move deletes it.
+pub(super) fn cannot_be_read(node: &str, problem: Problem, purpose: Purpose) -> Error {
     match Code::from_i32(problem.code) {
+        _ if purpose != Purpose::Restore => {
+            Error::unreachable(format!("the snapshot on node {node}"), problem.message)
+        }
         Code::Unavailable
         | Code::Aborted
         | Code::Cancelled

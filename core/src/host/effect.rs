@@ -176,8 +176,8 @@ pub enum Effect<'a> {
         /// Bytes.
         length: u64,
     },
-    /// Writes a range of an image that is filled from elsewhere. Between the pieces the image keeps
-    /// what it has, which is zeros in a new one. The result is not yet durable.
+    /// Writes a range of an image that is filled from elsewhere. Outside the pieces and the zeros the
+    /// image keeps what it has. The result is not yet durable.
     WriteRange {
         /// The image; it exists and is long enough.
         target: &'a Path,
@@ -187,6 +187,8 @@ pub enum Effect<'a> {
         length: u64,
         /// The data within the range, in ascending order.
         pieces: &'a [Piece],
+        /// The parts of the range that read as zeros afterwards. Blocks are freed where possible.
+        zeros: &'a [Range<u64>],
     },
     /// Gives the btrfs in a detached image a new fsid, so that it can be mounted while the file
     /// system from which it was copied is mounted too. The log tree that fsync wrote is kept. A

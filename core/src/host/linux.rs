@@ -447,7 +447,8 @@ fn act_on_copy(effect: &Effect<'_>) -> Result<Done> {
             offset,
             length,
             pieces,
-        } => range::write(target, offset, length, pieces),
+            zeros,
+        } => range::write(target, offset..offset.saturating_add(length), pieces, zeros),
         _ => {
             let what = format!("{} does not copy", effect.name());
             Err(HostError::unexpected("act on", Path::new("/"), what))

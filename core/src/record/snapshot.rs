@@ -153,5 +153,18 @@ pub struct CopyProgress {
     /// When the source had last been modified when the copy began, in nanoseconds since 1970: if
     /// that has changed, the copy starts again. Where the blocks of the source are shared already
     /// and are only written, this is its identity; without a source it is 0.
+    /// While differences are copied, it is [`CopyProgress::beside`] of the identity of the source.
     pub source_modified: u64,
+    /// The identity of the snapshot of another node whose content the image still has where nothing
+    /// is copied yet: only differences to it are copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+}
+
+impl CopyProgress {
+    /// What [`CopyProgress::source_modified`] is for a source if `base` is set: not its identity, so
+    /// that a program that does not know `base` begins the copy again instead of continuing it.
+    pub fn beside(identity: u64) -> u64 {
+        !identity
+    }
 }

@@ -111,6 +111,7 @@ fn progress() -> Option<CopyProgress> {
     Some(CopyProgress {
         copied: 0,
         source_modified: 1,
+        base: None,
     })
 }
 

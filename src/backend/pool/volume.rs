@@ -113,8 +113,12 @@ impl PoolBackend {
         })
     }
 
-    /// The image with which a volume will share blocks.
+    /// The image with which a volume will share blocks. A copy shares none, even if its source is in
+    /// this pool: a volume that moves here may have been created from it before.
     fn shared_source(&self, record: &VolumeRecord) -> Option<Image> {
+        if record.copy.is_some() {
+            return None;
+        }
         match record.content_source.as_ref()? {
             ContentSource::Volume(id) => self.sharing(id).map(Image::Volume),
             ContentSource::Snapshot(id) => self.sharing(id).map(Image::Snapshot),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{Pool, Pools, ServingState, Snapshot, SnapshotState, Volume};
-use crate::record::{SnapshotRecord, VolumeRecord};
+use crate::record::{SnapshotRecord, VolumeRecord, VolumeState};
 
 impl Pools {
     /// The pool of an ID. A pool that is not served is an error, never [`PoolLookup::Unknown`]: its
@@ -184,6 +184,7 @@ impl Pools {
             home: self.home(),
             content_source: record.content_source.clone(),
             ephemeral: record.ephemeral,
+            is_complete: record.state == VolumeState::Ready,
         }
     }
 }

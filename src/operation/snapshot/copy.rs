@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::plan::Prepared;
-use super::remote::Receiving;
+use super::remote::{Receiving, SentRange};
 use super::source::Source;
 use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
@@ -65,6 +65,7 @@ pub(in crate::operation) fn begin_at(
     let begin = CopyProgress {
         copied: 0,
         source_modified: source.modified(),
+        base: None,
     };
     Ok((source, begin))
 }
@@ -105,26 +106,62 @@ impl Filling<'_> {
         }
     }
 
-    fn step(&mut self, at: u64, length: u64) -> Result<()> {
-        let (verb, image) = (self.verb(), self.image);
+    /// The next step from an offset on.
+    fn plan(&mut self, at: u64) -> Result<Step> {
+        if let Some(Origin::Remote(receiving)) = &mut self.source
+            && let Some(range) = receiving.next_difference(at)?
+        {
+            return Ok(Step {
+                end: range.end(),
+                bytes: range.cost(),
+                difference: Some(range),
+            });
+        }
+        let bytes = STEP.min(self.range.end - at);
+        Ok(Step {
+            end: at + bytes,
+            bytes,
+            difference: None,
+        })
+    }
+
+    fn perform(&mut self, at: u64, step: &Step) -> Result<()> {
+        let (verb, image, length) = (self.verb(), self.image, step.end - at);
         let doing = || format!("{verb} {image}");
+        let whole = at..step.end;
+        let mut reserved = vec![whole];
         if let Some(source) = &mut self.source
             && at < source.bytes()
         {
             let end = source.bytes().min(at + length);
-            match source {
-                Origin::Image(source) => {
+            match (source, &step.difference) {
+                (Origin::Image(source), _) => {
                     let copied = source.copy_to(self.target, at, end - at);
                     copied.context(doing)?;
                 }
-                Origin::Remote(receiving) => receiving.receive(self.target, at, end, doing)?,
+                (Origin::Remote(receiving), Some(range)) => {
+                    reserved = receiving.write_difference(self.target, range, doing)?;
+                }
+                (Origin::Remote(receiving), None) => {
+                    receiving.receive(self.target, at, end, doing)?;
+                }
             }
         }
-        match self.reserves {
-            true => self.target.rewrite(at, length).context(doing),
-            false => Ok(()),
-        }
+        let mut reserved = reserved.into_iter().filter(|_| self.reserves);
+        reserved.try_for_each(|range| {
+            let rewritten = self.target.rewrite(range.start, range.end - range.start);
+            rewritten.context(doing)
+        })
     }
+}
+
+/// A step of a copy.
+struct Step {
+    /// The offset up to which it fills the image.
+    end: u64,
+    /// Bytes that it copies, for the limit of the rate.
+    bytes: u64,
+    difference: Option<SentRange>,
 }
 
 /// Seconds after which an unfinished copy is forgotten if no call has asked for it since. Sidecars
@@ -314,7 +351,7 @@ impl Snapshots {
         let (verb, image) = (filling.verb(), filling.image);
         let doing = || format!("{verb} {image}");
         let (mut at, end) = (filling.range.start, filling.range.end);
-        let mut saved = at;
+        let mut unsaved = 0;
         // Why the copy ends before its end; what was copied stays for a repeat.
         let mut ending = None;
         while at < end {
@@ -322,26 +359,30 @@ impl Snapshots {
             if self.pools.in_flight.is_stopping() {
                 ending = Some(Error::Stopping);
             }
-            if ending.is_some() || at - saved >= SAVE {
+            if ending.is_some() || unsaved >= SAVE {
                 filling.target.sync().context(doing)?;
                 save(at)?;
-                saved = at;
+                unsaved = 0;
                 tracing::info!(destination = %filling.image, copied = at, of = end, "{}", match filling.source { Some(_) => "copying", None => "writing all blocks" });
             }
             if let Some(ending) = ending {
                 return Err(ending);
             }
-            let length = STEP.min(end - at);
-            let next = self.copies.step(copying.pools, length);
-            match filling.step(at, length) {
+            let done = filling.plan(at).and_then(|step| {
+                let next = self.copies.step(copying.pools, step.bytes);
+                filling.perform(at, &step)?;
+                Ok((step, next))
+            });
+            let (step, next) = match done {
                 Err(error @ Error::Unreachable { .. }) => {
                     ending = Some(error);
                     continue;
                 }
                 done => done?,
-            }
-            at += length;
-            self.copied.fetch_add(length, Ordering::Relaxed);
+            };
+            at = step.end;
+            unsaved += step.bytes;
+            self.copied.fetch_add(step.bytes, Ordering::Relaxed);
             self.host
                 .pause(next.saturating_duration_since(Instant::now()));
         }

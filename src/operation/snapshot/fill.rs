@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::begun::{find_begun, is_written};
+use super::begun::{find_based, find_begun, is_filled, is_written};
 use super::copy::{Copying, Filling, Origin, begin_at};
-use super::remote::{Receiving, RemoteSnapshot, Wanted, digest};
+use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, digest};
 use super::restore::{Content, undo_volume};
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -56,9 +56,13 @@ impl Snapshots {
         let remote = CopyProgress {
             copied: 0,
             source_modified: content.identity(),
+            base: None,
         };
         let begin = opened.as_ref().map_or(remote, |(_, begin)| *begin);
-        let begun = find_begun(pool, &record, begin.source_modified)?;
+        let begun = match (find_begun(pool, &record, begin.source_modified)?, content) {
+            (None, Content::Remote(remote)) => find_based(pool, &record, &remote.offer)?,
+            (begun, _) => begun,
+        };
         let mut record = match begun {
             Some(begun) => begun,
             None => {
@@ -72,14 +76,44 @@ impl Snapshots {
         };
         let source = opened.as_ref().map(|(source, _)| source);
         let copied = self.fill_from(pool, &mut record, &copying, (content, source));
-        let done = copied
-            .and_then(|()| self.identify(pool, &record))
-            .and_then(|record| pool.backend.complete(&record));
+        let done = copied.and_then(|()| self.end_copy(pool, record.clone(), content));
         match done {
             Ok(record) => Ok(self.pools.volume(pool, &record)),
             // What was copied stays for a repeat.
             Err(error @ (Error::Stopping | Error::Unreachable { .. })) => Err(error),
+            Err(error @ Error::NotFound { .. }) if content.purpose() != Purpose::Restore => {
+                Err(error)
+            }
             Err(first) => Err(undo_volume(pool, &record, first)),
+        }
+    }
+
+    /// Completes a volume with its whole content, or records which content it has if a later call
+    /// continues.
+    fn end_copy(
+        &self,
+        pool: &Pool,
+        record: VolumeRecord,
+        content: &Content,
+    ) -> Result<VolumeRecord> {
+        match content.purpose() {
+            Purpose::Restore => {
+                let record = self.identify(pool, &record)?;
+                pool.backend.complete(&record)
+            }
+            // It is the same volume, so its file system keeps its identity.
+            Purpose::Move => pool.backend.complete(&record),
+            Purpose::Fill => {
+                let length = pool.backend.find_length(Image::Volume(record.uuid))?;
+                let copy = Some(CopyProgress {
+                    copied: length.unwrap_or(0),
+                    source_modified: content.identity(),
+                    base: None,
+                });
+                let record = VolumeRecord { copy, ..record };
+                pool.backend.update(&record)?;
+                Ok(record)
+            }
         }
     }
 
@@ -95,10 +129,21 @@ impl Snapshots {
         let from = record.copy.unwrap_or(CopyProgress {
             copied: 0,
             source_modified: content.identity(),
+            base: None,
         });
+        let is_filled = is_filled(pool, record)?;
+        if is_filled && content.purpose() == Purpose::Fill {
+            return Ok(());
+        }
         let origin = match (content, source) {
+            (Content::Remote(_), _) if is_filled => None,
             (Content::Remote(remote), _) => {
-                Some(Origin::Remote(Receiving::begin(remote, from.copied)?))
+                let receiving = Receiving::begin(remote, &from)?;
+                if from.base.is_some() {
+                    // From here on the image is a mixture until all differences are copied.
+                    pool.backend.update(record)?;
+                }
+                Some(Origin::Remote(receiving))
             }
             (_, source) => source.map(Origin::Image),
         };
@@ -147,7 +192,7 @@ impl Snapshots {
             }
             let next = self.copies.step(copying.pools(), length);
             let pieces = target.read(at, length).context(doing)?;
-            if digest(&pieces) != range.digest {
+            if digest(&[], &pieces) != range.digest {
                 let what = format!("the range from {at} on differs from its source");
                 return Err(HostError::unexpected("verify", "the copy", what)).context(doing);
             }

@@ -2,48 +2,63 @@
 //!
 //! A reader needs a ticket, which the router obtains for one reader, one snapshot and one hour.
 //! Tickets are kept in memory, so a restart ends them; the router then obtains others. While a
-//! snapshot is read it is not deleted.
+//! snapshot is read it is not deleted, nor is the snapshot to which it is compared.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::lent::{Grant, Reader, TICKET_SECONDS};
+use super::metadata::{GRAIN, Side, Walk, are_of_one_volume};
 use super::remote::{Offer, SentRange, Ticket, Wanted, digest};
-use crate::backend::{Image, ImageHandle};
+use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Kind, Result};
+use crate::host::Piece;
 use crate::model::size::MIB;
 use crate::operation::{Pool, Snapshots};
+use crate::record::SnapshotRecord;
 
-/// Bytes of the image that one message covers.
+/// Bytes of the image that one message covers, or bytes of data of a message with differences.
 const RANGE: u64 = 4 * MIB;
+/// Maximum number of bytes that are read for a message with differences. Those that are zeros are
+/// not sent.
+const MAX_READ: u64 = 256 * MIB;
 
 /// A snapshot that is being read from its beginning or from an offset on.
 pub struct Loan {
     pool: Arc<Pool>,
-    image: ImageHandle,
+    snapshot: Side,
     at: u64,
     wanted: Wanted,
+    /// The base, and where the snapshot differs from it.
+    differences: Option<(Side, Walk)>,
     _reader: Reader,
 }
 
 impl Snapshots {
-    /// Grants a snapshot to the agent of a node.
-    pub fn offer(&self, snapshot_id: &str, reader: &str) -> Result<Offer> {
+    /// Grants a snapshot to the agent of a node, with those of the bases to which it can be compared.
+    pub fn offer(&self, snapshot_id: &str, reader: &str, bases: &[String]) -> Result<Offer> {
         let (pool, id, record) = self.pools.find_snapshot(snapshot_id)?;
         let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
         let now = self.host.now();
-        let identity = record.incarnation.as_u64_pair().0;
+        let comparable = bases.iter().filter_map(|base| {
+            // Without this one, the copy takes longer.
+            let (_, _, found) = self.pools.find_snapshot(base).ok()?;
+            are_of_one_volume(&found, &record).then(|| (identity(&found), base.clone()))
+        });
         let grant = Grant {
             snapshot_id: snapshot_id.to_string(),
-            identity,
+            identity: identity(&record),
             reader: reader.to_string(),
+            bases: comparable.collect(),
             until: now.saturating_add(TICKET_SECONDS),
         };
+        let bases = grant.bases.iter().map(|(identity, _)| *identity).collect();
         let ticket = self.lent.grant(grant, now, || self.new_ticket())?;
         Ok(Offer {
             ticket,
-            identity,
+            identity: identity(&record),
+            bases,
             size: record.size,
             image_bytes: image.bytes(),
             block_size: record.block_size,
@@ -72,22 +87,52 @@ impl Snapshots {
             let why = "is not one that this agent has issued to the caller and that is still valid; the router obtains a new one when the call is repeated";
             Error::refused("the ticket", why)
         })?;
-        let (_, id, _) = self.pools.find_snapshot(&grant.snapshot_id)?;
-        let reader = self.lent.begin_read(id.uuid, &grant.reader)?;
-        // It cannot be deleted any more.
-        let (pool, id, record) = self.pools.find_snapshot(&grant.snapshot_id)?;
-        if record.incarnation.as_u64_pair().0 != grant.identity {
-            return Err(Error::not_found(Kind::Snapshot, &grant.snapshot_id));
+        let base = match wanted {
+            Wanted::Differences(base) => Some(granted_base(&grant, base, from)?),
+            Wanted::Data | Wanted::Digests => None,
+        };
+        let uuid = |id: &str| Ok::<_, Error>(self.pools.find_snapshot(id)?.1.uuid);
+        let mut uuids = vec![uuid(&grant.snapshot_id)?];
+        if let Some(id) = base {
+            uuids.push(uuid(id).map_err(|error| base_is_gone(id, &error))?);
         }
-        let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
-        tracing::info!(snapshot = %id, reader = grant.reader, from, of = image.bytes(), "sending a snapshot");
+        let reader = self.lent.begin_read(uuids, &grant.reader)?;
+        // They cannot be deleted any more.
+        let (pool, snapshot) = self.granted(&grant.snapshot_id, grant.identity)?;
+        let differences = match (base, wanted) {
+            (Some(id), Wanted::Differences(identity)) => {
+                let base = self.granted(id, identity);
+                let (_, base) = base.map_err(|error| base_is_gone(id, &error))?;
+                Some((base, Walk::new(from, snapshot.image.bytes())))
+            }
+            _ => None,
+        };
+        tracing::info!(
+            snapshot = grant.snapshot_id,
+            reader = grant.reader,
+            from,
+            of = snapshot.image.bytes(),
+            ?wanted,
+            "sending a snapshot"
+        );
         Ok(Loan {
             pool,
-            image,
+            snapshot,
             at: from,
             wanted,
+            differences,
             _reader: reader,
         })
+    }
+
+    /// The snapshot with an ID, unless another one has the ID by now.
+    fn granted(&self, snapshot_id: &str, granted: u64) -> Result<(Arc<Pool>, Side)> {
+        let (pool, id, record) = self.pools.find_snapshot(snapshot_id)?;
+        if identity(&record) != granted {
+            return Err(Error::not_found(Kind::Snapshot, snapshot_id));
+        }
+        let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
+        Ok((pool, Side { record, image }))
     }
 
     /// The next range of a loan, at a bounded rate; `None` at its end.
@@ -95,33 +140,112 @@ impl Snapshots {
         if self.pools.in_flight.is_stopping() {
             return Err(Error::Stopping);
         }
-        let (offset, end) = (loan.at, loan.image.bytes());
+        let (offset, end) = (loan.at, loan.snapshot.image.bytes());
         if offset >= end {
             return Ok(None);
         }
-        let length = RANGE.min(end - offset);
-        let next = self.copies.step([loan.pool.id(); 2], length);
-        let pieces = loan.image.read(offset, length);
-        let mut pieces = pieces.context(|| "read a snapshot for another node".into())?;
-        let digest = digest(&pieces);
+        let pools = [loan.pool.id(); 2];
+        let (next, mut sent) = match &mut loan.differences {
+            Some((base, walk)) => {
+                let sent = read_differences(&loan.snapshot, base, (offset, walk))?;
+                (self.copies.step(pools, sent.cost()), sent)
+            }
+            None => {
+                let length = RANGE.min(end - offset);
+                let next = self.copies.step(pools, length);
+                (next, read_all(&loan.snapshot, offset, length)?)
+            }
+        };
         if loan.wanted == Wanted::Digests {
-            pieces.clear();
+            sent.pieces.clear();
         }
-        loan.at = offset + length;
-        let sent: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
-        self.lent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        loan.at = offset + sent.length;
+        self.lent_bytes.fetch_add(sent.data(), Ordering::Relaxed);
         self.host
             .pause(next.saturating_duration_since(Instant::now()));
-        Ok(Some(SentRange {
-            offset,
-            length,
-            pieces,
-            digest,
-        }))
+        Ok(Some(sent))
     }
 
     /// Bytes sent to other nodes since the start.
     pub fn lent(&self) -> u64 {
         self.lent_bytes.load(Ordering::Relaxed)
     }
+}
+
+/// A number that is another one if the snapshot was deleted and created again.
+fn identity(record: &SnapshotRecord) -> u64 {
+    record.incarnation.as_u64_pair().0
+}
+
+/// The ID of a base that was granted.
+fn granted_base(grant: &Grant, identity: u64, from: u64) -> Result<&str> {
+    if !from.is_multiple_of(GRAIN) {
+        let problem = format!("is not a multiple of {GRAIN}");
+        return Err(Error::invalid("from", problem));
+    }
+    let mut bases = grant.bases.iter();
+    let base = bases.find(|(granted, _)| *granted == identity);
+    let base = base.ok_or_else(|| Error::invalid("base_identity", "is not in the offer"))?;
+    Ok(&base.1)
+}
+
+/// This is no final error of the copy: the next offer is made without this base.
+fn base_is_gone(id: &str, error: &Error) -> Error {
+    let why = format!("cannot be compared any more ({error}); repeat the call");
+    Error::refused(format!("snapshot {id}"), why)
+}
+
+fn read(snapshot: &Side, offset: u64, length: u64) -> Result<Vec<Piece>> {
+    let pieces = snapshot.image.read(offset, length);
+    pieces.context(|| "read a snapshot for another node".into())
+}
+
+fn read_all(snapshot: &Side, offset: u64, length: u64) -> Result<SentRange> {
+    let pieces = read(snapshot, offset, length)?;
+    Ok(SentRange {
+        offset,
+        length,
+        digest: digest(&[], &pieces),
+        pieces,
+        changed: Vec::new(),
+    })
+}
+
+/// Reads what differs from an offset on.
+fn read_differences(
+    snapshot: &Side,
+    base: &Side,
+    (offset, walk): (u64, &mut Walk),
+) -> Result<SentRange> {
+    if walk.ranges.is_empty() && walk.at < walk.end {
+        walk.step(Some(base), snapshot)?;
+    }
+    let (mut pieces, mut changed) = (Vec::new(), Vec::new());
+    let (mut data, mut total) = (0, 0);
+    for (start, end) in &mut walk.ranges {
+        let begin = *start;
+        while *start < *end && data < RANGE && total < MAX_READ {
+            let length = (RANGE - data).min(*end - *start);
+            let found = read(snapshot, *start, length)?;
+            data += found
+                .iter()
+                .map(|piece| piece.bytes.len() as u64)
+                .sum::<u64>();
+            pieces.extend(found);
+            total += length;
+            *start += length;
+        }
+        if *start > begin {
+            changed.push(begin..*start);
+        }
+    }
+    walk.ranges.retain(|(start, end)| start < end);
+    let next = walk.ranges.first().map_or(walk.at, |(start, _)| *start);
+    Ok(SentRange {
+        offset,
+        length: next - offset,
+        digest: digest(&changed, &pieces),
+        pieces,
+        changed,
+    })
 }

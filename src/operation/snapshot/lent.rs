@@ -20,15 +20,23 @@ pub(super) struct Grant {
     pub(super) snapshot_id: String,
     pub(super) identity: u64,
     pub(super) reader: String,
+    /// The identities and the IDs of snapshots; differences to them may be read.
+    pub(super) bases: Vec<(u64, String)>,
     /// Seconds since 1970.
     pub(super) until: u64,
+}
+
+/// The snapshots that a reader needs, and its node.
+#[derive(Clone, Debug, PartialEq)]
+struct Reading {
+    snapshots: Vec<Uuid>,
+    node: String,
 }
 
 #[derive(Debug, Default)]
 struct State {
     tickets: HashMap<Ticket, Grant>,
-    /// The snapshot and the node of each reader.
-    readers: Vec<(Uuid, String)>,
+    readers: Vec<Reading>,
     /// Snapshots that are being deleted.
     deleting: HashSet<Uuid>,
 }
@@ -85,20 +93,24 @@ impl Lent {
         (now < grant.until && is_reader(&grant.reader)).then(|| grant.clone())
     }
 
-    pub(super) fn begin_read(&self, snapshot: Uuid, node: &str) -> Result<Reader> {
+    pub(super) fn begin_read(&self, snapshots: Vec<Uuid>, node: &str) -> Result<Reader> {
         let mut state = self.state();
-        if state.deleting.contains(&snapshot) {
+        let mut each = snapshots.iter();
+        if let Some(snapshot) = each.find(|uuid| state.deleting.contains(*uuid)) {
             return Err(Error::pending(format!("snapshot {snapshot}")));
         }
         if state.readers.len() >= MAX_READERS {
             let what = format!("{MAX_READERS} copies to other nodes (the limit of this node)");
             return Err(Error::pending(what));
         }
-        let reader = (snapshot, node.to_string());
-        state.readers.push(reader.clone());
+        let reading = Reading {
+            snapshots,
+            node: node.to_string(),
+        };
+        state.readers.push(reading.clone());
         Ok(Reader {
             lent: self.clone(),
-            reader,
+            reading,
         })
     }
 
@@ -110,8 +122,11 @@ impl Lent {
     ) -> Result<Deleting> {
         let mut state = self.state();
         let snapshots: Vec<Uuid> = snapshots.into_iter().collect();
-        let mut readers = state.readers.iter();
-        if let Some((uuid, node)) = readers.find(|(uuid, _)| snapshots.contains(uuid)) {
+        let reader = |uuid: &Uuid| state.readers.iter().find(|it| it.snapshots.contains(uuid));
+        let mut read = snapshots
+            .iter()
+            .filter_map(|uuid| Some((uuid, reader(uuid)?)));
+        if let Some((uuid, Reading { node, .. })) = read.next() {
             let why = format!("is being copied to node {node}; it can be deleted after that");
             return Err(Error::refused(format!("snapshot {uuid}"), why));
         }
@@ -124,16 +139,16 @@ impl Lent {
     }
 }
 
-/// A reader of a snapshot, until it is dropped.
+/// A reader of snapshots, until it is dropped.
 pub(super) struct Reader {
     lent: Lent,
-    reader: (Uuid, String),
+    reading: Reading,
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
         let mut state = self.lent.state();
-        if let Some(at) = state.readers.iter().position(|one| *one == self.reader) {
+        if let Some(at) = state.readers.iter().position(|one| *one == self.reading) {
             state.readers.swap_remove(at);
         }
     }

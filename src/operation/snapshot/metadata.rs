@@ -16,7 +16,7 @@ use crate::operation::{AskMetadata, MetadataOf, MetadataPage, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
-const GRAIN: u64 = 4096;
+pub(super) const GRAIN: u64 = 4096;
 /// Maximum number of extents of a map that one step reads: a few MiB, and some ten milliseconds.
 const STEP: usize = 16 << 10;
 /// Maximum number of steps of one page, so that a reply takes less than a second even where nothing
@@ -25,10 +25,10 @@ const STEPS: usize = 8;
 /// How often a step is tried if blocks are moved while it runs.
 const TRIES: usize = 5;
 
-/// One snapshot of the request, with its open image.
-struct Side {
-    record: SnapshotRecord,
-    image: ImageHandle,
+/// A snapshot that is compared, with its open image.
+pub(super) struct Side {
+    pub(super) record: SnapshotRecord,
+    pub(super) image: ImageHandle,
 }
 
 impl Snapshots {
@@ -61,17 +61,13 @@ impl Snapshots {
                 ),
             });
         }
-        let mut walk = Walk {
-            at: request.starting_offset - request.starting_offset % GRAIN,
-            end: capacity,
-            ranges: Vec::new(),
-        };
+        let mut walk = Walk::new(request.starting_offset, capacity);
         let most = request.max_results.max(1);
         for _ in 0..STEPS {
             if walk.at >= walk.end || walk.ranges.len() > most {
                 break;
             }
-            self.step(&mut walk, base.as_ref(), &target)?;
+            walk.step(base.as_ref(), &target)?;
         }
         // Both snapshots must have existed all the time. A deleted one may have been created again
         // under the same name, and then has the same ID.
@@ -95,30 +91,6 @@ impl Snapshots {
             Err(gone(request))
         }
     }
-
-    /// Compares as much as one read of each map covers.
-    fn step(&self, walk: &mut Walk, base: Option<&Side>, target: &Side) -> Result<()> {
-        let look = |side: &Side| extents(side, walk.at);
-        for _ in 0..TRIES {
-            let before = base.map(look).transpose()?;
-            let runs = look(target)?;
-            let ranges = match &before {
-                Some(before) => differing(before, &runs, walk.at, walk.end),
-                None => allocated(&runs, walk.at, walk.end),
-            };
-            if before == base.map(look).transpose()? && runs == look(target)? {
-                let grown = base.map(|base| base.record.size);
-                walk.take(ranges, grown);
-                return Ok(());
-            }
-        }
-        Err(Error::Pending {
-            what: format!(
-                "the blocks of snapshot {} (a balance of the pool that moves them)",
-                target.record.uuid
-            ),
-        })
-    }
 }
 
 fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {
@@ -126,11 +98,15 @@ fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {
     found.context(|| format!("read the extent map of snapshot {}", side.record.uuid))
 }
 
+/// Whether two snapshots are snapshots of one volume. UUIDs of different pools never collide, because
+/// the UUID of the pool is part of their derivation.
+pub(super) fn are_of_one_volume(one: &SnapshotRecord, other: &SnapshotRecord) -> bool {
+    let volume = |record: &SnapshotRecord| (record.source, record.source_incarnation);
+    volume(one) == volume(other)
+}
+
 fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> {
-    let volume = |side: &Side| (side.record.source, side.record.source_incarnation);
-    // UUIDs of different pools never collide, because the UUID of the pool is part of their
-    // derivation.
-    if volume(base) == volume(target) {
+    if are_of_one_volume(&base.record, &target.record) {
         return Ok(());
     }
     Err(Error::invalid(
@@ -192,15 +168,48 @@ fn allocated(runs: &[Extent], from: u64, end: u64) -> Known {
     (ranges, end)
 }
 
-/// A page under construction.
-struct Walk {
-    at: u64,
-    end: u64,
+/// A comparison that has reached an offset.
+pub(super) struct Walk {
+    pub(super) at: u64,
+    pub(super) end: u64,
     /// Start and end of each range, in bytes. Adjacent ranges are merged.
-    ranges: Vec<(u64, u64)>,
+    pub(super) ranges: Vec<(u64, u64)>,
 }
 
 impl Walk {
+    pub(super) fn new(from: u64, end: u64) -> Walk {
+        Walk {
+            at: from - from % GRAIN,
+            end,
+            ranges: Vec::new(),
+        }
+    }
+
+    /// Compares as much as one read of each map covers.
+    pub(super) fn step(&mut self, base: Option<&Side>, target: &Side) -> Result<()> {
+        let from = self.at;
+        let look = |side: &Side| extents(side, from);
+        for _ in 0..TRIES {
+            let before = base.map(look).transpose()?;
+            let runs = look(target)?;
+            let ranges = match &before {
+                Some(before) => differing(before, &runs, from, self.end),
+                None => allocated(&runs, from, self.end),
+            };
+            if before == base.map(look).transpose()? && runs == look(target)? {
+                let grown = base.map(|base| base.record.size);
+                self.take(ranges, grown);
+                return Ok(());
+            }
+        }
+        Err(Error::Pending {
+            what: format!(
+                "the blocks of snapshot {} (a balance of the pool that moves them)",
+                target.record.uuid
+            ),
+        })
+    }
+
     fn take(&mut self, (ranges, known): Known, base_size: Option<u64>) {
         // An extent ends within a block only at the end of the file.
         let known = if known < self.end {

@@ -1,5 +1,6 @@
 //! A snapshot of another node, from which a volume is filled.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ring::digest;
@@ -9,7 +10,10 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::size::image_bytes;
-use crate::record::Formatted;
+use crate::record::{CopyProgress, Formatted};
+
+/// This many zeros count as one byte of data.
+const ZEROS_PER_BYTE: u64 = 16;
 
 /// Proves that the router has granted a snapshot to a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +31,8 @@ pub struct Offer {
     pub ticket: Ticket,
     /// A number that is another one if the snapshot was deleted and created again.
     pub identity: u64,
+    /// The identities of snapshots; the differences to them can be read.
+    pub bases: Vec<u64>,
     /// Size of the snapshot in bytes.
     pub size: u64,
     /// Length of its image in bytes.
@@ -44,8 +50,55 @@ pub struct SentRange {
     pub length: u64,
     /// The data of the range; the rest of it reads as zeros. Empty if only the digest was wanted.
     pub pieces: Vec<Piece>,
-    /// The digest of the data.
+    /// If differences were wanted: the parts that may differ from the base, in ascending order. The
+    /// data is within them, and the rest of them reads as zeros.
+    pub changed: Vec<Range<u64>>,
+    /// The digest of the data, and of what differs.
     pub digest: [u8; 32],
+}
+
+impl SentRange {
+    /// Bytes of data.
+    pub(super) fn data(&self) -> u64 {
+        let bytes = self.pieces.iter().map(|piece| piece.bytes.len() as u64);
+        bytes.sum()
+    }
+
+    /// Bytes for the limit of the rate. Zeros take less time than data, above all in holes.
+    pub(super) fn cost(&self) -> u64 {
+        let all = self.changed.iter().map(|range| range.end - range.start);
+        let data = self.data();
+        data + all.sum::<u64>().saturating_sub(data) / ZEROS_PER_BYTE
+    }
+
+    /// The differing parts without data; `None` if the parts or the data are not in ascending order,
+    /// or are not within each other.
+    fn zeros(&self) -> Option<Vec<Range<u64>>> {
+        let (mut zeros, mut at) = (Vec::new(), self.offset);
+        let mut pieces = self.pieces.iter().peekable();
+        for Range { start, end } in self.changed.iter().cloned() {
+            if start < at || end <= start {
+                return None;
+            }
+            at = start;
+            while let Some(piece) = pieces.next_if(|piece| piece.offset < end) {
+                if piece.offset < at || piece.end() > end {
+                    return None;
+                }
+                zeros.push(at..piece.offset);
+                at = piece.end();
+            }
+            zeros.push(at..end);
+            at = end;
+        }
+        zeros.retain(|range| !range.is_empty());
+        let is_inside = at <= self.end() && pieces.next().is_none();
+        is_inside.then_some(zeros)
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
 }
 
 /// The agent of another node, which sends a snapshot.
@@ -66,13 +119,19 @@ pub trait Ranges: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     Data,
+    /// The data where it differs from the snapshot with this identity.
+    Differences(u64),
     /// Only the digests of the data, to verify a copy.
     Digests,
 }
 
-/// SHA-256 of the data of a range, with the offset of each block.
-pub(super) fn digest(pieces: &[Piece]) -> [u8; 32] {
+/// SHA-256 of what differs and of the data of a range, with the offset of each block.
+pub(super) fn digest(changed: &[Range<u64>], pieces: &[Piece]) -> [u8; 32] {
     let mut context = digest::Context::new(&digest::SHA256);
+    for Range { start, end } in changed {
+        context.update(&start.to_le_bytes());
+        context.update(&end.to_le_bytes());
+    }
     for piece in pieces {
         let blocks = piece.bytes.chunks(ZERO_BLOCK as usize);
         for (offset, block) in (piece.offset..).step_by(ZERO_BLOCK as usize).zip(blocks) {
@@ -85,11 +144,24 @@ pub(super) fn digest(pieces: &[Piece]) -> [u8; 32] {
     result
 }
 
+/// Why a snapshot is received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To create a volume, which is independent of that of the snapshot.
+    Restore,
+    /// For a volume that moves to this node: it stays incomplete, and a later call continues with a
+    /// later snapshot.
+    Fill,
+    /// To complete a volume that moves to this node.
+    Move,
+}
+
 /// A snapshot that the agent of another node offers.
 pub struct RemoteSnapshot {
     pub id: String,
     pub offer: Offer,
     pub source: Arc<dyn SnapshotSource>,
+    pub purpose: Purpose,
     /// Read the copy back, and compare it, before it is complete.
     pub verify: bool,
 }
@@ -114,16 +186,68 @@ impl RemoteSnapshot {
 pub(in crate::operation) struct Receiving<'a> {
     remote: &'a RemoteSnapshot,
     ranges: Box<dyn Ranges>,
+    /// The image has the content of a base; only differences to it are sent.
+    has_base: bool,
 }
 
 impl<'a> Receiving<'a> {
-    pub(super) fn begin(remote: &'a RemoteSnapshot, from: u64) -> Result<Receiving<'a>> {
-        let ranges = remote.source.read(from, Wanted::Data)?;
-        Ok(Receiving { remote, ranges })
+    pub(super) fn begin(remote: &'a RemoteSnapshot, from: &CopyProgress) -> Result<Receiving<'a>> {
+        let wanted = from.base.map_or(Wanted::Data, Wanted::Differences);
+        let ranges = remote.source.read(from.copied, wanted)?;
+        Ok(Receiving {
+            remote,
+            ranges,
+            has_base: from.base.is_some(),
+        })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.remote.offer.image_bytes
+    }
+
+    /// The next range from an offset on if differences are sent; `None` if a range of any length can
+    /// be received.
+    pub(super) fn next_difference(&mut self, at: u64) -> Result<Option<SentRange>> {
+        match self.has_base && at < self.bytes() {
+            true => self.next(at, self.bytes()).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Writes a range in which only differences are sent, and returns the zeros in it.
+    pub(super) fn write_difference(
+        &self,
+        target: &ImageHandle,
+        range: &SentRange,
+        doing: impl Fn() -> String,
+    ) -> Result<Vec<Range<u64>>> {
+        let zeros = range.zeros().ok_or_else(|| {
+            let reason = format!("it sent differences from {} on out of order", range.offset);
+            self.remote.failed(reason)
+        })?;
+        let written = target.write(range.offset..range.end(), &range.pieces, &zeros);
+        written.context(doing)?;
+        Ok(zeros)
+    }
+
+    /// The next range from an offset on, which ends at `end` at the latest.
+    fn next(&mut self, at: u64, end: u64) -> Result<SentRange> {
+        let range = self.ranges.next()?;
+        let range = range.ok_or_else(|| {
+            let reason = format!("it sent {at} bytes of a snapshot of {end} bytes");
+            self.remote.failed(reason)
+        })?;
+        let next = range.end();
+        let inside = |piece: &Piece| piece.offset >= at && piece.end() <= next;
+        if range.offset != at || next <= at || next > end || !range.pieces.iter().all(inside) {
+            let reason = format!("it sent other data than the bytes from {at} to {end}");
+            return Err(self.remote.failed(reason));
+        }
+        if digest(&range.changed, &range.pieces) != range.digest {
+            let reason = format!("the data from {at} to {next} was damaged on its way");
+            return Err(self.remote.failed(reason));
+        }
+        Ok(range)
     }
 
     /// Writes the ranges from an offset up to another one.
@@ -136,25 +260,10 @@ impl<'a> Receiving<'a> {
     ) -> Result<()> {
         let mut at = from;
         while at < end {
-            let range = self.ranges.next()?;
-            let range = range.ok_or_else(|| {
-                let reason = format!("it sent {at} bytes of a snapshot of {end} bytes");
-                self.remote.failed(reason)
-            })?;
-            let next = range.offset.saturating_add(range.length);
-            let inside = |piece: &Piece| piece.offset >= at && piece.end() <= next;
-            if range.offset != at || next <= at || next > end || !range.pieces.iter().all(inside) {
-                let reason = format!("it sent other data than the bytes from {at} to {end}");
-                return Err(self.remote.failed(reason));
-            }
-            if digest(&range.pieces) != range.digest {
-                let reason = format!("the data from {at} to {next} was damaged on its way");
-                return Err(self.remote.failed(reason));
-            }
-            target
-                .write(at, range.length, &range.pieces)
-                .context(&doing)?;
-            at = next;
+            let range = self.next(at, end)?;
+            let written = target.write(at..range.end(), &range.pieces, &[]);
+            written.context(&doing)?;
+            at = range.end();
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::remote::RemoteSnapshot;
+use super::remote::{Purpose, RemoteSnapshot};
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use crate::backend::Image;
@@ -81,6 +81,14 @@ impl Content {
             Content::Snapshot { record, .. } => record.cut_at,
             Content::Volume(source) => source.record.incarnation.as_u64_pair().0,
             Content::Remote(remote) => remote.offer.identity,
+        }
+    }
+
+    /// Why a volume gets this content.
+    pub(super) fn purpose(&self) -> Purpose {
+        match self {
+            Content::Snapshot { .. } | Content::Volume(_) => Purpose::Restore,
+            Content::Remote(remote) => remote.purpose,
         }
     }
 

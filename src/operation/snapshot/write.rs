@@ -28,6 +28,7 @@ impl Snapshots {
         let begin = CopyProgress {
             copied: 0,
             source_modified: content.map_or(0, Content::identity),
+            base: None,
         };
         let begun = find_begun(pool, &planned, begin.source_modified)?;
         let planned = VolumeRecord {
@@ -61,6 +62,7 @@ impl Snapshots {
         let begun = record.copy.unwrap_or(CopyProgress {
             copied: 0,
             source_modified: 0,
+            base: None,
         });
         let filling = Filling {
             image,

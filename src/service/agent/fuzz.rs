@@ -8,7 +8,7 @@ use super::describe::named;
 use super::*;
 use crate::agent::cut_request::{Begin, Keep, Step};
 use crate::agent::find_request::Kind;
-use crate::agent::receive_request::Source;
+use crate::agent::receive_request::{self, Source};
 use crate::agent::{ReadRequest, SnapshotOffer};
 use crate::csi;
 use crate::model::SnapshotId;
@@ -89,6 +89,7 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
     let valid = OfferRequest {
         snapshot_id: format!("{ID}.{ID}"),
         reader_node: "node-1".into(),
+        base_snapshot_ids: vec!["base".into()],
     };
     let parse = |request: &OfferRequest| request.snapshot_id.parse::<SnapshotId>();
     fuzz_message("Offer", &valid, parse);
@@ -99,6 +100,7 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
         image_bytes: 1 << 30,
         block_size: 512,
         formatted: String::new(),
+        base_identities: vec![2],
     };
     let valid = ReceiveRequest {
         create: csi::CreateVolumeRequest::default().encode_to_vec(),
@@ -106,11 +108,14 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
         source_address: "10.0.0.1:9821".into(),
         source: Some(Source::Offer(offer)),
         verify: true,
+        purpose: receive_request::Purpose::Fill.into(),
+        snapshot_id: "snapshot".into(),
     };
     let parse = |request: &ReceiveRequest| match &request.source {
         Some(Source::Offer(offer)) => peer::parse(offer.clone()).map(drop).map_err(drop),
         Some(Source::Problem(problem)) => {
-            peer::cannot_be_read("node-1", problem.clone());
+            let purpose = peer::purpose(request).map_err(drop)?;
+            peer::cannot_be_read("node-1", problem.clone(), purpose);
             Ok(())
         }
         None => Err(()),
@@ -120,6 +125,7 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
         ticket: vec![7; 32],
         from: 4096,
         only_digests: true,
+        base_identity: Some(3),
     };
     let parse = |request: &ReadRequest| peer::ticket(&request.ticket);
     fuzz_message("Read", &valid, parse);

@@ -77,6 +77,10 @@ impl SnapshotSource for PeerSource {
             ticket: self.ticket.0.to_vec(),
             from,
             only_digests: wanted == Wanted::Digests,
+            base_identity: match wanted {
+                Wanted::Differences(base) => Some(base),
+                Wanted::Data | Wanted::Digests => None,
+            },
         };
         let open = async {
             let channel = self.dial.dial(&self.node, &self.address).await?;
@@ -114,7 +118,10 @@ impl Ranges for Stream {
             offset: piece.offset,
             bytes: piece.data,
         });
+        let changed = message.changed.into_iter();
+        let changed = changed.map(|part| part.offset..part.offset.saturating_add(part.length));
         Ok(Some(SentRange {
+            changed: changed.collect(),
             offset: message.offset,
             length: message.length,
             pieces: pieces.collect(),

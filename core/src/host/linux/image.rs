@@ -277,13 +277,18 @@ pub(super) fn each_data(
 pub(super) fn discard(path: &Path, from: u64) -> Result<()> {
     let file = open_existing(path, true)?;
     let size = length(&file, path)?;
-    if is_device(&file, path)? {
-        return discard_device(&file, path, from..size);
+    free(&file, path, from..size)
+}
+
+/// Frees the blocks of a range. The rest of a block that a device does not free keeps its data.
+pub(super) fn free(file: &File, path: &Path, range: Range<u64>) -> Result<()> {
+    if is_device(file, path)? {
+        return discard_device(file, path, range);
     }
-    if size > from {
+    if range.start < range.end {
         let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let (at, length) = (offset(from, path)?, offset(size - from, path)?);
-        fallocate(&file, punch, at, length)
+        let length = offset(range.end - range.start, path)?;
+        fallocate(file, punch, offset(range.start, path)?, length)
             .map_err(|errno| HostError::errno("free the blocks of", path, errno))?;
     }
     Ok(())

@@ -77,7 +77,8 @@ impl Machine {
                 offset,
                 length,
                 pieces,
-            } => self.write_range(process, target, *offset..offset + length, pieces),
+                zeros,
+            } => self.write_range(process, target, (*offset, *length), (pieces, zeros)),
             Effect::RenewFsId { image, uuid } => self.renew_fs_id(process, image, *uuid),
             Effect::MakeLike { path, source } => {
                 self.must_find(process, source)?;

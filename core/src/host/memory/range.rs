@@ -1,6 +1,6 @@
 //! Ranges of images that are sent to another host, and received from one. The content of a simulated
-//! image is symbolic: the range with its first byte carries all of it, and the image is complete once
-//! all of its ranges are received.
+//! image is symbolic: each range with blocks of the content carries all of it, and the image is
+//! complete once all of its ranges are received.
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,7 +16,9 @@ use super::perform::Acted;
 use crate::error::HostCause;
 use crate::host::Piece;
 
-/// What the first range carries.
+const MIXED: &str = "it has parts of two snapshots";
+
+/// What a range carries.
 #[derive(Serialize, Deserialize)]
 struct Sent {
     content: Content,
@@ -50,7 +52,7 @@ impl Machine {
         let ino = self.must_find(process, path)?;
         self.check_source(ino, path)?;
         let data = &self.disk.file(ino)?.live;
-        if offset > 0 || length == 0 {
+        if length == 0 || (offset > 0 && offset >= data.content.used()) {
             return Ok(Vec::new());
         }
         // A copy that is longer than its source has the same data.
@@ -67,24 +69,43 @@ impl Machine {
         &mut self,
         process: Process,
         target: &Path,
-        range: Range<u64>,
-        pieces: &[Piece],
+        (offset, length): (u64, u64),
+        (pieces, zeros): (&[Piece], &[Range<u64>]),
     ) -> Result<Acted, HostCause> {
+        let range = offset..offset.saturating_add(length);
         let to = self.must_find(process, target)?;
         self.check_target(to, target);
-        let sent = pieces.iter().find(|piece| piece.offset == 0);
-        let sent = sent.map(|piece| serde_json::from_slice::<Sent>(&piece.bytes));
-        let sent = sent.transpose().map_err(|_| Errno::EINVAL)?;
+        let inside = |part: &Range<u64>| range.start <= part.start && part.end <= range.end;
+        if !zeros.iter().all(inside) {
+            return Err(Errno::EINVAL.into());
+        }
+        let sent = pieces
+            .first()
+            .map(|piece| serde_json::from_slice(&piece.bytes));
+        let sent: Option<Sent> = sent.transpose().map_err(|_| Errno::EINVAL)?;
         self.within_room(to, |machine, before| {
             if range.is_empty() || range.end > before.size {
                 return Err(Errno::EINVAL);
             }
-            let begun = sent.map(|Sent { content, size }| Receiving {
-                content,
-                size,
-                received: 0,
-            });
-            let mut receiving = begun.or(before.receiving.clone()).ok_or(Errno::EINVAL)?;
+            let is_partial = |had: &Receiving| had.received < had.size;
+            let continued = before.receiving.clone().filter(is_partial);
+            let mut receiving = match (sent, continued) {
+                (None, Some(continued)) => continued,
+                (Some(sent), Some(continued)) if sent.content == continued.content => continued,
+                (Some(Sent { content, size }), continued) => {
+                    if continued.is_some() {
+                        machine.violation(format!("{}: {MIXED}", target.display()));
+                    }
+                    // What is before this range is the same in the content that it had.
+                    Receiving {
+                        content,
+                        size,
+                        received: range.start,
+                    }
+                }
+                // Nothing is different up to here.
+                (None, None) => before.receiving.clone().ok_or(Errno::EINVAL)?,
+            };
             if range.start <= receiving.received {
                 receiving.received = receiving.received.max(range.end);
             }

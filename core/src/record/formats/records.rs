@@ -129,6 +129,7 @@ fn volume_with_every_field() -> VolumeRecord {
         copy: Some(CopyProgress {
             copied: 64 << 20,
             source_modified: 1_700_000_001,
+            base: None,
         }),
         lineage: Some(uuid(6)),
         ..ready_volume()
@@ -236,6 +237,17 @@ fn records_of_volumes_keep_their_format() {
         ),
         ("every-field.json", full),
         (
+            "mixture.json",
+            VolumeRecord {
+                copy: Some(CopyProgress {
+                    copied: 64 << 20,
+                    source_modified: CopyProgress::beside(8),
+                    base: Some(7),
+                }),
+                ..volume()
+            },
+        ),
+        (
             "no-block-groups.json",
             VolumeRecord {
                 block_groups: false,
@@ -303,6 +315,7 @@ fn records_of_snapshots_keep_their_format() {
         copy: Some(CopyProgress {
             copied: 1 << 20,
             source_modified: 1_700_000_001,
+            base: None,
         }),
         lineage: Some(uuid(7)),
         ..cut.clone()

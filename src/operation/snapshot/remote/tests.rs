@@ -1,5 +1,7 @@
 //! Volumes that are filled from a snapshot of another node, on two simulated machines.
 
+mod differences;
+
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -71,17 +73,22 @@ impl Node {
     fn snapshot(&self, name: &str, tokens: &[u64]) -> String {
         let volume = self.driver.volumes.create_volume(&request(name, None));
         let volume = volume.unwrap().id.to_string();
-        stage(&self.driver, &volume);
+        self.snapshot_of(&volume, &format!("of-{name}"), tokens)
+    }
+
+    /// A snapshot of an existing volume, to which these tokens are written before.
+    fn snapshot_of(&self, volume: &str, name: &str, tokens: &[u64]) -> String {
+        stage(&self.driver, volume);
         for token in tokens {
             self.host.write_token(Path::new(STAGING), *token).unwrap();
         }
         let made = self.driver.snapshots.create_snapshot(&CreateSnapshot {
-            name: format!("of-{name}"),
-            source_volume_id: volume.clone(),
+            name: name.into(),
+            source_volume_id: volume.into(),
             parameters: SnapshotParameters::default(),
             requisite: Vec::new(),
         });
-        unstage(&self.driver, &volume);
+        unstage(&self.driver, volume);
         made.unwrap().id.to_string()
     }
 
@@ -136,8 +143,8 @@ struct Direct {
     ticket: Ticket,
     caller: &'static str,
     faults: Mutex<Faults>,
-    /// From where each stream began.
-    began: Mutex<Vec<u64>>,
+    /// From where each stream began, and what was wanted.
+    began: Mutex<Vec<(u64, Wanted)>>,
 }
 
 struct DirectRanges {
@@ -153,7 +160,7 @@ impl SnapshotSource for Direct {
     }
 
     fn read(&self, from: u64, wanted: Wanted) -> Result<Box<dyn Ranges>> {
-        self.began.lock().unwrap().push(from);
+        self.began.lock().unwrap().push((from, wanted));
         let is_caller = |node: &str| node == self.caller;
         let snapshots = &self.driver.snapshots;
         let loan = snapshots.lend(&self.ticket, &is_caller, (from, wanted));
@@ -187,7 +194,12 @@ impl Ranges for DirectRanges {
 }
 
 fn direct(source: &Node, snapshot: &str) -> (Offer, Arc<Direct>) {
-    let offer = source.driver.snapshots.offer(snapshot, READER).unwrap();
+    direct_with(source, snapshot, &[])
+}
+
+fn direct_with(source: &Node, snapshot: &str, bases: &[String]) -> (Offer, Arc<Direct>) {
+    let snapshots = &source.driver.snapshots;
+    let offer = snapshots.offer(snapshot, READER, bases).unwrap();
     let direct = Direct {
         driver: source.driver.clone(),
         ticket: offer.ticket,
@@ -203,6 +215,7 @@ fn remote(snapshot: &str, (offer, source): (Offer, Arc<Direct>)) -> RemoteSnapsh
         id: snapshot.into(),
         offer,
         source,
+        purpose: Purpose::Restore,
         verify: true,
     }
 }
@@ -261,7 +274,8 @@ fn a_copy_that_the_network_ended_continues_where_it_is_durable() {
     let made = receive(&target, &asked, remote(&snapshot, (offer, whole.clone())));
     assert_eq!(target.tokens(&made.unwrap()), [4, 5]);
     // Two steps of four ranges in the first run, five in the second one; then the verification.
-    assert_eq!(*whole.began.lock().unwrap(), [7 * 16 * MIB, 0]);
+    let expected = [(7 * 16 * MIB, Wanted::Data), (0, Wanted::Digests)];
+    assert_eq!(*whole.began.lock().unwrap(), expected);
     assert_eq!(target.host.violations(), [""; 0]);
 }
 
@@ -362,7 +376,7 @@ fn a_block_size_that_the_disk_of_the_target_does_not_have_is_refused() {
 fn a_ticket_is_for_one_reader_one_snapshot_and_one_hour() {
     let mut source = Node::new("default=memory:");
     let snapshot = source.snapshot("a", &[1]);
-    let offer = |source: &Node| source.driver.snapshots.offer(&snapshot, READER);
+    let offer = |source: &Node| source.driver.snapshots.offer(&snapshot, READER, &[]);
     let read = |source: &Node, ticket: &Ticket, caller: &str| {
         let is_caller = |node: &str| node == caller;
         let snapshots = &source.driver.snapshots;
@@ -377,7 +391,8 @@ fn a_ticket_is_for_one_reader_one_snapshot_and_one_hour() {
     read(&source, &first.ticket, READER).unwrap();
     refused(read(&source, &first.ticket, "another"));
     refused(read(&source, &Ticket([7; 32]), READER));
-    let other = source.driver.snapshots.offer(&snapshot, "another").unwrap();
+    let other = source.driver.snapshots.offer(&snapshot, "another", &[]);
+    let other = other.unwrap();
     assert_ne!(other.ticket, first.ticket);
     source.host.pass_time(Duration::from_secs(29 * 60));
     assert_eq!(offer(&source).unwrap().ticket, first.ticket, "a repeat");
@@ -404,7 +419,7 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
     let source = Node::new("default=memory-thin:");
     let snapshot = source.snapshot("a", &[1]);
     let snapshots = &source.driver.snapshots;
-    let ticket = snapshots.offer(&snapshot, READER).unwrap().ticket;
+    let ticket = snapshots.offer(&snapshot, READER, &[]).unwrap().ticket;
     let mut loan = snapshots
         .lend(&ticket, &|_| true, (0, Wanted::Data))
         .unwrap();
