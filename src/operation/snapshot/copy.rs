@@ -243,10 +243,14 @@ impl Copies {
         })
     }
 
-    /// Begins a step of this length. Returns when the next step may begin, for all copies in these
-    /// pools together.
-    pub(in crate::operation) fn step(&self, pools: [PoolId; 2], length: u64) -> Instant {
-        let now = Instant::now();
+    /// Records a step of this length, which began at this time. Returns when the next step may begin,
+    /// for all copies in these pools together.
+    pub(in crate::operation) fn step(
+        &self,
+        now: Instant,
+        pools: [PoolId; 2],
+        length: u64,
+    ) -> Instant {
         let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
@@ -368,8 +372,9 @@ impl Snapshots {
             if let Some(ending) = ending {
                 return Err(ending);
             }
+            let begun = Instant::now();
             let done = filling.plan(at).and_then(|step| {
-                let next = self.copies.step(copying.pools, step.bytes);
+                let next = self.copies.step(begun, copying.pools, step.bytes);
                 filling.perform(at, &step)?;
                 Ok((step, next))
             });

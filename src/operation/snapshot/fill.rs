@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::begun::{find_based, find_begun, is_filled, is_written};
 use super::copy::{Copying, Filling, Origin, begin_at};
-use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, digest};
+use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, cost, digest};
 use super::restore::{Content, undo_volume};
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -183,6 +183,7 @@ impl Snapshots {
             if self.pools.in_flight.is_stopping() {
                 return Err(Error::Stopping);
             }
+            let begun = Instant::now();
             let range = digests.next()?;
             let range =
                 range.ok_or_else(|| remote.failed("it did not send all digests of a snapshot"))?;
@@ -190,8 +191,9 @@ impl Snapshots {
             if range.offset != at || length == 0 || length > MAX_VERIFIED {
                 return Err(remote.failed("it sent digests of other ranges of a snapshot"));
             }
-            let next = self.copies.step(copying.pools(), length);
             let pieces = target.read(at, length).context(doing)?;
+            let bytes = cost(&pieces, length);
+            let next = self.copies.step(begun, copying.pools(), bytes);
             if digest(&[], &pieces) != range.digest {
                 let what = format!("the range from {at} on differs from its source");
                 return Err(HostError::unexpected("verify", "the copy", what)).context(doing);

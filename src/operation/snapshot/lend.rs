@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::lent::{Grant, Reader, TICKET_SECONDS};
 use super::metadata::{GRAIN, Side, Walk, are_of_one_volume};
-use super::remote::{Offer, SentRange, Ticket, Wanted, digest};
+use super::remote::{Offer, SentRange, Ticket, Wanted, cost, data, digest};
 use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::Piece;
@@ -41,7 +41,10 @@ impl Snapshots {
         let (pool, id, record) = self.pools.find_snapshot(snapshot_id)?;
         let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
         let now = self.host.now();
-        let comparable = bases.iter().filter_map(|base| {
+        // Elsewhere, two snapshots have no block in common.
+        let can_compare = pool.backend.facts.shares_blocks;
+        let named = bases.iter().filter(|_| can_compare);
+        let comparable = named.filter_map(|base| {
             // Without this one, the copy takes longer.
             let (_, _, found) = self.pools.find_snapshot(base).ok()?;
             are_of_one_volume(&found, &record).then(|| (identity(&found), base.clone()))
@@ -140,27 +143,31 @@ impl Snapshots {
         if self.pools.in_flight.is_stopping() {
             return Err(Error::Stopping);
         }
+        let begun = Instant::now();
         let (offset, end) = (loan.at, loan.snapshot.image.bytes());
         if offset >= end {
             return Ok(None);
         }
         let pools = [loan.pool.id(); 2];
-        let (next, mut sent) = match &mut loan.differences {
+        let (mut sent, bytes) = match &mut loan.differences {
             Some((base, walk)) => {
                 let sent = read_differences(&loan.snapshot, base, (offset, walk))?;
-                (self.copies.step(pools, sent.cost()), sent)
+                let bytes = sent.cost();
+                (sent, bytes)
             }
             None => {
-                let length = RANGE.min(end - offset);
-                let next = self.copies.step(pools, length);
-                (next, read_all(&loan.snapshot, offset, length)?)
+                let sent = read_all(&loan.snapshot, offset, RANGE.min(end - offset))?;
+                let bytes = cost(&sent.pieces, sent.length);
+                (sent, bytes)
             }
         };
+        let next = self.copies.step(begun, pools, bytes);
         if loan.wanted == Wanted::Digests {
             sent.pieces.clear();
         }
         loan.at = offset + sent.length;
-        self.lent_bytes.fetch_add(sent.data(), Ordering::Relaxed);
+        self.lent_bytes
+            .fetch_add(data(&sent.pieces), Ordering::Relaxed);
         self.host
             .pause(next.saturating_duration_since(Instant::now()));
         Ok(Some(sent))
@@ -221,16 +228,13 @@ fn read_differences(
         walk.step(Some(base), snapshot)?;
     }
     let (mut pieces, mut changed) = (Vec::new(), Vec::new());
-    let (mut data, mut total) = (0, 0);
+    let (mut sent, mut total) = (0, 0);
     for (start, end) in &mut walk.ranges {
         let begin = *start;
-        while *start < *end && data < RANGE && total < MAX_READ {
-            let length = (RANGE - data).min(*end - *start);
+        while *start < *end && sent < RANGE && total < MAX_READ {
+            let length = (RANGE - sent).min(*end - *start);
             let found = read(snapshot, *start, length)?;
-            data += found
-                .iter()
-                .map(|piece| piece.bytes.len() as u64)
-                .sum::<u64>();
+            sent += data(&found);
             pieces.extend(found);
             total += length;
             *start += length;

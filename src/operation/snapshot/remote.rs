@@ -58,17 +58,10 @@ pub struct SentRange {
 }
 
 impl SentRange {
-    /// Bytes of data.
-    pub(super) fn data(&self) -> u64 {
-        let bytes = self.pieces.iter().map(|piece| piece.bytes.len() as u64);
-        bytes.sum()
-    }
-
-    /// Bytes for the limit of the rate. Zeros take less time than data, above all in holes.
+    /// Bytes that the limit of the rate counts, for differences.
     pub(super) fn cost(&self) -> u64 {
-        let all = self.changed.iter().map(|range| range.end - range.start);
-        let data = self.data();
-        data + all.sum::<u64>().saturating_sub(data) / ZEROS_PER_BYTE
+        let changed = self.changed.iter().map(|range| range.end - range.start);
+        cost(&self.pieces, changed.sum())
     }
 
     /// The differing parts without data; `None` if the parts or the data are not in ascending order,
@@ -99,6 +92,19 @@ impl SentRange {
     pub(super) fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
+}
+
+/// Bytes of data.
+pub(super) fn data(pieces: &[Piece]) -> u64 {
+    let bytes = pieces.iter().map(|piece| piece.bytes.len() as u64);
+    bytes.sum()
+}
+
+/// Bytes that the limit of the rate counts if this data was read in a number of bytes. Zeros take less
+/// time than data, above all in holes.
+pub(super) fn cost(pieces: &[Piece], read: u64) -> u64 {
+    let data = data(pieces);
+    data + read.saturating_sub(data) / ZEROS_PER_BYTE
 }
 
 /// The agent of another node, which sends a snapshot.

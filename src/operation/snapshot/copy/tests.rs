@@ -198,11 +198,14 @@ fn copies_of_a_pool_share_its_rate() {
     let copies = Copies::default();
     let [a, b, c] = [1, 2, 3].map(|n| PoolId(Uuid::from_u128(n)));
     let step = Duration::from_secs_f64(STEP as f64 / MAX_BYTES_PER_SECOND as f64);
-    let first = copies.step([a, a], STEP);
-    let second = copies.step([a, b], STEP);
+    let first = copies.step(Instant::now(), [a, a], STEP);
+    let second = copies.step(Instant::now(), [a, b], STEP);
     assert!(second >= first + step, "the pool that both read");
-    assert!(copies.step([c, b], STEP) >= second + step);
-    assert!(copies.step([a, a], STEP) < copies.step([c, b], STEP) + step);
+    assert!(copies.step(Instant::now(), [c, b], STEP) >= second + step);
+    assert!(
+        copies.step(Instant::now(), [a, a], STEP)
+            < copies.step(Instant::now(), [c, b], STEP) + step
+    );
 }
 
 /// A copy into a volume that a stop interrupted after its preparation. Returns the ID of the

@@ -211,6 +211,30 @@ fn a_mixture_is_recorded_in_a_way_that_earlier_releases_do_not_continue() {
 }
 
 #[test]
+fn a_snapshot_that_was_not_copied_to_its_end_is_no_base() {
+    for definition in KINDS {
+        let (source, mut target) = (Source::new(KINDS[0]), Node::new(definition));
+        let first = source.snapshot("1", &[1]);
+        let second = source.snapshot("2", &[2]);
+        let cut = source.offer((&first, &[]), Purpose::Fill);
+        let (offer, direct) = direct_with(&source.node, &first, &[]);
+        direct.faults.lock().unwrap().cut_after = Some(9);
+        let cut = RemoteSnapshot {
+            offer,
+            source: direct,
+            ..cut
+        };
+        receive(&target, &request("moved", None), cut).unwrap_err();
+        assert!(filling(&target).copy.unwrap().copied > 0);
+        target.restart(true);
+        let (volume, began) = source.send(&target, (&second, &[&first]), Purpose::Fill);
+        assert!(!volume.unwrap().is_complete);
+        assert_eq!(began[0], (0, Wanted::Data));
+        assert_eq!(source.complete(&target, (&second, &[])), [1, 2]);
+    }
+}
+
+#[test]
 fn a_wrong_base_is_noticed_and_the_next_call_copies_everything() {
     for definition in KINDS {
         let (source, target) = (Source::new(definition), Node::new(KINDS[0]));
@@ -321,6 +345,29 @@ fn only_a_granted_base_is_read_and_it_is_not_deleted_meanwhile() {
     drop(loan);
     snapshots.delete_snapshot(&base).unwrap();
     snapshots.delete_snapshot(&snapshot).unwrap();
+}
+
+#[test]
+fn a_pool_whose_snapshots_share_no_blocks_offers_no_base() {
+    let ext4 = MemoryOptions {
+        fs_name: "ext4".into(),
+        ..MemoryOptions::default()
+    };
+    let node = Node::with("default=memory:", ext4);
+    let volume = node.driver.volumes.create_volume(&request("data", None));
+    let volume = volume.unwrap().id.to_string();
+    let snapshot = |name: &str| {
+        let made = node.driver.snapshots.create_snapshot(&CreateSnapshot {
+            name: name.into(),
+            source_volume_id: volume.clone(),
+            parameters: SnapshotParameters::default(),
+            requisite: Vec::new(),
+        });
+        made.unwrap().id.to_string()
+    };
+    let (base, second) = (snapshot("1"), snapshot("2"));
+    let offer = node.driver.snapshots.offer(&second, READER, &[base]);
+    assert_eq!(offer.unwrap().bases, [0_u64; 0]);
 }
 
 #[test]
