@@ -8,13 +8,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{
-    Effect, Host, MappedDevice, Result, ThinMessage, ThinPoolMode, ThinSnapshot, ThinTable,
+    Effect, Host, MappedDevice, Piece, Result, ThinMessage, ThinPoolMode, ThinSnapshot, ThinTable,
 };
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
@@ -327,5 +328,39 @@ fn a_suspended_pool_gets_neither_messages_nor_devices() {
         run("dmsetup", &["resume", POOL]);
         load(&host, ONE, 1, 32 * MIB).unwrap();
         send(&host, create).unwrap();
+    });
+}
+
+#[test]
+fn zeros_free_whole_blocks_of_a_thin_device_and_overwrite_the_rest() {
+    let test = "guest_thin_host::zeros_free_whole_blocks_of_a_thin_device_and_overwrite_the_rest";
+    in_guest(test, &DISKS, || {
+        const BLOCK: u64 = 64 << 10;
+        let host = create_pool();
+        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
+        let target = &activate(&host, ONE, 1, 32 * MIB);
+        let write = |pieces: &[Piece], zeros: &[Range<u64>]| {
+            let range = Effect::WriteRange {
+                target,
+                offset: 0,
+                length: 32 * MIB,
+                pieces,
+                zeros,
+            };
+            host.perform(&range).unwrap();
+            host.perform(&Effect::SyncFile { path: target }).unwrap();
+        };
+        let data = |offset: u64, bytes: u64| Piece {
+            offset,
+            bytes: vec![7; bytes as usize],
+        };
+        write(&[data(0, 8 * BLOCK)], &[]);
+        assert_eq!(host.thin_devices(POOL).unwrap()[&1], 8 * BLOCK);
+        // A part of the first block, two whole ones, and a part of the fourth one.
+        let (start, end) = (4096, 3 * BLOCK + 8192);
+        write(&[data(6 * BLOCK, 4096)], &[start..end, 20 * MIB..30 * MIB]);
+        assert_eq!(host.thin_devices(POOL).unwrap()[&1], 6 * BLOCK);
+        let found = host.read_range(target, 0, 32 * MIB).unwrap();
+        assert_eq!(found, [data(0, start), data(end, 8 * BLOCK - end)]);
     });
 }

@@ -13,7 +13,7 @@ use slackwater_testkit::{Client, block, mount, run};
 
 const PATTERN: usize = 24 << 20;
 
-async fn topology(agent: &Agent) -> csi::TopologyRequirement {
+pub async fn topology(agent: &Agent) -> csi::TopologyRequirement {
     let mut node = agent.client.node();
     let info = node.node_get_info(csi::NodeGetInfoRequest {}).await;
     let home = info.unwrap().into_inner().accessible_topology;
@@ -47,7 +47,7 @@ async fn restore(
     Ok(created.into_inner().volume.unwrap())
 }
 
-async fn delete_snapshot(router: &Client, id: &str) {
+pub async fn delete_snapshot(router: &Client, id: &str) {
     let request = csi::DeleteSnapshotRequest {
         snapshot_id: id.into(),
         ..Default::default()
@@ -56,12 +56,12 @@ async fn delete_snapshot(router: &Client, id: &str) {
     deleted.unwrap();
 }
 
-fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
+pub fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
     let root = agent.disk.mount_point.join(part);
     root.join(volume_uuid(id)).join("data.img")
 }
 
-fn sha256(path: &Path) -> String {
+pub fn sha256(path: &Path) -> String {
     let sum = run("sha256sum", &[path.to_str().unwrap()]);
     sum.split_whitespace().next().unwrap().to_string()
 }

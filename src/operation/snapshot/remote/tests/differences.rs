@@ -144,6 +144,10 @@ fn a_target_that_crashes_at_any_effect_never_mixes_two_snapshots() {
             target.host.effects() - before
         };
         assert!(all > 5, "{all} effects");
+        let two = source.identity(&second);
+        let effects = prepared().host.effect_log();
+        let filled_by = effects.iter().filter(|it| it.contains("write_range"));
+        let filled_by = filled_by.count();
         for n in 1..=all {
             for (power_loss, mode) in [
                 (false, FaultMode::CrashBefore),
@@ -156,7 +160,13 @@ fn a_target_that_crashes_at_any_effect_never_mixes_two_snapshots() {
                     target.host.fail_effect(n, mode);
                     let crashed = source.send(&target, (&second, &[&first]), Purpose::Fill);
                     assert!(crashed.0.is_err(), "{context}");
+                    let effects = target.host.effect_log();
+                    let written = effects.iter().filter(|it| it.contains("write_range"));
+                    let is_mixture = written.count() > filled_by;
                     target.restart(power_loss);
+                    let copy = filling(&target).copy.unwrap();
+                    let is_recorded = copy.base.is_some() || copy.source_modified == two;
+                    assert!(is_recorded || !is_mixture, "{context}: {copy:?}");
                     let expected: &[u64] = match is_newer {
                         // The router goes on with a newer snapshot.
                         true => {
