@@ -4,24 +4,19 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// guest-run's exit code for a guest that did not end in time.
-const HUNG: i32 = 124;
+/// guest-run's exit code for a guest that gives no sign of life.
+const LIFELESS: i32 = 123;
 /// User Mode Linux 6.1 sometimes loses its timer (2 of 8 boots on a busy machine, none of 20 on an
-/// idle one): it spins in its idle loop and wakes no process. A driver that hangs does so at each
-/// try; a slow machine gets more time at each try, in seconds.
-const GUESTS: [&str; 3] = ["90", "180", "900"];
-
-/// One at a time, because a guest occupies a processor.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// idle one): it spins in its idle loop and wakes no process.
+const TRIES: usize = 3;
+/// The time of a test, in seconds. `make soak` has more.
+const LIMIT: &str = "1200";
+const SOAK_LIMIT: &str = "14400";
 
 /// Runs `body` in a guest with these disks (`NAME:SIZE`; the guest finds them in
 /// `$GUEST_DISK_NAME`). `test` is the name of the calling test.
@@ -34,27 +29,22 @@ pub fn in_guest_with(options: &[&str], test: &str, disks: &[&str], body: impl Fn
     if std::env::var_os("GUEST").is_some() {
         return body();
     }
-    let _turn = turn();
-    for (left, seconds) in tries() {
-        let mut guest = guest_with(options, test, disks, seconds);
+    for left in (0..TRIES).rev() {
+        let mut guest = guest_with(options, test, disks);
         if passes("in the guest", &mut guest, left) {
             return;
         }
     }
 }
 
-/// The limits of a test's tries in seconds, each with the number of tries after it.
-fn tries() -> impl Iterator<Item = (usize, &'static str)> {
-    (0..GUESTS.len()).rev().zip(GUESTS)
-}
-
-/// Whether a guest has passed its test. Without a try that is left, a guest that hung has failed.
+/// Whether a guest has passed its test. Without a try that is left, a guest that gives no sign of life has
+/// failed.
 fn passes(what: &str, guest: &mut Command, left: usize) -> bool {
     let output = guest.output().expect(STARTS);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
-    if output.status.code() == Some(HUNG) && left > 0 {
-        eprintln!("the guest hung, {left} tries left: {stdout}{stderr}");
+    if output.status.code() == Some(LIFELESS) && left > 0 {
+        eprintln!("no sign of life, {left} tries left: {stdout}{stderr}");
         return false;
     }
     assert!(
@@ -71,12 +61,11 @@ pub fn in_guests(test: &str, disks: &[&str], parts: &[&dyn Fn()]) {
     if let Ok(part) = std::env::var(PHASE) {
         return parts[part.parse::<usize>().expect("the number of a part")]();
     }
-    let _turn = turn();
-    for (left, seconds) in tries() {
+    for left in (0..TRIES).rev() {
         let scratch = crate::Scratch::new();
         let disks = kept(&scratch, disks);
         let passed = (0..parts.len()).all(|part| {
-            let mut guest = guest(test, &disks, seconds);
+            let mut guest = guest_with(&[], test, &disks);
             let what = format!("in part {part}");
             passes(&what, guest.env(PHASE, part.to_string()), left)
         });
@@ -97,19 +86,15 @@ fn kept(scratch: &crate::Scratch, disks: &[&str]) -> Vec<String> {
 
 const STARTS: &str = "tests/guest/guest-run starts (deploy/deps test installs what it needs)";
 
-/// A guest that runs a test of this program. `make soak` has more time.
-fn guest(test: &str, disks: &[impl AsRef<str>], seconds: &str) -> Command {
-    guest_with(&[], test, disks, seconds)
-}
-
-fn guest_with(options: &[&str], test: &str, disks: &[impl AsRef<str>], seconds: &str) -> Command {
+/// A guest that runs a test of this program.
+fn guest_with(options: &[&str], test: &str, disks: &[impl AsRef<str>]) -> Command {
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/guest/guest-run");
     let mut command = Command::new(run);
     command.args(options);
     command.args(disks.iter().flat_map(|disk| ["--disk", disk.as_ref()]));
     match std::env::var_os("SLACKWATER_SOAK") {
-        Some(_) => command.args(["--env", "SLACKWATER_SOAK", "--timeout", "7200"]),
-        None => command.args(["--timeout", seconds]),
+        Some(_) => command.args(["--env", "SLACKWATER_SOAK", "--timeout", SOAK_LIMIT]),
+        None => command.args(["--timeout", LIMIT]),
     };
     command
         .arg("--")
@@ -143,12 +128,11 @@ pub fn cut_power(
         Ok(_) => return check(),
         Err(_) => {}
     }
-    let _turn = turn();
     let scratch = crate::Scratch::new();
     let disks = kept(&scratch, disks);
     for (cut, time) in times.iter().enumerate() {
         kill_guest(test, &disks, *time, &scratch.join(&cut.to_string()));
-        let mut guest = guest(test, &disks, "300");
+        let mut guest = guest_with(&[], test, &disks);
         passes(&format!("after {time:?}"), guest.env(PHASE, "check"), 0);
     }
 }
@@ -157,7 +141,7 @@ fn kill_guest(test: &str, disks: &[String], time: Duration, files: &Path) {
     let (pid_file, log) = (files.with_extension("pid"), files.with_extension("log"));
     let errors = std::fs::File::create(&log).expect("a log");
     let option = ["--pid-file", pid_file.to_str().expect("UTF-8")];
-    let mut command = guest_with(&option, test, disks, "300");
+    let mut command = guest_with(&option, test, disks);
     command
         .env(PHASE, "load")
         .stdout(Stdio::piped())
