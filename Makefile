@@ -147,6 +147,7 @@ helm: # builds helm, which the tests of the chart use
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated -- cut:: host_linux:: guard:: databases:: kill:: fault_sweep:: state_machine::
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test simulated
+	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault --test guest
 
 .PHONY: fuzz
 fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target

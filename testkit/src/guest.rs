@@ -9,6 +9,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::left_out::{LEFT_OUT, left_out};
+
 /// guest-run's exit code for a guest that gives no sign of life.
 const LIFELESS: i32 = 123;
 /// User Mode Linux 6.1 sometimes loses its timer (2 of 8 boots on a busy machine, none of 20 on an
@@ -17,6 +19,21 @@ const TRIES: usize = 3;
 /// The time of a test, in seconds. `make soak` has more.
 const LIMIT: &str = "1200";
 const SOAK_LIMIT: &str = "14400";
+
+/// The number of rounds of a test in a guest: few, or many in `make soak`. The difference is recorded as left
+/// out.
+pub fn rounds(few: usize, many: usize) -> usize {
+    let rounds = crate::rounds(few, many);
+    if rounds < many && std::env::var_os("GUEST").is_some() {
+        let test = std::env::args().skip_while(|word| word != "--exact").nth(1);
+        let test = test.expect("the name of the test");
+        left_out(&format!(
+            "{} of {many} rounds of {test} (make soak)",
+            many - rounds
+        ));
+    }
+    rounds
+}
 
 /// Runs `body` in a guest with these disks (`NAME:SIZE`; the guest finds them in
 /// `$GUEST_DISK_NAME`). `test` is the name of the calling test.
@@ -52,6 +69,10 @@ fn passes(what: &str, guest: &mut Command, left: usize) -> bool {
         "{what}: {}\n{stdout}\n{stderr}",
         output.status
     );
+    let lines = stderr
+        .lines()
+        .filter_map(|line| line.strip_prefix(LEFT_OUT));
+    lines.for_each(left_out);
     true
 }
 

@@ -4,11 +4,14 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
+/// What a printed line begins with.
+pub(crate) const LEFT_OUT: &str = "left out: ";
+
 /// Prints what is skipped and why, and adds it to the file that `make tests` names, which
 /// `tests/summary` counts.
 pub fn left_out(what: &str) {
     // Not `eprintln`, which is captured while a test passes.
-    let _ = writeln!(std::io::stderr(), "left out: {what}");
+    let _ = writeln!(std::io::stderr(), "{LEFT_OUT}{what}");
     if let Some(file) = std::env::var_os("SLACKWATER_LEFT_OUT") {
         let opened = OpenOptions::new().append(true).create(true).open(file);
         let written = opened.and_then(|mut file| writeln!(file, "{what}"));

@@ -10,7 +10,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use slackwater_testkit::guest::{self, in_guest};
+use slackwater_testkit::guest::{self, in_guest, rounds};
 use slackwater_testkit::snapshots::{from_volume, members};
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
@@ -69,7 +69,11 @@ fn no_group_with_raw_volumes_of_a_file_pool_is_out_of_order() {
             }
             let all: Vec<&Volume> = all.iter().collect();
             let raw = [all[0], all[2]];
-            for (members, cuts) in [(&raw[..], 5), (&all[..4], 3), (&all[..], 2)] {
+            for (members, cuts) in [
+                (&raw[..], rounds(2, 100)),
+                (&all[..4], rounds(1, 30)),
+                (&all[..], rounds(1, 30)),
+            ] {
                 let wrong = violations(&scratch, &client, members, (cuts, false)).await;
                 assert_eq!(wrong, 0, "{} members\n{}", members.len(), server.log());
             }

@@ -20,8 +20,8 @@ mod volumes;
 
 pub use slackwater_testkit::node::*;
 
-use slackwater_testkit::guest::in_guest;
-use slackwater_testkit::{Disk, Scratch, Server, rounds};
+use slackwater_testkit::guest::{in_guest, rounds};
+use slackwater_testkit::{Disk, Scratch, Server};
 
 use crate::guest_lvm::{create_pool, end_pool, runtime};
 

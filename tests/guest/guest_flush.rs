@@ -11,8 +11,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use slackwater_testkit::guest::{self, in_guest};
-use slackwater_testkit::{rounds, run};
+use slackwater_testkit::guest::{self, in_guest, rounds};
+use slackwater_testkit::run;
 
 use crate::guest_lvm::{create_pool_on, end, end_pool, release, runtime};
 use crate::guest_power::{self, LOGGED, Ledger};
@@ -125,7 +125,8 @@ fn what_was_answered_is_there_after_a_power_cut_of_a_disk_that_loses_unflushed_w
         let ledger = Ledger::new("ledger");
         runtime().block_on(async {
             let client = server.client();
-            guest_power::load(&scratch, &client, &ledger, rounds(2, 20)).await;
+            let rounds = slackwater_testkit::rounds(2, 20);
+            guest_power::load(&scratch, &client, &ledger, rounds).await;
         });
         end(server);
         release();

@@ -13,9 +13,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use slackwater_testkit::guest::{self, cut_power};
+use slackwater_testkit::guest::{self, cut_power, rounds};
 use slackwater_testkit::snapshots::members;
-use slackwater_testkit::{Client, Scratch, Server, block, mount, rounds, run};
+use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 
 use crate::guest_lvm::{POOL, Volume, create_pool, created, end_pool, restore, runtime};
 use crate::guest_pool::slackwater;

@@ -12,9 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
 
-use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::guest::{in_guest, rounds};
 use slackwater_testkit::snapshots::members;
-use slackwater_testkit::{Client, Scratch, Server, block, mount, rounds, run};
+use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
 
 use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, runtime};
