@@ -20,6 +20,7 @@ pub mod node;
 pub mod server;
 pub mod snapshots;
 pub mod sweep;
+pub mod thin_rules;
 pub mod writers;
 
 pub use client::{Client, block, capability, mount};

@@ -19,6 +19,7 @@ use slackwater::host::{
 };
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
+use slackwater_testkit::thin_rules::Rules;
 
 const MIB: u64 = 1 << 20;
 const DISKS: [&str; 1] = ["pool:512M"];
@@ -313,21 +314,18 @@ fn a_device_grows_while_its_file_system_is_frozen_and_does_not_thaw_it() {
 }
 
 #[test]
-fn a_suspended_pool_gets_neither_messages_nor_devices() {
-    let test = "guest_thin_host::a_suspended_pool_gets_neither_messages_nor_devices";
+fn the_kernel_has_the_rules_of_thin_pools_that_the_simulation_has() {
+    let test = "guest_thin_host::the_kernel_has_the_rules_of_thin_pools_that_the_simulation_has";
     in_guest(test, &DISKS, || {
         let host = create_pool();
-        send(&host, ThinMessage::CreateThin { id: 1 }).unwrap();
-        host.perform(&Effect::CreateMapped { uuid: ONE }).unwrap();
-        run("dmsetup", &["suspend", POOL]);
-        let again = Some(Errno::EAGAIN);
-        assert_eq!(errno(load(&host, ONE, 1, 32 * MIB)), again);
-        let create = ThinMessage::CreateThin { id: 2 };
-        assert_eq!(errno(send(&host, create)), again);
-        assert!(host.thin_pool(POOL).unwrap().is_some());
-        run("dmsetup", &["resume", POOL]);
-        load(&host, ONE, 1, 32 * MIB).unwrap();
-        send(&host, create).unwrap();
+        let rules = Rules {
+            host: &host,
+            pool: POOL,
+            suspend: &|it| {
+                run("dmsetup", &[if it { "suspend" } else { "resume" }, POOL]);
+            },
+        };
+        rules.check();
     });
 }
 

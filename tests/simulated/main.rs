@@ -5,3 +5,4 @@ mod fault_sweep;
 #[path = "../simulation/mod.rs"]
 mod simulation;
 mod state_machine;
+mod thin_rules;
