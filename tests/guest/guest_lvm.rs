@@ -71,7 +71,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut check: impl FnMut() -> F) {
     let start = Instant::now();
     while !check().await {
         assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use slackwater_testkit::guest::{in_guest, rounds};
 use slackwater_testkit::snapshots::members;
+use slackwater_testkit::writers::Writers;
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, runtime, until};
 
 const MAPPED: &str = "slackwater--vg-thin";
 
@@ -29,6 +30,42 @@ fn suspend(after: Duration, length: Duration) -> thread::JoinHandle<()> {
         thread::sleep(length);
         run("dmsetup", &["resume", MAPPED]);
     })
+}
+
+#[test]
+fn lvextend_delays_writers_and_cuts_and_lets_none_fail() {
+    let test = "guest_suspended::lvextend_delays_writers_and_cuts_and_lets_none_fail";
+    in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let raw = created(&scratch, &client, "raw", block()).await;
+            let files = created(&scratch, &client, "files", mount("ext4")).await;
+            raw.up(&client).await;
+            files.up(&client).await;
+            let ids = [raw.id.clone(), files.id.clone()];
+            let writers = Writers::start(&[&raw.target, &files.target]);
+            for round in 0..rounds(2, 30) {
+                let extending = thread::spawn(|| {
+                    run("lvextend", &["--size", "+8M", "slackwater-vg/thin"]);
+                });
+                while !extending.is_finished() {
+                    calls(&client, &format!("while-{round}"), &ids, 16 << 20).await;
+                }
+                extending.join().unwrap();
+                assert_eq!(suspended(), "", "{}", server.log());
+                writers.assert_flowing("lvextend");
+            }
+            drop(writers);
+            for volume in [raw, files] {
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+        });
+        end_pool(server);
+    });
 }
 
 /// The mapped devices that are suspended.
@@ -115,7 +152,7 @@ fn a_pool_that_is_held_suspended_at_any_moment_delays_calls_and_leaves_nothing_s
             files.up(&client).await;
             raw.up(&client).await;
             let ids = [files.id.clone(), raw.id.clone()];
-            let length = Duration::from_secs(rounds(1, 20) as u64);
+            let length = Duration::from_secs(slackwater_testkit::rounds(1, 20) as u64);
             for step in 0..rounds(6, 120) {
                 write([&files, &raw], step as u8);
                 let after = Duration::from_millis(step as u64 * 25);
@@ -123,8 +160,9 @@ fn a_pool_that_is_held_suspended_at_any_moment_delays_calls_and_leaves_nothing_s
                 calls(&client, &format!("cut-{step}"), &ids, 16 << 20).await;
                 suspending.join().unwrap();
                 assert_eq!(suspended(), "", "after {after:?}\n{}", server.log());
-                // Nothing is frozen, and a cut succeeds at once.
+                // Nothing is frozen, and as soon as the pool is served again, a cut succeeds at once.
                 write([&files, &raw], step as u8);
+                until("the pool is served", async || client.list().await.is_ok()).await;
                 let extents = (2_000_000 + step).to_string();
                 let class = [("maxExtents", extents.as_str())];
                 let name = format!("after-{step}");
