@@ -37,6 +37,7 @@ pub use pools::pool::{Pool, ServingState};
 pub use request::*;
 pub use snapshot::Snapshots;
 pub use snapshot::attempt::Kept;
+pub use snapshot::copies::CopyStatus;
 pub use snapshot::cut_counts::CutCounts;
 pub use snapshot::group::{of_another_moment, same_members, same_request};
 pub use snapshot::lend::Loan;

@@ -4,6 +4,8 @@
 //! sources are linked and printed once, by [`chain`] at the outermost caller. No variant contains a
 //! gRPC code: `service/status.rs` maps them. An error never holds a secret.
 
+mod finality;
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -194,6 +196,14 @@ pub enum Error {
     TopologyMismatch {
         /// The topology segment of this node.
         home: String,
+    },
+    /// The pool of this node cannot have the copy of a snapshot, whatever is repeated. That of
+    /// another node may.
+    #[error("pool {pool} cannot have a copy of the snapshot: {reason}")]
+    Unfit {
+        /// Name of the pool.
+        pool: String,
+        reason: String,
     },
     /// A list token that this driver did not issue.
     #[error(
@@ -390,15 +400,6 @@ impl Error {
             Error::RollbackFailed { first, .. } => first.is_lost_disk(),
             _ => false,
         }
-    }
-
-    /// Whether the root cause is a full disk.
-    pub fn is_no_space(&self) -> bool {
-        matches!(self, Error::Host { source, .. } if source.is_no_space())
-            || matches!(
-                self,
-                Error::OutOfSpace { .. } | Error::Promised { .. } | Error::OutOfMetadata { .. }
-            )
     }
 }
 

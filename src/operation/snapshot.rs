@@ -2,6 +2,7 @@
 
 pub(in crate::operation) mod attempt;
 pub(in crate::operation) mod begun;
+pub(in crate::operation) mod copies;
 pub(in crate::operation) mod copy;
 pub(in crate::operation) mod create;
 pub(in crate::operation) mod cut;
@@ -25,7 +26,7 @@ pub(in crate::operation) mod write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use self::copy::Copies;
+use self::copies::Copies;
 use self::cut_counts::CutCounts;
 use self::lent::Lent;
 use crate::cut::Seams;
@@ -50,6 +51,8 @@ pub struct Snapshots {
     pub(in crate::operation) lent: Lent,
     /// Bytes sent to other nodes since the start.
     lent_bytes: AtomicU64,
+    /// Bytes of snapshots that other nodes have sent.
+    received_bytes: AtomicU64,
 }
 
 impl Snapshots {
@@ -70,6 +73,7 @@ impl Snapshots {
             copied: AtomicU64::default(),
             lent: Lent::default(),
             lent_bytes: AtomicU64::default(),
+            received_bytes: AtomicU64::default(),
         }
     }
 }

@@ -32,6 +32,8 @@ pub(super) const MOST_POOLS: usize = 64;
 const MOST_GROUPS: usize = 10_000;
 /// Maximum number of volumes that an agent may report as not grown.
 const MOST_NOT_GROWN: usize = 64;
+/// Maximum number of running copies that an agent may report.
+const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
 const MOST_PARTS: usize = 10_000;
 /// Maximum length of a name, or of a version.
@@ -366,6 +368,11 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         .not_grown
         .iter_mut()
         .for_each(|small| cut(&mut small.reason, TEXT_BYTES));
+    description.copies.truncate(MOST_COPIES);
+    description
+        .copies
+        .iter_mut()
+        .for_each(|copy| cut(&mut copy.volume_name, NAME_BYTES));
     description.missing.truncate(MOST_POOLS);
     description
         .missing

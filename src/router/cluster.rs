@@ -44,6 +44,15 @@ pub struct Reached {
     pub cut_at: u64,
 }
 
+/// Why a copy is not continued, with the reason as a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unwanted {
+    /// The scheduler must select another node.
+    Node(String),
+    /// No claim waits for the volume.
+    Claim(String),
+}
+
 /// A cluster. Answers come from a cache that follows the API server, and may be slightly out of
 /// date.
 #[tonic::async_trait]
@@ -78,6 +87,12 @@ pub trait Cluster: Send + Sync + 'static {
     /// known.
     fn knows_nodes(&self) -> bool {
         true
+    }
+
+    /// Why a volume is no longer to be copied to a node, for a PVC ("namespace/name"). `None` if it
+    /// is, or if that cannot be determined now.
+    async fn is_unwanted(&self, _node: &str, _claim: Option<&str>) -> Option<Unwanted> {
+        None
     }
 
     /// The PVC, "namespace/name", of a volume.

@@ -25,6 +25,7 @@ pub mod pool;
 pub mod pool_status;
 mod reconcile;
 pub mod unowned;
+mod unwanted;
 mod volumes;
 pub mod watch;
 
@@ -44,7 +45,7 @@ use k8s_openapi::jiff::SignedDuration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::cluster::{Cluster, Content, KnownPool, ObjectRef, Reached};
+use super::cluster::{Cluster, Content, KnownPool, ObjectRef, Reached, Unwanted};
 use super::restore_node::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
@@ -420,13 +421,7 @@ impl Cluster for InCluster {
             let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
             nodes.now().contains_key(node)
         };
-        if is_there {
-            return Ok(true);
-        }
-        // The absence of a node leads to a final error, so it is not taken from memory.
-        let api = Api::<PartialObjectMeta<Node>>::all(self.client.clone());
-        let found = ask(&format!("node {node}"), api.get_opt(node)).await?;
-        Ok(found.is_some())
+        Ok(is_there || unwanted::exists(self, node).await?)
     }
 
     async fn answers(&self) -> bool {
@@ -435,6 +430,10 @@ impl Cluster for InCluster {
         };
         let answer = ask("the API server", self.client.request_text(request));
         answer.await.is_ok()
+    }
+
+    async fn is_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
+        unwanted::find(self, node, claim).await
     }
 
     fn claim_of(&self, volume_id: &str) -> Option<String> {

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
+use super::cluster::Unwanted;
 use super::find::AT_ONCE;
 use super::receive::Make;
 use super::restore_node::Place;
@@ -146,6 +147,16 @@ impl Router {
             }
         };
         if !self.cluster.has_node(agent.node()).await? {
+            // What a copy has begun there is deleted first, if its agent still answers.
+            if matches!(make, Make::From { .. }) && agent.reachable().await.is_ok() {
+                let why = Unwanted::Node(gone(agent.node()));
+                let ended = self.end_copy(call, &agent, message, why).await;
+                if let Err(error) = ended
+                    && !error.is_final()
+                {
+                    return Err(error);
+                }
+            }
             return Ok(Attempt::Refused(gone(agent.node())));
         }
         if self.is_written_off(&agent) {
@@ -230,7 +241,8 @@ impl Router {
                 snapshot_id,
             } => {
                 let from = (source, snapshot_id.as_str());
-                self.receive(call, agent, &message, from).await?
+                self.receive_wanted(call, agent, (&message, asked), from)
+                    .await?
             }
         };
         self.check_created_volume(agent, asked, source.as_ref(), answer)

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prost::Message;
 use tonic::{Code, Status};
@@ -9,11 +10,18 @@ use tonic::{Code, Status};
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
+use super::cluster::{ObjectRef, Unwanted};
 use crate::agent::receive_request::{Problem, Purpose, Source};
 use crate::agent::{OfferRequest, ReceiveRequest, SnapshotOffer};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Result, chain};
+use crate::operation::CreateVolume;
 use crate::service::status;
+
+/// The reason of events about a running copy.
+const PROGRESS: &str = "CopyProgress";
+/// How often the cluster is asked whether a running copy is still wanted.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How an agent creates a volume.
 pub(super) enum Make {
@@ -79,19 +87,106 @@ impl Router {
         offered.map_err(|error| problem(source.node(), &error))
     }
 
-    /// Lets an agent create a volume from a snapshot of another node.
-    pub(super) async fn receive(
+    /// Lets an agent create a volume from a snapshot of another node, as long as it is wanted there.
+    /// After that, what was copied is deleted durably before the answer.
+    pub(super) async fn receive_wanted(
+        &self,
+        call: &Call<'_>,
+        agent: &Agent,
+        (message, asked): (&CreateVolumeRequest, &CreateVolume),
+        from: (&Result<Arc<Agent>>, &str),
+    ) -> Result<CreateVolumeResponse> {
+        let claim = asked.parameters.claim.as_deref();
+        let is_unwanted = || self.cluster.is_unwanted(agent.node(), claim);
+        let ended = async {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                if let Some(why) = is_unwanted().await {
+                    return why;
+                }
+                self.tell_progress(agent, asked);
+            }
+        };
+        let why = match is_unwanted().await {
+            Some(why) => why,
+            None => tokio::select! {
+                received = self.receive(call, agent, message, from) => return received,
+                why = ended => why,
+            },
+        };
+        let node = agent.node();
+        tracing::info!(
+            volume = asked.name,
+            node,
+            ?why,
+            "ending a copy that is not wanted any more"
+        );
+        self.end_copy(call, agent, message, why).await
+    }
+
+    /// Records an event about a copy, as its agent has reported it last. The messages of a copy are
+    /// ten, and equal ones are one event with a count.
+    fn tell_progress(&self, agent: &Agent, asked: &CreateVolume) {
+        let seen = agent.seen();
+        let mut copies = seen.description.iter().flat_map(|seen| &seen.copies);
+        let running = copies.find(|copy| copy.volume_name == asked.name);
+        let Some((claim, copy)) = asked.parameters.claim.as_ref().zip(running) else {
+            return;
+        };
+        let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+        let tenths = u128::from(copy.copied_bytes) * 10 / u128::from(copy.total_bytes.max(1));
+        let message = format!(
+            "at least {} % of {:.1} GiB are copied to node {}",
+            tenths.min(10) * 10,
+            gib(copy.total_bytes),
+            agent.node()
+        );
+        let about = ObjectRef::Claim(claim.clone());
+        self.cluster.record_event(&about, false, PROGRESS, message);
+    }
+
+    /// Lets an agent delete durably what it has copied into a volume, and returns the error for the
+    /// caller. A volume that is complete is returned.
+    pub(super) async fn end_copy(
+        &self,
+        call: &Call<'_>,
+        agent: &Agent,
+        message: &CreateVolumeRequest,
+        why: Unwanted,
+    ) -> Result<CreateVolumeResponse> {
+        let (code, reason) = match why {
+            Unwanted::Node(why) => (Code::ResourceExhausted, why),
+            Unwanted::Claim(why) => (Code::FailedPrecondition, why),
+        };
+        let problem = Source::Problem(Problem {
+            code: code as i32,
+            message: reason,
+        });
+        let from = (String::new(), String::new(), problem);
+        self.ask_to_receive(call, agent, message, from).await
+    }
+
+    async fn receive(
         &self,
         call: &Call<'_>,
         agent: &Agent,
         message: &CreateVolumeRequest,
         (source, snapshot_id): (&Result<Arc<Agent>>, &str),
     ) -> Result<CreateVolumeResponse> {
-        let (source_node, source_address, source) =
-            match self.offered(call, (source, snapshot_id), agent).await {
-                Ok(sent) => (sent.node, sent.address, Source::Offer(sent.offer)),
-                Err((node, problem)) => (node, String::new(), Source::Problem(problem)),
-            };
+        let from = match self.offered(call, (source, snapshot_id), agent).await {
+            Ok(sent) => (sent.node, sent.address, Source::Offer(sent.offer)),
+            Err((node, problem)) => (node, String::new(), Source::Problem(problem)),
+        };
+        self.ask_to_receive(call, agent, message, from).await
+    }
+
+    async fn ask_to_receive(
+        &self,
+        call: &Call<'_>,
+        agent: &Agent,
+        message: &CreateVolumeRequest,
+        (source_node, source_address, source): (String, String, Source),
+    ) -> Result<CreateVolumeResponse> {
         let request = call.request(ReceiveRequest {
             create: message.encode_to_vec(),
             source_node,

@@ -121,7 +121,10 @@ impl Router {
             }
             Destination::Home(home) => home,
         };
-        if let Some(node) = &selected {
+        // Otherwise a copy that has begun there is deleted first.
+        if let Some(node) = &selected
+            && self.agents.of_home(&home).is_empty()
+        {
             self.must_exist(node).await?;
         }
         let make = Make::From {

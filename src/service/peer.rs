@@ -213,6 +213,10 @@ impl Service {
         let name = args.name.clone();
         let purpose = purpose(&asked).map_err(|error| status(RPC, &error))?;
         let remote = self.remote(asked, &args, purpose);
+        // After a final answer the caller forgets the volume, so no copy goes on.
+        if remote.as_ref().is_err_and(Error::is_final) {
+            self.driver.snapshots.stop_copy(&name);
+        }
         let lock = [Key::Name(name.clone())];
         let left = until.saturating_duration_since(Instant::now());
         self.driver.wait_until_free(&lock, left).await;
@@ -292,6 +296,9 @@ pub(super) fn parse(offer: SnapshotOffer) -> Result<Offer> {
             Some(parsed.map_err(|error| Error::invalid("offer.formatted", error.to_string()))?)
         }
     };
+    if !(512..=4096).contains(&offer.block_size) || !offer.block_size.is_power_of_two() {
+        return Err(Error::invalid("offer.block_size", "is not a block size"));
+    }
     if offer.image_bytes < offer.size_bytes {
         let problem = "is less than the size of the snapshot";
         return Err(Error::invalid("offer.image_bytes", problem));

@@ -52,7 +52,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         }
         Error::OutOfRange { .. } => Code::OutOfRange,
         // Makes the scheduler select another node.
-        Error::TopologyMismatch { .. } => Code::ResourceExhausted,
+        Error::TopologyMismatch { .. } | Error::Unfit { .. } => Code::ResourceExhausted,
         // The code that CSI defines for an invalid token, although a retry does not help.
         Error::BadToken { .. } => Code::Aborted,
         // Final: nothing is left of the attempts. The administrator must examine the hook.

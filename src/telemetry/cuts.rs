@@ -15,15 +15,32 @@ use crate::operation::{CutCounts, Driver};
 /// Writes the metrics of a node, including its copies and present freezes.
 pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
     counts(encoder, driver.snapshots.cut_counts())?;
-    let help =
-        "Bytes copied because blocks could not be shared, and bytes written to reserve blocks";
-    let metric =
-        encoder.encode_descriptor("copied", help, Some(&Unit::Bytes), MetricType::Counter)?;
-    ConstCounter::new(driver.snapshots.copied()).encode(metric)?;
-    let help = "Bytes of snapshots that were sent to other nodes";
-    let metric =
-        encoder.encode_descriptor("sent", help, Some(&Unit::Bytes), MetricType::Counter)?;
-    ConstCounter::new(driver.snapshots.lent()).encode(metric)?;
+    let snapshots = &driver.snapshots;
+    for (name, help, count) in [
+        (
+            "copied",
+            "Bytes copied because blocks could not be shared, and bytes written to reserve blocks",
+            snapshots.copied(),
+        ),
+        (
+            "sent",
+            "Bytes of snapshots that were sent to other nodes",
+            snapshots.lent(),
+        ),
+        (
+            "received",
+            "Bytes of snapshots that were received from other nodes",
+            snapshots.received(),
+        ),
+    ] {
+        let unit = Some(&Unit::Bytes);
+        let metric = encoder.encode_descriptor(name, help, unit, MetricType::Counter)?;
+        ConstCounter::new(count).encode(metric)?;
+    }
+    let help = "Copies into volumes that are running";
+    gauge(encoder, "copies_running", help, snapshots.copies().len())?;
+    let help = "Copies of snapshots to other nodes that are running";
+    gauge(encoder, "sends_running", help, snapshots.readers())?;
     frozen(encoder, driver)
 }
 
@@ -90,9 +107,13 @@ fn frozen(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fmt::Result {
         return Ok(());
     };
     let help = "File systems that are frozen or are being frozen";
-    let metric = encoder.encode_descriptor("frozen", help, None, MetricType::Gauge)?;
+    gauge(encoder, "frozen", help, count)
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: usize) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
-    let value = ConstGauge::new(count as f64);
+    let value = ConstGauge::new(value as f64);
     value.encode(metric)
 }
 

@@ -19,6 +19,7 @@ mod lost;
 mod model;
 mod place;
 mod quiet;
+mod receive;
 mod restore_node;
 mod steps;
 mod streams;

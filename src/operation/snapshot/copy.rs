@@ -5,14 +5,11 @@
 //! the copy. Copies log their progress, have a limited rate, and continue after a restart if the
 //! source has not changed.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use uuid::Uuid;
-
+use super::copies::{CopyStatus, Copying};
 use super::plan::Prepared;
 use super::remote::{Receiving, SentRange};
 use super::source::Source;
@@ -32,13 +29,6 @@ use crate::record::{CopyProgress, SnapshotState};
 const STEP: u64 = 16 * MIB;
 /// Bytes after which the progress is made durable and logged.
 const SAVE: u64 = 512 * MIB;
-/// Maximum rate of all copies together that read or write a pool, in bytes per second. It is half
-/// of what a SATA disk delivers, so that copies never use all of a disk.
-const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
-/// Maximum number of copies that run in parallel.
-const MAX_COPIES: usize = 8;
-/// Maximum time that a copy waits for other copies before a step.
-const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
 
 /// The error for a volume that is in use and therefore not copied, with the alternatives.
 pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
@@ -164,149 +154,6 @@ struct Step {
     difference: Option<SentRange>,
 }
 
-/// Seconds after which an unfinished copy is forgotten if no call has asked for it since. Sidecars
-/// repeat their calls every few minutes at the latest.
-const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
-
-/// The copies that run.
-#[derive(Debug, Default)]
-pub(in crate::operation) struct Copies {
-    /// When a call last asked for each unfinished copy, in seconds since 1970, by the volume or
-    /// snapshot that is filled.
-    asked: Mutex<HashMap<Uuid, u64>>,
-    /// The running copies of volumes, by the source volume, with a flag that aborts the copy.
-    of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
-    /// The namespace of each running copy.
-    running: Mutex<Vec<Option<String>>>,
-    /// When the next step may begin, for each pool.
-    paces: Mutex<HashMap<PoolId, Instant>>,
-}
-
-/// A running copy. Dropping it removes it from the list.
-pub(in crate::operation) struct Copying<'a> {
-    copies: &'a Copies,
-    /// The namespace for which it runs.
-    namespace: Option<String>,
-    /// The pools that it reads and writes.
-    pools: [PoolId; 2],
-    /// The source volume, and whether its copy was aborted.
-    of: Option<(Uuid, Arc<AtomicBool>)>,
-}
-
-impl Copies {
-    /// Aborts the copy of a volume that is about to be used. What was copied is worthless.
-    pub(in crate::operation) fn cancel(&self, volume: Uuid) {
-        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(ended) = copies.get(&volume) {
-            ended.store(true, Ordering::SeqCst);
-        }
-    }
-
-    /// Records that a call asks for a copy into this volume or snapshot.
-    pub(in crate::operation) fn ask(&self, into: Uuid, now: u64) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN_AFTER_SECONDS));
-        asked.insert(into, now);
-    }
-
-    /// Whether no call has asked for a copy for `FORGOTTEN_AFTER_SECONDS`. If no call has asked
-    /// this process for it, that time begins with the first check, because the callers may have
-    /// been down as well.
-    pub(in crate::operation) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = *asked.entry(into).or_insert(now);
-        now >= at.saturating_add(FORGOTTEN_AFTER_SECONDS)
-    }
-
-    /// Adds a copy to those that run. No namespace has more than half of them, so that the claims
-    /// of one namespace do not delay those of all others.
-    fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
-        let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_namespace = running.iter().filter(|one| **one == namespace).count();
-        let most = if namespace.is_some() {
-            MAX_COPIES / 2
-        } else {
-            MAX_COPIES
-        };
-        if running.len() >= MAX_COPIES || of_namespace >= most {
-            return Err(Error::Pending {
-                what: format!("{most} other copies (the limit of this node)"),
-            });
-        }
-        running.push(namespace.clone());
-        Ok(Copying {
-            copies: self,
-            namespace,
-            pools,
-            of: None,
-        })
-    }
-
-    /// Records a step of this length, which began at this time. Returns when the next step may begin,
-    /// for all copies in these pools together.
-    pub(in crate::operation) fn step(
-        &self,
-        now: Instant,
-        pools: [PoolId; 2],
-        length: u64,
-    ) -> Instant {
-        let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
-        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
-        let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
-        // A delay that was not waited for (in simulated time, or by a copy that failed) does not
-        // add up.
-        let next = (due + step).min(now + MAX_STEP_DELAY);
-        paces.extend(pools.map(|pool| (pool, next)));
-        next
-    }
-
-    /// Whether a volume is being copied.
-    pub(in crate::operation) fn has(&self, volume: Uuid) -> bool {
-        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
-        copies.contains_key(&volume)
-    }
-}
-
-impl Copying<'_> {
-    /// The pools that it reads and writes.
-    pub(in crate::operation) fn pools(&self) -> [PoolId; 2] {
-        self.pools
-    }
-
-    /// An error if the volume was used since the copy began. It is also checked after the last
-    /// byte; a use after that does not affect the copy.
-    pub(in crate::operation) fn check(&self) -> Result<()> {
-        match &self.of {
-            Some((volume, ended)) if ended.load(Ordering::SeqCst) => Err(Error::Busy {
-                subject: format!("the copy of volume {volume}"),
-                holder: "the volume was staged or published, which aborted the copy".into(),
-            }),
-            Some(_) | None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Copying<'_> {
-    fn drop(&mut self) {
-        let running = &self.copies.running;
-        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = running.iter().position(|one| *one == self.namespace) {
-            running.swap_remove(at);
-        }
-        drop(running);
-        if let Some((volume, _)) = &self.of {
-            let mut copies = self
-                .copies
-                .of
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            copies.remove(volume);
-        }
-    }
-}
-
 impl Snapshots {
     /// Registers a copy for a claim. A source volume must not be in use, and must be unchanged
     /// since the plan.
@@ -327,20 +174,7 @@ impl Snapshots {
         {
             return Err(no_sharing(&source.pool, &source.text));
         }
-        let ended = Arc::new(AtomicBool::default());
-        let mut running = self
-            .copies
-            .of
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if running.contains_key(&source.id.uuid) {
-            return Err(Error::Pending {
-                what: format!("the copy of volume {}", source.text),
-            });
-        }
-        running.insert(source.id.uuid, ended.clone());
-        drop(running);
-        copying.of = Some((source.id.uuid, ended));
+        copying.reads(source)?;
         Ok(copying)
     }
 
@@ -356,6 +190,7 @@ impl Snapshots {
         let doing = || format!("{verb} {image}");
         let (mut at, end) = (filling.range.start, filling.range.end);
         let mut unsaved = 0;
+        copying.reached(at, end);
         // Why the copy ends before its end; what was copied stays for a repeat.
         let mut ending = None;
         while at < end {
@@ -374,7 +209,7 @@ impl Snapshots {
             }
             let begun = Instant::now();
             let done = filling.plan(at).and_then(|step| {
-                let next = self.copies.step(begun, copying.pools, step.bytes);
+                let next = self.copies.step(begun, copying.pools(), step.bytes);
                 filling.perform(at, &step)?;
                 Ok((step, next))
             });
@@ -388,6 +223,7 @@ impl Snapshots {
             at = step.end;
             unsaved += step.bytes;
             self.copied.fetch_add(step.bytes, Ordering::Relaxed);
+            copying.reached(at, end);
             self.host
                 .pause(next.saturating_duration_since(Instant::now()));
         }
@@ -466,6 +302,21 @@ impl Snapshots {
                 Err(self.undo_snapshots(&made, first))
             }
         }
+    }
+
+    /// Stops a copy into the volume of this name, which deletes what was copied.
+    pub fn stop_copy(&self, name: &str) {
+        self.copies.end(name);
+    }
+
+    /// The copies into volumes that run.
+    pub fn copies(&self) -> Vec<CopyStatus> {
+        self.copies.of_volumes()
+    }
+
+    /// Bytes received from other nodes since the start.
+    pub fn received(&self) -> u64 {
+        self.received_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes copied since the start.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::begun::{find_based, find_begun, is_filled, is_written};
-use super::copy::{Copying, Filling, Origin, begin_at};
+use super::copies::Copying;
+use super::copy::{Filling, Origin, begin_at};
 use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, cost, digest};
 use super::restore::{Content, undo_volume};
 use crate::backend::{Image, ImageHandle};
@@ -48,7 +49,8 @@ impl Snapshots {
             Content::Volume(source) => Some(source.as_ref()),
         };
         let pools = [content.pool().unwrap_or(pool).id(), pool.id()];
-        let copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
+        let mut copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
+        copying.fills(&record.name);
         let opened = match content.image() {
             Some((of, image)) => Some(begin_at(of, image)?),
             None => None,
@@ -138,7 +140,7 @@ impl Snapshots {
         let origin = match (content, source) {
             (Content::Remote(_), _) if is_filled => None,
             (Content::Remote(remote), _) => {
-                let receiving = Receiving::begin(remote, &from)?;
+                let receiving = Receiving::begin(remote, &from, &self.received_bytes)?;
                 if from.base.is_some() {
                     // From here on the image is a mixture until all differences are copied.
                     pool.backend.update(record)?;
@@ -180,6 +182,7 @@ impl Snapshots {
         let mut digests = remote.source.read(0, Wanted::Digests)?;
         let mut at = 0;
         while at < remote.offer.image_bytes {
+            copying.check()?;
             if self.pools.in_flight.is_stopping() {
                 return Err(Error::Stopping);
             }

@@ -173,6 +173,11 @@ impl Snapshots {
         Ok(Some(sent))
     }
 
+    /// The number of copies to other nodes that are running.
+    pub fn readers(&self) -> usize {
+        self.lent.readers()
+    }
+
     /// Bytes sent to other nodes since the start.
     pub fn lent(&self) -> u64 {
         self.lent_bytes.load(Ordering::Relaxed)

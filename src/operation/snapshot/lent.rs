@@ -93,6 +93,10 @@ impl Lent {
         (now < grant.until && is_reader(&grant.reader)).then(|| grant.clone())
     }
 
+    pub(super) fn readers(&self) -> usize {
+        self.state().readers.len()
+    }
+
     pub(super) fn begin_read(&self, snapshots: Vec<Uuid>, node: &str) -> Result<Reader> {
         let mut state = self.state();
         let mut each = snapshots.iter();

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ring::digest;
 
@@ -192,17 +193,24 @@ impl RemoteSnapshot {
 pub(in crate::operation) struct Receiving<'a> {
     remote: &'a RemoteSnapshot,
     ranges: Box<dyn Ranges>,
+    /// Bytes received by this node.
+    count: &'a AtomicU64,
     /// The image has the content of a base; only differences to it are sent.
     has_base: bool,
 }
 
 impl<'a> Receiving<'a> {
-    pub(super) fn begin(remote: &'a RemoteSnapshot, from: &CopyProgress) -> Result<Receiving<'a>> {
+    pub(super) fn begin(
+        remote: &'a RemoteSnapshot,
+        from: &CopyProgress,
+        count: &'a AtomicU64,
+    ) -> Result<Receiving<'a>> {
         let wanted = from.base.map_or(Wanted::Data, Wanted::Differences);
         let ranges = remote.source.read(from.copied, wanted)?;
         Ok(Receiving {
             remote,
             ranges,
+            count,
             has_base: from.base.is_some(),
         })
     }
@@ -243,6 +251,8 @@ impl<'a> Receiving<'a> {
             let reason = format!("it sent {at} bytes of a snapshot of {end} bytes");
             self.remote.failed(reason)
         })?;
+        let received: usize = range.pieces.iter().map(|piece| piece.bytes.len()).sum();
+        self.count.fetch_add(received as u64, Ordering::Relaxed);
         let next = range.end();
         let inside = |piece: &Piece| piece.offset >= at && piece.end() <= next;
         if range.offset != at || next <= at || next > end || !range.pieces.iter().all(inside) {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use super::begun::{find_begun, is_written};
-use super::copy::{Copying, Filling};
+use super::copies::Copying;
+use super::copy::Filling;
 use super::restore::{Content, undo_volume};
 use crate::backend::Image;
 use crate::error::{Error, Result};

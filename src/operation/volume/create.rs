@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::backend::place::lvm::raw_block;
-use crate::error::{Error, Kind, Mismatch, Result};
+use crate::error::{Error, Kind, Mismatch, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{
     AccessType, Allocation, Capability, VolumeId, VolumeParameters, Wipe, mkfs, mount_option,
@@ -16,7 +16,7 @@ use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::begun::is_written;
-use crate::operation::snapshot::remote::RemoteSnapshot;
+use crate::operation::snapshot::remote::{Purpose, RemoteSnapshot};
 use crate::operation::snapshot::restore::{Content, describe_source};
 use crate::operation::{CreateVolume, Volume, Volumes};
 use crate::record::{ContentSource, VolumeRecord, VolumeState};
@@ -42,7 +42,7 @@ impl Volumes {
     /// CreateVolume. A crash leaves an incomplete volume, which the next start or a retry cleans
     /// up.
     pub fn create_volume(&self, request: &CreateVolume) -> Result<Volume> {
-        self.create_from(request, || match &request.content_source {
+        self.create_from(request, false, || match &request.content_source {
             Some(source) => self.snapshots.content(source).map(Some),
             None => Ok(None),
         })
@@ -55,12 +55,17 @@ impl Volumes {
         request: &CreateVolume,
         remote: Result<RemoteSnapshot>,
     ) -> Result<Volume> {
-        self.create_from(request, || Ok(Some(Content::Remote(Box::new(remote?)))))
+        let moved = |remote: &RemoteSnapshot| remote.purpose != Purpose::Restore;
+        let is_moved = remote.as_ref().is_ok_and(moved);
+        self.create_from(request, is_moved, || {
+            Ok(Some(Content::Remote(Box::new(remote?))))
+        })
     }
 
     fn create_from(
         &self,
         request: &CreateVolume,
+        is_moved: bool,
         find: impl FnOnce() -> Result<Option<Content>>,
     ) -> Result<Volume> {
         let _name = self.pools.locks.acquire(Key::Name(request.name.clone()))?;
@@ -73,11 +78,25 @@ impl Volumes {
                 }
             };
         }
+        let made = self.make(request, find);
+        made.map_err(|error| match error {
+            // A later snapshot continues a volume that moves.
+            Error::NotFound { .. } if is_moved => error,
+            error => self.end_begun(&request.name, error),
+        })
+    }
+
+    /// Creates a volume whose name is locked, and that does not exist.
+    fn make(
+        &self,
+        request: &CreateVolume,
+        find: impl FnOnce() -> Result<Option<Content>>,
+    ) -> Result<Volume> {
         let home = self.pools.home().to_string();
         if !request.requisite.is_empty() && !request.requisite.contains(&home) {
             return Err(Error::TopologyMismatch { home });
         }
-        let content = self.content_of(&request.name, find)?;
+        let content = find()?;
         let pool = match &content {
             Some(content) => self.snapshots.pool_from(&request.parameters, content)?,
             None => self.pools.choose_pool(request.parameters.pool.as_deref())?,
@@ -91,9 +110,10 @@ impl Volumes {
                 .capacity
                 .resolve(minimum_size(&request.capabilities))?,
         };
+        let planned = self.plan(&pool, id, &request.name, size, &request.parameters);
         let record = VolumeRecord {
             capabilities: request.capabilities.clone(),
-            ..self.plan(&pool, id, &request.name, size, &request.parameters)?
+            ..planned.map_err(|error| unfit(&pool, content.as_ref(), error))?
         };
         for fs in request
             .capabilities
@@ -116,7 +136,13 @@ impl Volumes {
             return Ok(self.pools.volume(&pool, &record));
         }
         if let Some(content) = content {
-            return self.snapshots.make_from(&pool, record, content);
+            let made = self.snapshots.make_from(&pool, record, content);
+            return made.map_err(|error| match error {
+                Error::Host { ref source, .. } if source.is_too_large() => {
+                    unfit(&pool, Some(content), error)
+                }
+                other => other,
+            });
         }
         // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
         let ended = pool.backend.volumes.delete_unanswered(id.uuid);
@@ -127,23 +153,18 @@ impl Volumes {
         Ok(self.pools.volume(&pool, &record))
     }
 
-    /// Opens the source of a new volume. A missing source is a final error, so the volume that an
-    /// earlier call with the same name left incomplete is deleted first.
-    fn content_of(
-        &self,
-        name: &str,
-        find: impl FnOnce() -> Result<Option<Content>>,
-    ) -> Result<Option<Content>> {
-        let absent = match find() {
-            Err(absent @ (Error::NotFound { .. } | Error::Forwarded { .. })) => absent,
-            found => return found,
-        };
+    /// After a final error the caller forgets the volume, so what an earlier call has begun to fill
+    /// under this name is deleted first.
+    fn end_begun(&self, name: &str, error: Error) -> Error {
+        if !error.is_final() {
+            return error;
+        }
         let ended = self.pools.serving().into_iter().try_for_each(|pool| {
             let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, name).uuid;
             let _lock = self.pools.locks.acquire(Key::Volume(uuid))?;
             pool.backend.volumes.delete_unanswered(uuid)
         });
-        Err(absent.with_undo(ended))
+        error.with_undo(ended)
     }
 
     /// The record of a new volume, or an error if the pool does not support its parameters.
@@ -320,13 +341,29 @@ fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()
     if content.pool().is_some_and(|own| own.id() == pool.id()) || had >= least {
         return Ok(());
     }
-    Err(Error::invalid(
-        "parameters.pool",
-        format!(
-            "the block size of the source is {had} bytes, which the copy must keep, but the disk of pool {} has a block size of {least} bytes; create the copy in the pool of its source",
-            pool.definition.name
+    let name = &pool.definition.name;
+    let problem = format!(
+        "the block size of the source is {had} bytes, which the copy must keep, but the disk of pool {name} has a block size of {least} bytes"
+    );
+    Err(match content {
+        Content::Remote(_) => unfit(pool, Some(content), Error::invalid("blockSize", problem)),
+        _ => Error::invalid(
+            "parameters.pool",
+            format!("{problem}; create the copy in the pool of its source"),
         ),
-    ))
+    })
+}
+
+/// What a pool cannot have is final for a volume of this node. A copy of a snapshot of another node
+/// may be possible in the pool of a third one.
+fn unfit(pool: &Pool, content: Option<&Content>, error: Error) -> Error {
+    match content {
+        Some(Content::Remote(_)) if error.is_final() => Error::Unfit {
+            pool: pool.definition.name.clone(),
+            reason: chain(&error),
+        },
+        _ => error,
+    }
 }
 
 /// Refuses harmful options. Only new volumes are checked, because volumes of an earlier release may

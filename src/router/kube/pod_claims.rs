@@ -110,7 +110,7 @@ pub(super) async fn check_node(cluster: &InCluster, claims: &PodClaims, name: &s
 }
 
 /// A pod that has ended, or is being deleted, waits for no volume.
-fn is_waiting(pod: &Pod) -> bool {
+pub(super) fn is_waiting(pod: &Pod) -> bool {
     let phase = pod
         .status
         .as_ref()
@@ -136,7 +136,7 @@ fn together(claim: &str, pods: Vec<Pod>) -> (BTreeSet<String>, Vec<Pod>, Vec<Pod
 }
 
 /// The claims that a pod uses, those of its generic ephemeral volumes included.
-fn claims_of(pod: &Pod) -> Vec<String> {
+pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let volumes = pod
         .spec
         .iter()

@@ -75,7 +75,7 @@ fn tolerates(spec: &PodSpec, node: &Node, name: &str) -> Fit {
     }
 }
 
-fn is_tolerated(taint: &Taint, toleration: &Toleration) -> bool {
+pub(in crate::router) fn is_tolerated(taint: &Taint, toleration: &Toleration) -> bool {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (effect, key) = (text(&toleration.effect), text(&toleration.key));
     let is_meant = effect.is_empty() || effect == taint.effect;

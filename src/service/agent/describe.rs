@@ -7,10 +7,10 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::agent::find_request::Kind;
-use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool};
+use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
 use crate::error::Error;
 use crate::model::GroupId;
-use crate::operation::{Description, Driver, Forgotten, Named, NotGrown, PoolStatus};
+use crate::operation::{CopyStatus, Description, Driver, Forgotten, Named, NotGrown, PoolStatus};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
@@ -83,6 +83,13 @@ impl Service {
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),
             peer_port: self.peer_port(),
+            copies: self
+                .driver
+                .snapshots
+                .copies()
+                .into_iter()
+                .map(copy)
+                .collect(),
         })
     }
 
@@ -124,6 +131,14 @@ fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
         reason: small.reason.clone(),
     })
     .collect()
+}
+
+fn copy(running: CopyStatus) -> RunningCopy {
+    RunningCopy {
+        volume_name: running.volume,
+        copied_bytes: running.copied,
+        total_bytes: running.total,
+    }
 }
 
 fn groups(ids: &[Uuid]) -> Vec<String> {

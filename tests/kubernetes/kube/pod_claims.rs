@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use slackwater::error::Result;
 use slackwater::router::InCluster;
-use slackwater::router::cluster::Cluster;
+use slackwater::router::cluster::{Cluster, Unwanted};
 use slackwater::router::restore_node::{Claim, Class, PodClaims, Source, State, Tie};
 
 use crate::kube::agents::{Agents, cluster, list};
@@ -341,4 +341,64 @@ fn a_node_is_examined_with_its_pods() {
     );
     shop.api.forbid("/api/v1/nodes/node-a");
     assert!(check("node-a").is_err());
+}
+
+#[test]
+fn a_copy_is_wanted_until_its_node_is_cordoned_or_gone_or_its_claim_is_deleted() {
+    let shop = Shop::new();
+    let found = |node: &str, claim: Option<&str>| {
+        let found = shop.cluster.is_unwanted(node, claim);
+        shop.api.runtime.block_on(found)
+    };
+    let node = |spec: Value| {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+            "spec": spec});
+        shop.api.put("/api/v1/nodes/node-a", node);
+    };
+    let pods = |tolerations: Value| {
+        let mut tolerant = pod("db-0", &["data-db-0"]);
+        tolerant["spec"]["tolerations"] = tolerations;
+        list(
+            &shop.api,
+            PODS,
+            "Pod",
+            json!([tolerant, pod("db-1", &["data-db-1"])]),
+        );
+    };
+    let claim_path = format!("{CLAIMS}/data-db-0");
+    shop.api
+        .put(&claim_path, claim("data-db-0", from_snapshot()));
+    let claimed = Some("shop/data-db-0");
+    let because = |found: Option<Unwanted>, word: &str| match found {
+        Some(Unwanted::Node(why)) => assert!(why.contains(word), "{why}"),
+        other => panic!("{word}: {other:?}"),
+    };
+    node(json!({}));
+    assert_eq!(found("node-a", claimed), None);
+    assert_eq!(
+        shop.api.asked(PODS),
+        0,
+        "pods are read only if the node is cordoned"
+    );
+    node(json!({"unschedulable": true}));
+    pods(json!([]));
+    because(found("node-a", claimed), "cordoned");
+    because(found("node-a", None), "cordoned");
+    // The scheduler selects a cordoned node for this pod.
+    let of_daemon_sets = json!([{"key": "node.kubernetes.io/unschedulable",
+        "operator": "Exists", "effect": "NoSchedule"}]);
+    pods(of_daemon_sets);
+    assert_eq!(found("node-a", claimed), None);
+    because(found("node-x", claimed), "no longer in the cluster");
+    node(json!({}));
+    let deleted = found("node-a", Some("shop/gone"));
+    assert_eq!(
+        deleted,
+        Some(Unwanted::Claim("claim shop/gone was deleted".into()))
+    );
+    // What cannot be read ends no copy.
+    shop.api.forbid(&claim_path);
+    assert_eq!(found("node-a", claimed), None);
+    shop.api.forbid("/api/v1/nodes/node-a");
+    assert_eq!(found("node-a", claimed), None);
 }

@@ -12,6 +12,7 @@ use slackwater::agent::DescribeResponse;
 use slackwater::agent::admin_client::AdminClient;
 use slackwater::agent::admin_server::AdminServer;
 use slackwater::agent::agent_server::AgentServer;
+use slackwater::agent::peer_server::PeerServer;
 use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::controller_server::ControllerServer;
 use slackwater::csi::group_controller_client::GroupControllerClient;
@@ -30,10 +31,10 @@ use slackwater::host::memory::{MemoryHost, MemoryOptions};
 use slackwater::model::{Alpha, PoolId, SharedVolume};
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
-use slackwater::router::cluster::{KnownPool, ObjectRef};
+use slackwater::router::cluster::{KnownPool, ObjectRef, Unwanted};
 use slackwater::router::restore_node::{Fit, PodClaims};
 use slackwater::router::{Agents, Cluster, Dial, Options, Router};
-use slackwater::service::Service;
+use slackwater::service::{Callers, PeerDial, PeerService, Peers, Service};
 use slackwater::telemetry::Metrics;
 use tempfile::TempDir;
 use tokio::net::UnixListener;
@@ -109,9 +110,33 @@ pub struct AgentNode {
     pub driver: Arc<Driver>,
     pub address: SocketAddr,
     served: Option<Served>,
+    /// Where it sends snapshots to other agents, and the port that it reports for that.
+    pub peer_address: Option<SocketAddr>,
+    pub reported_port: Option<u16>,
+    peers: Option<Served>,
 }
 
 impl AgentNode {
+    /// With an address at which it sends snapshots to any caller that has a ticket.
+    pub fn with_peers(name: &str, pools: &[&str], capacity: Option<u64>) -> AgentNode {
+        let mut node = AgentNode::start(name, pools, capacity);
+        let served = node.serve_peers(None);
+        node.peer_address = Some(served.address);
+        node.reported_port = Some(served.address.port());
+        node.peers = Some(served);
+        node.revive();
+        node
+    }
+
+    fn serve_peers(&self, address: Option<SocketAddr>) -> Served {
+        let service = PeerService::new(self.driver.clone(), Arc::new(AnyCaller));
+        Served::at(address, move |listener| async move {
+            let server = Server::builder().add_service(PeerServer::new(service));
+            let incoming = TcpListenerStream::new(listener);
+            server.serve_with_incoming(incoming).await.unwrap();
+        })
+    }
+
     pub fn start(name: &str, pools: &[&str], capacity: Option<u64>) -> AgentNode {
         let options = MemoryOptions::default();
         let machine = MemoryHost::with_options(MemoryOptions {
@@ -127,6 +152,9 @@ impl AgentNode {
             driver,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             served: None,
+            peer_address: None,
+            reported_port: None,
+            peers: None,
         };
         let served = node.serve(None);
         node.address = served.address;
@@ -135,7 +163,13 @@ impl AgentNode {
     }
 
     fn serve(&self, address: Option<SocketAddr>) -> Served {
-        let service = Service::new(self.driver.clone(), all_alpha());
+        let mut service = Service::new(self.driver.clone(), all_alpha());
+        if self.reported_port.is_some() {
+            service = service.with_peers(Peers {
+                dial: Arc::new(Plain),
+                port: self.reported_port,
+            });
+        }
         Served::at(address, move |listener| async move {
             let server = Server::builder()
                 .add_service(ControllerServer::new(service.clone()))
@@ -149,12 +183,14 @@ impl AgentNode {
     /// Breaks the agent's connections and stops listening. Running calls go on.
     pub fn kill(&mut self) {
         self.served = None;
+        self.peers = None;
     }
 
     /// The agent listens again on the same port.
     pub fn revive(&mut self) {
-        self.served = None;
+        self.kill();
         self.served = Some(self.serve(Some(self.address)));
+        self.peers = (self.peer_address).map(|address| self.serve_peers(Some(address)));
     }
 
     /// Ends the machine's process, and starts another one with other pools.
@@ -201,11 +237,30 @@ impl Dial for Plain {
     }
 }
 
+#[tonic::async_trait]
+impl PeerDial for Plain {
+    async fn dial(&self, _node: &str, address: &str) -> Result<Channel> {
+        Ok(endpoint(address)?.connect_lazy())
+    }
+}
+
+/// Without certificates, every caller counts as the agent of any node.
+struct AnyCaller;
+
+impl Callers for AnyCaller {
+    fn is_agent_of(&self, _caller: &tonic::Extensions, _node: &str) -> bool {
+        true
+    }
+}
+
 /// The state of Kubernetes.
 #[derive(Default)]
 pub struct KubernetesState {
     pub selected: BTreeMap<String, String>,
     pub gone: BTreeSet<String>,
+    /// Nodes on which no copy is to go on, and claims that were deleted.
+    pub cordoned: BTreeSet<String>,
+    pub deleted: BTreeSet<String>,
     pub lost: BTreeSet<PoolId>,
     pub known: Vec<KnownPool>,
     pub unknown: bool,
@@ -267,6 +322,20 @@ impl Cluster for Kubernetes {
     async fn has_node(&self, node: &str) -> Result<bool> {
         self.check()?;
         Ok(node.starts_with("node-") && !self.0.lock().unwrap().gone.contains(node))
+    }
+
+    async fn is_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
+        let state = self.0.lock().unwrap();
+        if state.gone.contains(node) {
+            let gone = "it is no longer in the cluster";
+            return Some(Unwanted::Node(gone.into()));
+        }
+        if state.cordoned.contains(node) {
+            return Some(Unwanted::Node("it is cordoned".into()));
+        }
+        let is_deleted = |claim: &str| state.deleted.contains(claim);
+        let deleted = claim.filter(|claim| is_deleted(claim));
+        deleted.map(|claim| Unwanted::Claim(format!("claim {claim} was deleted")))
     }
 
     fn claim_of(&self, volume_id: &str) -> Option<String> {

@@ -78,7 +78,7 @@ fn the_arrows_between_files_are_seen() {
     let expected = [
         ("operation/volume/stage.rs", "operation/pools/lookup.rs"),
         ("operation/volume/fit.rs", "operation/usage/show.rs"),
-        ("operation/volume/stage.rs", "operation/snapshot/copy.rs"),
+        ("operation/volume/stage.rs", "operation/snapshot/copies.rs"),
         ("operation/usage/view.rs", "operation/pools/pool.rs"),
         ("operation/node/open.rs", "operation/pools/pool.rs"),
     ];

@@ -1,5 +1,10 @@
 //! What happens to a source between the plan of its copy and the lock of it.
 
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::super::copies::{Copies, MAX_BYTES_PER_SECOND, MAX_COPIES};
 use super::*;
 use crate::cut::Seams;
 use crate::host::memory::{MemoryHost, MemoryOptions};
@@ -243,13 +248,14 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     wait(59);
     clean();
     assert!(is_there());
-    // A call asks for the copy, in vain, because its source is in use.
-    node.stage();
-    let refused = driver
-        .volumes
-        .create_volume(&node.clone_request())
-        .unwrap_err();
-    assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
+    // A call asks for the copy, in vain, because there are too many others.
+    let pools = [pool.id(); 2];
+    let others = || driver.snapshots.begin_copy(None, None, pools).unwrap();
+    let others: Vec<_> = (0..MAX_COPIES).map(|_| others()).collect();
+    let create = || driver.volumes.create_volume(&node.clone_request());
+    let refused = create().unwrap_err();
+    assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
+    drop(others);
     wait(59);
     clean();
     assert!(is_there());
@@ -260,6 +266,13 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     assert!(is_there());
     drop(lock);
     clean();
+    assert!(!is_there());
+    // After a final answer nothing is left: the source is in use, so the copy is worthless.
+    cut_off(&node);
+    assert!(is_there());
+    node.stage();
+    let refused = create().unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     assert!(!is_there());
     assert!(
         pool.backend.volumes.ready(None, 10).len() == 1,

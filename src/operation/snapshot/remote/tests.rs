@@ -359,17 +359,84 @@ fn a_block_size_that_the_disk_of_the_target_does_not_have_is_refused() {
     let target = Node::with("default=memory:", coarse);
     let snapshot = source.snapshot("a", &[1]);
     let asked = request("copy", Some(&snapshot));
-    let refused = receive(
-        &target,
-        &asked,
-        remote(&snapshot, direct(&source, &snapshot)),
-    );
-    let refused = refused.unwrap_err().to_string();
+    let mut explicit = request("copy", Some(&snapshot));
+    explicit.parameters.block_size = Some(512);
+    for asked in [asked, explicit] {
+        let refused = receive(
+            &target,
+            &asked,
+            remote(&snapshot, direct(&source, &snapshot)),
+        );
+        // The pool of another node may have it.
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Unfit { .. }), "{refused:?}");
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("512") && refused.contains("4096"),
+            "{refused}"
+        );
+        assert_eq!(target.volumes(), []);
+    }
+}
+
+#[test]
+fn a_file_that_is_too_long_for_the_pool_is_refused_by_the_name_of_the_pool() {
+    let (source, target) = (Node::new("default=memory:"), Node::new("default=memory:"));
+    let snapshot = source.snapshot("a", &[1]);
+    let asked = request("copy", Some(&snapshot));
+    target
+        .host
+        .fail_always("allocate", Some(nix::errno::Errno::EFBIG));
+    let offered = remote(&snapshot, direct(&source, &snapshot));
+    let refused = receive(&target, &asked, offered).unwrap_err();
     assert!(
-        refused.contains("512") && refused.contains("4096"),
-        "{refused}"
+        matches!(&refused, Error::Unfit { pool, .. } if pool == "default"),
+        "{refused:?}"
     );
     assert_eq!(target.volumes(), []);
+}
+
+#[test]
+fn after_a_final_error_nothing_of_an_earlier_copy_is_left() {
+    let (source, target) = (Node::new("default=memory:"), Node::new("default=memory:"));
+    let snapshot = source.snapshot("a", &[1]);
+    let asked = request("copy", Some(&snapshot));
+    let volumes = &target.driver.volumes;
+    let offered = || Ok(remote(&snapshot, direct(&source, &snapshot)));
+    let elsewhere = CreateVolume {
+        requisite: vec!["another".into()],
+        ..asked.clone()
+    };
+    let smaller = CreateVolume {
+        capacity: size(GIB / 2),
+        ..asked.clone()
+    };
+    let mut coarse = asked.clone();
+    coarse.parameters.block_size = Some(4096);
+    for (name, other) in [
+        ("topology", elsewhere),
+        ("size", smaller),
+        ("class", coarse),
+    ] {
+        let (offer, cut) = direct(&source, &snapshot);
+        cut.faults.lock().unwrap().cut_after = Some(8);
+        receive(&target, &asked, remote(&snapshot, (offer, cut))).unwrap_err();
+        assert_eq!(target.volumes().len(), 1);
+        let refused = volumes.receive_volume(&other, offered()).unwrap_err();
+        assert!(refused.is_final(), "{name}: {refused:?}");
+        assert_eq!(target.volumes(), [], "{name}");
+    }
+    // If it cannot be deleted, the error is not final.
+    let (offer, cut) = direct(&source, &snapshot);
+    cut.faults.lock().unwrap().cut_after = Some(8);
+    receive(&target, &asked, remote(&snapshot, (offer, cut))).unwrap_err();
+    target
+        .host
+        .fail_always("rename", Some(nix::errno::Errno::EIO));
+    let gone = Error::not_found(Kind::Snapshot, &snapshot);
+    let refused = volumes.receive_volume(&asked, Err(gone)).unwrap_err();
+    assert!(!refused.is_final(), "{refused:?}");
+    assert_eq!(target.volumes().len(), 1);
 }
 
 #[test]

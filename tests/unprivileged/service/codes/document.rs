@@ -38,6 +38,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::OutOfMetadata { .. } => "Out of metadata",
         Error::OutOfRange { .. } => "Out of range",
         Error::TopologyMismatch { .. } => "Elsewhere only",
+        Error::Unfit { .. } => "Unfit",
         Error::BadToken { .. } => "Bad token",
         Error::Unreachable { .. } => "Unreachable",
         Error::Unsupported { .. } => "Unsupported",
@@ -60,7 +61,7 @@ fn name_of(error: &Error) -> &'static str {
 }
 
 /// The number of names in [`name_of`].
-const NAMES: usize = 29;
+const NAMES: usize = 30;
 
 const VOLUME: &str = "5f0c...e1.8a27...3d";
 
@@ -179,6 +180,13 @@ fn conditions() -> Vec<Condition> {
                 home: "0b5c...77".into(),
             },
             "The requested topology only allows other nodes. The provisioner asks the scheduler for another node.",
+        ),
+        of(
+            Error::Unfit {
+                pool: "default".into(),
+                reason: "the block size of the snapshot is 512 bytes, which its copy must keep, but that of the disk of the pool is 4096 bytes".into(),
+            },
+            "The snapshot of another node cannot be copied into this pool. Nothing is left here. The provisioner asks the scheduler for another node.",
         ),
         of(
             Error::BadToken {
@@ -469,6 +477,18 @@ fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
                 );
             }
         }
+        let is_kept = may_leave.contains(&condition.name);
+        assert_eq!(condition.example.is_final(), !is_kept, "{}", condition.name);
+    }
+    for code in 0..=16 {
+        let message = String::new();
+        let is_final = Error::Forwarded { code, message }.is_final();
+        let code = Code::from_i32(code);
+        let is_kept = matches!(
+            code,
+            Code::Cancelled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable
+        );
+        assert_eq!(is_final, !is_kept, "{code:?}");
     }
 }
 

@@ -1,0 +1,258 @@
+//! The copies that run, and how far they are: their number and their rate are limited.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::source::Source;
+use crate::error::{Error, Result};
+use crate::model::PoolId;
+use crate::model::size::MIB;
+
+/// Maximum rate of all copies together that read or write a pool, in bytes per second. It is half
+/// of what a SATA disk delivers, so that copies never use all of a disk.
+pub(super) const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
+/// Maximum number of copies that run in parallel.
+pub(super) const MAX_COPIES: usize = 8;
+/// Maximum time that a copy waits for other copies before a step.
+const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
+/// Seconds after which an unfinished copy is forgotten if no call has asked for it since. Sidecars
+/// repeat their calls every few minutes at the latest.
+const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
+
+/// The copies that run.
+#[derive(Debug, Default)]
+pub(in crate::operation) struct Copies {
+    /// When a call last asked for each unfinished copy, in seconds since 1970, by the volume or
+    /// snapshot that is filled.
+    asked: Mutex<HashMap<Uuid, u64>>,
+    /// The running copies of volumes, by the source volume, with a flag that aborts the copy.
+    of: Mutex<HashMap<Uuid, Arc<AtomicBool>>>,
+    /// The namespace of each running copy.
+    running: Mutex<Vec<Option<String>>>,
+    /// When the next step may begin, for each pool.
+    paces: Mutex<HashMap<PoolId, Instant>>,
+    /// The volumes that are filled.
+    into: Mutex<Vec<Arc<Into>>>,
+}
+
+/// A volume that is filled.
+#[derive(Debug)]
+struct Into {
+    name: String,
+    /// The bytes that are filled, of all.
+    reached: Mutex<(u64, u64)>,
+    /// The copy is to end.
+    is_unwanted: AtomicBool,
+}
+
+/// A copy into a volume that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyStatus {
+    /// The request name of the volume.
+    pub volume: String,
+    pub copied: u64,
+    pub total: u64,
+}
+
+/// A running copy. Dropping it removes it from the list.
+pub(in crate::operation) struct Copying<'a> {
+    copies: &'a Copies,
+    /// The namespace for which it runs.
+    namespace: Option<String>,
+    /// The pools that it reads and writes.
+    pools: [PoolId; 2],
+    /// The source volume, and whether its copy was aborted.
+    of: Option<(Uuid, Arc<AtomicBool>)>,
+    into: Option<Arc<Into>>,
+}
+
+impl Copies {
+    /// Aborts the copy of a volume that is about to be used. What was copied is worthless.
+    pub(in crate::operation) fn cancel(&self, volume: Uuid) {
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ended) = copies.get(&volume) {
+            ended.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Records that a call asks for a copy into this volume or snapshot.
+    pub(in crate::operation) fn ask(&self, into: Uuid, now: u64) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|_, at| now < at.saturating_add(2 * FORGOTTEN_AFTER_SECONDS));
+        asked.insert(into, now);
+    }
+
+    /// Whether no call has asked for a copy for `FORGOTTEN_AFTER_SECONDS`. If no call has asked
+    /// this process for it, that time begins with the first check, because the callers may have
+    /// been down as well.
+    pub(in crate::operation) fn is_forgotten(&self, into: Uuid, now: u64) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = *asked.entry(into).or_insert(now);
+        now >= at.saturating_add(FORGOTTEN_AFTER_SECONDS)
+    }
+
+    /// Adds a copy to those that run. No namespace has more than half of them, so that the claims
+    /// of one namespace do not delay those of all others.
+    pub(super) fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
+        let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_namespace = running.iter().filter(|one| **one == namespace).count();
+        let most = if namespace.is_some() {
+            MAX_COPIES / 2
+        } else {
+            MAX_COPIES
+        };
+        if running.len() >= MAX_COPIES || of_namespace >= most {
+            return Err(Error::Pending {
+                what: format!("{most} other copies (the limit of this node)"),
+            });
+        }
+        running.push(namespace.clone());
+        Ok(Copying {
+            copies: self,
+            namespace,
+            pools,
+            of: None,
+            into: None,
+        })
+    }
+
+    /// Records a step of this length, which began at this time. Returns when the next step may begin,
+    /// for all copies in these pools together.
+    pub(in crate::operation) fn step(
+        &self,
+        now: Instant,
+        pools: [PoolId; 2],
+        length: u64,
+    ) -> Instant {
+        let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
+        let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));
+        // A delay that was not waited for (in simulated time, or by a copy that failed) does not
+        // add up.
+        let next = (due + step).min(now + MAX_STEP_DELAY);
+        paces.extend(pools.map(|pool| (pool, next)));
+        next
+    }
+
+    fn all_into(&self) -> MutexGuard<'_, Vec<Arc<Into>>> {
+        self.into.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a copy into a volume.
+    pub(super) fn end(&self, name: &str) {
+        let all = self.all_into();
+        for into in all.iter().filter(|into| into.name == name) {
+            into.is_unwanted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn of_volumes(&self) -> Vec<CopyStatus> {
+        let all = self.all_into();
+        let each = all.iter().map(|into| {
+            let (copied, total) = *into.reached.lock().unwrap_or_else(PoisonError::into_inner);
+            CopyStatus {
+                volume: into.name.clone(),
+                copied,
+                total,
+            }
+        });
+        each.collect()
+    }
+
+    /// Whether a volume is being copied.
+    pub(in crate::operation) fn has(&self, volume: Uuid) -> bool {
+        let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.contains_key(&volume)
+    }
+}
+
+impl Copying<'_> {
+    /// The pools that it reads and writes.
+    pub(in crate::operation) fn pools(&self) -> [PoolId; 2] {
+        self.pools
+    }
+
+    /// Registers the source volume, which is copied only once at a time.
+    pub(super) fn reads(&mut self, source: &Source) -> Result<()> {
+        let ended = Arc::new(AtomicBool::default());
+        let running = &self.copies.of;
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.contains_key(&source.id.uuid) {
+            return Err(Error::Pending {
+                what: format!("the copy of volume {}", source.text),
+            });
+        }
+        running.insert(source.id.uuid, ended.clone());
+        drop(running);
+        self.of = Some((source.id.uuid, ended));
+        Ok(())
+    }
+
+    /// Registers the volume that is filled.
+    pub(super) fn fills(&mut self, name: &str) {
+        let into = Arc::new(Into {
+            name: name.to_string(),
+            reached: Mutex::default(),
+            is_unwanted: AtomicBool::default(),
+        });
+        self.copies.all_into().push(into.clone());
+        self.into = Some(into);
+    }
+
+    pub(super) fn reached(&self, copied: u64, total: u64) {
+        if let Some(into) = &self.into {
+            let mut reached = into.reached.lock().unwrap_or_else(PoisonError::into_inner);
+            *reached = (copied, total);
+        }
+    }
+
+    /// An error if the volume was used since the copy began, or if the copy is not wanted any more.
+    /// It is also checked after the last byte; a use after that does not affect the copy.
+    pub(in crate::operation) fn check(&self) -> Result<()> {
+        if let Some((volume, ended)) = &self.of
+            && ended.load(Ordering::SeqCst)
+        {
+            return Err(Error::Busy {
+                subject: format!("the copy of volume {volume}"),
+                holder: "the volume was staged or published, which aborted the copy".into(),
+            });
+        }
+        match &self.into {
+            Some(into) if into.is_unwanted.load(Ordering::SeqCst) => {
+                let name = &into.name;
+                let what = format!("volume {name} (the copy into it is not wanted any more)");
+                Err(Error::pending(what))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        let running = &self.copies.running;
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = running.iter().position(|one| *one == self.namespace) {
+            running.swap_remove(at);
+        }
+        drop(running);
+        if let Some((volume, _)) = &self.of {
+            let mut copies = self
+                .copies
+                .of
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            copies.remove(volume);
+        }
+        if let Some(own) = &self.into {
+            let mut all = self.copies.all_into();
+            all.retain(|into| !Arc::ptr_eq(into, own));
+        }
+    }
+}
