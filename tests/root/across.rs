@@ -13,6 +13,7 @@
 mod agents;
 mod answers;
 mod cluster;
+mod copies;
 mod differences;
 mod hooks;
 mod network;

@@ -250,7 +250,7 @@ impl Run {
             Step::DeleteSnapshot(name) => (self.model.snapshots.contains_key(name), false),
             Step::Group(name, _) => (self.model.groups.contains_key(name), true),
             Step::DeleteGroup(name) => (self.model.groups.contains_key(name), false),
-            Step::Restore(name, ..) | Step::Clone(name, ..) => {
+            Step::Restore(name, ..) | Step::Receive(name, ..) | Step::Clone(name, ..) => {
                 (self.model.volumes.contains_key(name), true)
             }
             _ => return,
@@ -451,6 +451,7 @@ fn creates_object(step: &Step) -> bool {
             | Step::PublishInline(..)
             | Step::Snapshot(..)
             | Step::Restore(..)
+            | Step::Receive(..)
             | Step::Clone(..)
             | Step::Group(..)
     )

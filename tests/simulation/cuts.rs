@@ -19,6 +19,7 @@ use slackwater::operation::{
 };
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
 
+use super::remote::{self, REMOTE_TOKENS, remote_snapshot};
 use super::{POOL, Simulation, Step, VolumeConfig, create, is_thin, range, staging, target};
 
 /// The content of a source at a try.
@@ -164,6 +165,11 @@ impl Simulation {
                 }
             }
             Step::Clone(name, volume, ..) => self.record_source(name, volume),
+            Step::Receive(name, ..) => {
+                let (written, synced) = (REMOTE_TOKENS.to_vec(), REMOTE_TOKENS.to_vec());
+                let key = (name.to_string(), remote_snapshot().to_string());
+                self.record_content(key, SourceContent { written, synced });
+            }
             Step::Restore(name, snapshot, ..) => {
                 let id = self.snapshot_id(snapshot);
                 if self.is_ready(&id) {
@@ -205,6 +211,9 @@ impl Simulation {
             Step::Restore(name, snapshot, config, _) => {
                 let id = self.snapshot_id(snapshot);
                 self.record_copy(name, *config, id);
+            }
+            Step::Receive(name, config, _) => {
+                self.record_copy(name, *config, remote_snapshot().to_string());
             }
             Step::Clone(name, volume, config, _) => {
                 let id = self.id(volume);
@@ -327,6 +336,7 @@ impl Simulation {
                 let from = ContentSource::Snapshot(self.snapshot_id(snapshot));
                 create_from(driver, name, *config, *size, from)
             }
+            Step::Receive(name, config, size) => remote::receive(driver, name, *config, *size),
             Step::Clone(name, volume, config, size) => {
                 let from = ContentSource::Volume(self.id(volume));
                 create_from(driver, name, *config, *size, from)

@@ -9,6 +9,7 @@
 pub mod check;
 pub mod cuts;
 pub mod lasting;
+pub mod remote;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -196,6 +197,7 @@ impl Simulation {
                     Step::Create(..)
                     | Step::Snapshot(..)
                     | Step::Restore(..)
+                    | Step::Receive(..)
                     | Step::Clone(..)
                     | Step::Group(..) => self.unanswered.push((**step).clone()),
                     _ => {}

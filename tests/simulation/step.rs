@@ -115,6 +115,8 @@ pub enum Step {
     DeleteSnapshot(&'static str),
     /// Creates a volume from a snapshot, with a size in bytes.
     Restore(&'static str, &'static str, VolumeConfig, u64),
+    /// Creates a volume from the snapshot of another machine, with a size in bytes.
+    Receive(&'static str, VolumeConfig, u64),
     /// Creates a volume from a volume, with a size in bytes.
     Clone(&'static str, &'static str, VolumeConfig, u64),
     Group(&'static str, &'static [&'static str]),
@@ -161,7 +163,7 @@ impl Step {
             Step::Unpublish(..) | Step::UnpublishInline(_) => Rpc::NodeUnpublishVolume,
             Step::Snapshot(..) => Rpc::CreateSnapshot,
             Step::DeleteSnapshot(_) => Rpc::DeleteSnapshot,
-            Step::Restore(..) | Step::Clone(..) => Rpc::CreateVolume,
+            Step::Restore(..) | Step::Receive(..) | Step::Clone(..) => Rpc::CreateVolume,
             Step::Group(..) => Rpc::CreateVolumeGroupSnapshot,
             Step::DeleteGroup(_) => Rpc::DeleteVolumeGroupSnapshot,
             Step::Write(..)
@@ -243,6 +245,7 @@ impl Simulation {
             Step::Snapshot(..)
             | Step::DeleteSnapshot(_)
             | Step::Restore(..)
+            | Step::Receive(..)
             | Step::Clone(..)
             | Step::Group(..)
             | Step::DeleteGroup(_) => self.call_cut(driver, step),

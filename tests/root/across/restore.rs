@@ -23,14 +23,13 @@ pub async fn topology(agent: &Agent) -> csi::TopologyRequirement {
     }
 }
 
-/// A volume of a snapshot, on a node that is allowed alone.
-async fn restore(
-    cluster: &Cluster,
+/// The request for a volume of a snapshot, on a node that is allowed alone.
+pub(super) async fn request(
     (name, snapshot): (&str, &str),
     capability: csi::VolumeCapability,
     on: &Agent,
-) -> Result<csi::Volume, tonic::Status> {
-    let request = csi::CreateVolumeRequest {
+) -> csi::CreateVolumeRequest {
+    csi::CreateVolumeRequest {
         name: name.into(),
         capacity_range: Some(csi::CapacityRange {
             required_bytes: SIZE as i64,
@@ -41,13 +40,23 @@ async fn restore(
         volume_content_source: Some(from_snapshot(snapshot)),
         accessibility_requirements: Some(topology(on).await),
         ..Default::default()
-    };
+    }
+}
+
+/// A volume of a snapshot, on a node that is allowed alone.
+pub(super) async fn restore(
+    cluster: &Cluster,
+    asked: (&str, &str),
+    capability: csi::VolumeCapability,
+    on: &Agent,
+) -> Result<csi::Volume, tonic::Status> {
+    let request = request(asked, capability, on).await;
     let mut controller = cluster.router.client.controller();
     let created = controller.create_volume(request).await?;
     Ok(created.into_inner().volume.unwrap())
 }
 
-pub async fn delete_snapshot(router: &Client, id: &str) {
+pub(super) async fn delete_snapshot(router: &Client, id: &str) {
     let request = csi::DeleteSnapshotRequest {
         snapshot_id: id.into(),
         ..Default::default()
@@ -56,12 +65,12 @@ pub async fn delete_snapshot(router: &Client, id: &str) {
     deleted.unwrap();
 }
 
-pub fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
+pub(super) fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
     let root = agent.disk.mount_point.join(part);
     root.join(volume_uuid(id)).join("data.img")
 }
 
-pub fn sha256(path: &Path) -> String {
+pub(super) fn sha256(path: &Path) -> String {
     let sum = run("sha256sum", &[path.to_str().unwrap()]);
     sum.split_whitespace().next().unwrap().to_string()
 }

@@ -4,6 +4,7 @@ use slackwater::model::{FsType, Level};
 
 use crate::fault_sweep::trial::Scenario;
 use crate::fault_sweep::{BTRFS, V, XFS, cut_offs, sweep, sweep_repeat, used};
+use crate::simulation::remote::REMOTE_SIZE;
 use crate::simulation::{SIZE, Step, VolumeConfig};
 
 const S: &str = "s";
@@ -104,6 +105,31 @@ fn restore() {
 }
 
 #[test]
+fn receive() {
+    for (config, times) in [
+        (VolumeConfig::EXT4, 1),
+        (VolumeConfig::BLOCK, 1),
+        (VolumeConfig::THICK, 2),
+    ] {
+        sweep(&[], Step::Receive(NEW, config, times * REMOTE_SIZE));
+    }
+    // What a cut off call has received is continued, or deleted.
+    let call = Step::Receive(NEW, VolumeConfig::EXT4, REMOTE_SIZE);
+    for mut before in cut_offs(&[], &call) {
+        before.push(Step::Start);
+        let act = call.clone();
+        Scenario { before, act }.sweep_crashes();
+    }
+}
+
+#[test]
+fn stage_of_a_received_volume() {
+    let config = VolumeConfig::EXT4;
+    let received = [Step::Receive(NEW, config, 2 * REMOTE_SIZE)];
+    sweep(&received, Step::Stage(NEW));
+}
+
+#[test]
 fn restore_of_a_deleted_volume() {
     let gone = [snapshot(), Step::Delete(V)];
     sweep(&after(used(XFS), &gone), Step::Restore(NEW, S, XFS, SIZE));
@@ -158,6 +184,8 @@ fn delete_group() {
 fn repeats_of_interrupted_cuts() {
     sweep_repeat(&busy(VolumeConfig::EXT4), snapshot());
     sweep_repeat(&after(busy(XFS), &[snapshot()]), Step::DeleteSnapshot(S));
+    let received = Step::Receive(NEW, VolumeConfig::EXT4, REMOTE_SIZE);
+    sweep_repeat(&[], received);
     sweep_repeat(
         &after(busy(BTRFS), &[snapshot()]),
         Step::Restore(NEW, S, BTRFS, 2 * SIZE),

@@ -208,6 +208,7 @@ impl Scenario {
                     | Step::PublishInline(..)
                     | Step::Snapshot(..)
                     | Step::Restore(..)
+                    | Step::Receive(..)
                     | Step::Clone(..)
                     | Step::Group(..)
                         if forgotten && now != then =>
@@ -330,6 +331,7 @@ impl Scenario {
             | Step::Publish(..)
             | Step::Snapshot(..)
             | Step::Restore(..)
+            | Step::Receive(..)
             | Step::Clone(..)
             | Step::Group(..) => now.differs(before),
             Step::Stage(_) => now.differs(&ObservedState {

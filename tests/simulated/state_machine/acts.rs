@@ -87,15 +87,19 @@ fn cuts() -> impl Strategy<Value = Step> {
         2 => snapshot().prop_map(Step::DeleteSnapshot),
         4 => (name(), snapshot(), configs(), 1..4u64)
             .prop_map(|(name, of, config, times)| Step::Restore(name, of, config, SIZE * times)),
+        2 => (name(), configs(), 1..4u64)
+            .prop_map(|(name, config, times)| Step::Receive(name, config, SIZE * times)),
         3 => (name(), name(), configs(), 1..4u64)
             .prop_map(|(name, of, config, times)| Step::Clone(name, of, config, SIZE * times)),
         4 => (group(), sources).prop_map(|(group, sources)| Step::Group(group, sources)),
         2 => group().prop_map(Step::DeleteGroup),
     ]
+    // On the heap: the stack of a test is small.
+    .boxed()
 }
 
 fn steps() -> impl Strategy<Value = Step> {
-    prop_oneof![3 => volumes(), 2 => cuts()]
+    prop_oneof![3 => volumes(), 2 => cuts()].boxed()
 }
 
 fn volumes() -> impl Strategy<Value = Step> {
@@ -120,6 +124,7 @@ fn volumes() -> impl Strategy<Value = Step> {
         }),
         1 => inline().prop_map(Step::UnpublishInline),
     ]
+    .boxed()
 }
 
 /// Either nothing, or volumes that are already in use.

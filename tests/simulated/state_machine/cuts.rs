@@ -7,6 +7,7 @@ use slackwater::record::FormattedAs;
 use tonic::Code;
 
 use crate::simulation::VolumeConfig;
+use crate::simulation::remote::{REMOTE_SIZE, REMOTE_TOKENS};
 use crate::state_machine::model::{Model, Observation, Volume, VolumeView};
 
 /// The source of a volume.
@@ -14,6 +15,8 @@ use crate::state_machine::model::{Model, Observation, Volume, VolumeView};
 pub enum Source {
     Snapshot(&'static str),
     Volume(&'static str),
+    /// The snapshot of another machine.
+    Remote,
 }
 
 /// The visible state of a snapshot.
@@ -59,6 +62,20 @@ fn cut_of(name: &'static str, volume: &Volume, promised: Option<Level>) -> Cut {
             promised,
         },
         tokens: volume.tokens.clone(),
+    }
+}
+
+/// The snapshot of the other machine.
+fn remote() -> Cut {
+    Cut {
+        view: SnapshotView {
+            source: "remote",
+            size: REMOTE_SIZE,
+            formatted: Some(FormattedAs::Ext4),
+            begun: None,
+            promised: None,
+        },
+        tokens: REMOTE_TOKENS.into(),
     }
 }
 
@@ -139,6 +156,7 @@ impl Model {
         }
         let from = match source {
             Source::Snapshot(snapshot) => self.snapshots.get(snapshot).cloned(),
+            Source::Remote => Some(remote()),
             Source::Volume(volume) => {
                 let found = self.volumes.get(volume);
                 found.map(|found| cut_of(volume, found, None))

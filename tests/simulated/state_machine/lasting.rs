@@ -247,6 +247,7 @@ impl Run {
             Step::DeleteGroup(_) => part == "snapshots",
             Step::PublishInline(name, _) | Step::UnpublishInline(name) => inline(name),
             Step::Create(name, _)
+            | Step::Receive(name, ..)
             | Step::Delete(name)
             | Step::Modify(name, _)
             | Step::Expand(name, _)

@@ -229,6 +229,9 @@ impl Model {
             Step::Restore(name, snapshot, config, size) => {
                 self.create_from(name, Source::Snapshot(snapshot), *config, *size)
             }
+            Step::Receive(name, config, size) => {
+                self.create_from(name, Source::Remote, *config, *size)
+            }
             Step::Clone(name, volume, config, size) => {
                 self.create_from(name, Source::Volume(volume), *config, *size)
             }
@@ -457,6 +460,7 @@ impl Model {
 fn names_in(step: &Step) -> Vec<&'static str> {
     match step {
         Step::Create(name, _)
+        | Step::Receive(name, ..)
         | Step::Modify(name, _)
         | Step::Expand(name, _)
         | Step::StageAs(name, _)

@@ -15,6 +15,7 @@ use slackwater::record::{
 };
 use uuid::Uuid;
 
+use crate::simulation::remote::remote_snapshot;
 use crate::simulation::{POOL, VolumeConfig, staging, target};
 use crate::state_machine::Run;
 use crate::state_machine::acts::{GROUPS, INLINE, NAMES, SNAPSHOTS};
@@ -155,6 +156,7 @@ impl Run {
     fn source_of(&self, source: Option<&ContentSource>) -> Result<Option<Source>, String> {
         let found = match source {
             None => return Ok(None),
+            Some(ContentSource::Snapshot(id)) if id == remote_snapshot() => Some(Source::Remote),
             Some(ContentSource::Snapshot(id)) => SNAPSHOTS
                 .into_iter()
                 .find(|name| self.sim.snapshot_id(name) == *id)
