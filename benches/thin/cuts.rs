@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::libc;
 use slackwater::host::ThinMessage;
+use slackwater::model::FsType;
 use slackwater_testkit::snapshots::members as members_of;
 use slackwater_testkit::{block, mount, run, succeeds};
 
@@ -101,16 +102,26 @@ fn compare_members(is_delayed: bool) {
         }));
     }
     let ids: Vec<String> = volumes.iter().map(|(id, _)| id.clone()).collect();
-    // Origins of the bare messages, which have no device.
     let thin = &fixture.by_hand;
+    let by_hand: Vec<(u32, PathBuf)> = (0..MEMBERS)
+        .map(|n| {
+            let name = format!("by-hand-{n}");
+            let (id, staging) = (thin.create(&name), fixture.staging(&name));
+            thin.stage(&name, id, FsType::Ext4, &staging, true);
+            (id, staging)
+        })
+        .collect();
+    // Origins of the bare messages, which have no device.
     let origins: Vec<u32> = (1..MEMBERS).map(|_| thin.new_id()).collect();
     for id in origins.iter().copied() {
         thin.message(ThinMessage::CreateThin { id });
     }
-    let (mut one, mut all, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut one, mut all) = (Vec::new(), Vec::new());
+    let (mut bare, mut hand) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
         // So that each freeze has something to write back.
-        for (_, staging) in &volumes {
+        let roots = volumes.iter().map(|it| &it.1);
+        for staging in roots.chain(by_hand.iter().map(|it| &it.1)) {
             std::fs::write(staging.join("data"), format!("{round}")).expect("a file");
         }
         // With slow flushes, the freezes alone take longer than by default.
@@ -126,16 +137,23 @@ fn compare_members(is_delayed: bool) {
         for id in copies {
             thin.message(ThinMessage::Delete { id });
         }
+        let windows = [thin.cut(&by_hand[..1]), thin.cut(&by_hand)];
         // The first round is a warm-up.
         if round > 0 {
             one.push(first);
             all.push(group);
             bare.push(messages);
+            hand.push(windows);
         }
     }
     tell_members(is_delayed, &one, &all, &bare);
+    tell_hand(&[&one, &all], &hand);
     if !is_delayed {
         by_lvm(&fixture, &ids, rounds);
+    }
+    for (n, (id, staging)) in by_hand.iter().enumerate() {
+        thin.hand.unstage(staging);
+        thin.delete(&thin.hand.volumes.join(format!("by-hand-{n}")), *id);
     }
     fixture.runtime.block_on(async {
         for (id, staging) in &volumes {
@@ -144,6 +162,21 @@ fn compare_members(is_delayed: bool) {
         }
     });
     fixture.end();
+}
+
+/// The window of the driver, compared with the same freezes, suspends, messages, resumes and thaws
+/// without it.
+fn tell_hand(cuts: &[&[Cut]; 2], hand: &[[f64; 2]]) {
+    println!("\n| | by hand | driver / by hand |");
+    println!("|---|---|---|");
+    for (at, what) in ["one member", "sixteen members"].iter().enumerate() {
+        let pairs = Pairs {
+            ours: cuts[at].iter().map(|cut| cut.frozen).collect(),
+            hand: hand.iter().map(|windows| windows[at]).collect(),
+        };
+        let spread = Spread::of(pairs.hand.iter().copied());
+        println!("| {what} | {spread} | {} |", pairs.ratio());
+    }
 }
 
 fn tell_members(is_delayed: bool, one: &[Cut], all: &[Cut], bare: &[(f64, f64)]) {

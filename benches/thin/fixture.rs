@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use slackwater::host::{
-    DeviceHold, Effect, Host, MountSpec, NodeKind, Signature, ThinMessage, ThinSnapshot, ThinTable,
+    DeviceHold, Effect, Host, MountSpec, NodeKind, PreparedThinSnapshot, Signature, ThinMessage,
+    ThinSnapshot, ThinTable,
 };
 use slackwater::model::FsType;
 use slackwater_testkit::guest::disk;
@@ -15,7 +16,8 @@ use slackwater_testkit::{Client, Scratch, Server, free_port, run, succeeds};
 use tokio::runtime::Runtime;
 use uuid::Uuid;
 
-use super::hand::{Frozen, Hand};
+use super::hand::{Frozen, Hand, write_back};
+use super::measure::timed;
 
 pub const GROUP: &str = "slackwater-vg";
 /// Device mapper's name for the thin pool `thin` of this group.
@@ -145,8 +147,9 @@ impl ThinHand {
         held.expect("a device")
     }
 
-    /// One bare message. The origin has no device, or it is suspended.
-    pub fn create_snap(&self, id: u32, origin: u32) {
+    /// What one bare message needs. The origin has no device, or it is suspended when the message is
+    /// sent.
+    fn prepare(&self, id: u32, origin: u32) -> PreparedThinSnapshot {
         let (pool, rdev) = (self.pool.clone(), self.rdev);
         let snapshot = ThinSnapshot {
             pool,
@@ -154,12 +157,47 @@ impl ThinHand {
             id,
             origin,
         };
-        let prepared = &self.hand.host.prepare_thin_snapshot(snapshot);
-        let prepared = prepared.as_ref().expect("prepared");
+        let prepared = self.hand.host.prepare_thin_snapshot(snapshot);
+        prepared.expect("prepared")
+    }
+
+    /// One bare message.
+    pub fn create_snap(&self, id: u32, origin: u32) {
+        let prepared = &self.prepare(id, origin);
         self.hand.perform(Effect::CreateThinSnapshot { prepared });
     }
 
-    /// The same while its device is suspended, without a file system.
+    /// Takes snapshots of mounted volumes at one moment, and deletes them. Returns the milliseconds
+    /// from the first freeze to the last thaw.
+    pub fn cut(&self, members: &[(u32, PathBuf)]) -> f64 {
+        let copies: Vec<u32> = members.iter().map(|_| self.new_id()).collect();
+        let pairs = copies.iter().zip(members);
+        let prepared: Vec<_> = pairs
+            .map(|(id, (origin, _))| self.prepare(*id, *origin))
+            .collect();
+        let uuids: Vec<String> = members.iter().map(|(id, _)| ThinHand::uuid(*id)).collect();
+        let roots: Vec<&Path> = members.iter().map(|(_, path)| path.as_path()).collect();
+        roots.iter().copied().for_each(write_back);
+        let ((), took) = timed(|| {
+            let frozen = Frozen::all(&roots);
+            for uuid in &uuids {
+                self.hand.perform(Effect::SuspendMapped { uuid });
+            }
+            for prepared in &prepared {
+                self.hand.perform(Effect::CreateThinSnapshot { prepared });
+            }
+            for uuid in &uuids {
+                self.hand.perform(Effect::ResumeMapped { uuid });
+            }
+            drop(frozen);
+        });
+        for id in copies {
+            self.message(ThinMessage::Delete { id });
+        }
+        took
+    }
+
+    /// The same for one volume that is frozen already.
     pub fn snapshot_suspended(&self, id: u32, origin: u32) {
         let uuid = &ThinHand::uuid(origin);
         self.hand.perform(Effect::SuspendMapped { uuid });

@@ -409,6 +409,18 @@ pub trait Host: Send + Sync + 'static {
     fn mapped_devices(&self, pool: &str, _prefix: &str) -> Result<Vec<MappedDevice>> {
         Err(no_thin_pools(pool))
     }
+    /// The same, but of the devices whose UUID begins with `prefix` only those in `own`. It takes one
+    /// call for each of these and for each foreign device.
+    fn mapped_devices_of(
+        &self,
+        pool: &str,
+        prefix: &str,
+        own: &[&str],
+    ) -> Result<Vec<MappedDevice>> {
+        let mut found = self.mapped_devices(pool, prefix)?;
+        found.retain(|it| !it.uuid.starts_with(prefix) || own.contains(&it.uuid.as_str()));
+        Ok(found)
+    }
     /// Allocates what [`Effect::CreateThinSnapshot`] needs, and finds the devices that show the origin.
     /// EAGAIN while the pool is suspended.
     fn prepare_thin_snapshot(&self, snapshot: ThinSnapshot) -> Result<PreparedThinSnapshot> {

@@ -306,7 +306,16 @@ impl Host for LinuxHost {
     }
 
     fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
-        thin::devices(pool, prefix)
+        thin::devices(pool, prefix, None)
+    }
+
+    fn mapped_devices_of(
+        &self,
+        pool: &str,
+        prefix: &str,
+        own: &[&str],
+    ) -> Result<Vec<MappedDevice>> {
+        thin::devices(pool, prefix, Some(own))
     }
 
     fn has_device_mapper(&self) -> Result<bool> {

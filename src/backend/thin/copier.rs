@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use super::image_in;
 use crate::backend::{Copier, CopyCost, CopyMode};
 use crate::error::HostError;
+use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{
     self, DeviceHold, Effect, FileId, Host, MappedDevice, PreparedThinSnapshot, ThinSnapshot,
 };
@@ -48,7 +49,10 @@ impl ThinCopier {
 
     /// The mapped devices that show the thin device.
     fn active(&self) -> host::Result<Vec<MappedDevice>> {
-        let mut devices = self.host.mapped_devices(&self.pool, &self.prefix)?;
+        let second = self.device.clone() + FILLING_SUFFIX;
+        let own = [self.device.as_str(), second.as_str()];
+        let found = self.host.mapped_devices_of(&self.pool, &self.prefix, &own);
+        let mut devices = found?;
         devices.retain(|device| {
             let table = device.table.as_ref();
             table.is_some_and(|table| table.id == self.origin)

@@ -29,6 +29,13 @@ impl ThinStore {
         self.host.mapped_devices(&self.pool, &self.prefix)
     }
 
+    /// The two devices of a volume or snapshot, and all foreign ones.
+    fn mapped_of(&self, uuid: Uuid) -> host::Result<Vec<MappedDevice>> {
+        let (own, second) = (self.device_uuid(uuid), self.second_uuid(uuid));
+        let own = [own.as_str(), second.as_str()];
+        self.host.mapped_devices_of(&self.pool, &self.prefix, &own)
+    }
+
     /// The UUID of the device through which the blocks of a thick volume are written.
     fn second_uuid(&self, uuid: Uuid) -> String {
         self.device_uuid(uuid) + FILLING_SUFFIX
@@ -36,9 +43,8 @@ impl ThinStore {
 
     /// Removes both devices of a volume or snapshot.
     pub(super) fn remove_devices(&self, uuid: Uuid) -> host::Result<()> {
-        let own = [self.device_uuid(uuid), self.second_uuid(uuid)];
-        let mut found = self.mapped()?;
-        found.retain(|device| own.contains(&device.uuid));
+        let mut found = self.mapped_of(uuid)?;
+        found.retain(|device| device.uuid.starts_with(&self.prefix));
         let mut each = found.iter();
         each.try_for_each(|MappedDevice { uuid, .. }| self.perform(Effect::RemoveMapped { uuid }))
     }
@@ -142,7 +148,7 @@ impl ThinStore {
     pub(super) fn open_second(&self, image: ThinImage) -> Result<DeviceHold> {
         let _alone = self.activating();
         let second = &self.second_uuid(image.uuid);
-        let mapped = self.mapped();
+        let mapped = self.mapped_of(image.uuid);
         let mut found = mapped.context(|| format!("find the devices of {}", image.uuid))?;
         found.retain(|device| device.uuid == *second);
         if !found.is_empty() {
@@ -248,7 +254,7 @@ impl ThinStore {
     /// can be read. Without the second one of a thick volume, which this driver alone uses.
     fn devices_of(&self, uuid: Uuid, id: Option<u32>) -> Result<Vec<MappedDevice>> {
         let (own, second) = (self.device_uuid(uuid), self.second_uuid(uuid));
-        let found = self.mapped();
+        let found = self.mapped_of(uuid);
         let mut found = found.context(|| format!("find the devices of {uuid}"))?;
         found.retain(|device| device.uuid != second);
         let id_of = |device: &MappedDevice| device.table.as_ref().map(|table| table.id);

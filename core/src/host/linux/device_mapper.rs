@@ -28,8 +28,8 @@ pub const CONTROL: &str = "/dev/mapper/control";
 /// The size of `struct dm_ioctl`. The data of a call follows it.
 const HEADER: usize = 312;
 /// The bytes of the buffer. Each call copies all of it to the kernel and back. The longest answer is
-/// the list of all devices: of those with the longest names, this is enough for 28; the buffer grows
-/// if there are more.
+/// the list of all devices: of those with the longest names and UUIDs, this is enough for 13; the buffer
+/// grows if there are more.
 const BUFFER: usize = 4 << 10;
 /// The words of the smallest buffer: the header, and the zeros behind it.
 const SMALL: usize = HEADER / 8 + 8;
@@ -45,6 +45,8 @@ pub const NAME_LENGTH: RangeInclusive<usize> = 1..=NAME_SIZE - 1;
 
 /// The version of the interface: the kernel compares the first number alone.
 const VERSION: u32 = 4;
+/// The second number of the first version whose list of devices has UUIDs (Linux 5.13).
+const MINOR_WITH_UUIDS: u32 = 45;
 
 const LIST_DEVICES: u8 = 2;
 const DEV_CREATE: u8 = 3;
@@ -65,6 +67,7 @@ const INACTIVE_PRESENT: u32 = 1 << 6;
 const BUFFER_FULL: u32 = 1 << 8;
 const SKIP_LOCKFS: u32 = 1 << 10;
 const NOFLUSH: u32 = 1 << 11;
+const UUIDS: u32 = 1 << 14;
 const DEFERRED_REMOVE: u32 = 1 << 17;
 
 /// What the rules of udev read from the upper half of the event number: no rules for subsystems, for
@@ -233,6 +236,16 @@ impl DeviceMapper {
         self.call(TARGET_MSG)
     }
 
+    /// The state of a device and the table in use, which is empty if there is none; `None` if there is
+    /// no such device. [`DeviceMapper::uuid`] returns its UUID afterwards.
+    pub fn examine(&mut self, device: Selector<'_>) -> Call<Option<(Info, Vec<Target>)>> {
+        match self.targets(device, STATUS_TABLE) {
+            Ok(table) => Ok(Some((self.answer(), table))),
+            Err(Errno::ENXIO) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// The table in use.
     pub fn table(&mut self, device: Selector<'_>) -> Call<Vec<Target>> {
         self.targets(device, STATUS_TABLE)
@@ -257,9 +270,12 @@ impl DeviceMapper {
     pub fn list(&mut self) -> Call<Vec<Listed>> {
         self.with_room(|mapper| {
             mapper.clear_header();
+            mapper.put(28, UUIDS);
             mapper.call(LIST_DEVICES)
         })?;
-        parse::devices(self.bytes().get(HEADER..).unwrap_or_default()).ok_or(Errno::EBADMSG)
+        let has_uuids = self.get(4) >= MINOR_WITH_UUIDS;
+        let list = self.bytes().get(HEADER..).unwrap_or_default();
+        parse::devices(list, has_uuids).ok_or(Errno::EBADMSG)
     }
 
     /// Repeats a call with a larger buffer until the answer fits.

@@ -21,7 +21,7 @@ pub(super) use self::snapshot::{create_snapshot, prepare_snapshot};
 pub(super) use self::status::number;
 use self::status::{Pool, pool_of};
 use super::blocks;
-use super::device_mapper::{DeviceMapper, Listed, Selector, Suspend, Target};
+use super::device_mapper::{DeviceMapper, Selector, Suspend, Target};
 use super::files;
 use super::linear;
 use super::loop_device::{open_exclusive, open_verified};
@@ -116,30 +116,38 @@ fn get_running_pool(mapper: &mut DeviceMapper, name: &str, action: &'static str)
     }
 }
 
-/// The devices on thin devices of this pool, and those without a table whose UUID has this prefix.
-pub(super) fn devices(pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
+/// The devices on thin devices of this pool, and those without a table whose UUID has this prefix. Of
+/// the devices with this prefix, only those with a UUID in `own`, if it is given.
+pub(super) fn devices(pool: &str, prefix: &str, own: Option<&[&str]>) -> Result<Vec<MappedDevice>> {
     let mapper = &mut DeviceMapper::open()?;
     let rdev = get_pool(mapper, pool)?.status.rdev;
-    devices_on(mapper, pool, rdev, prefix)
+    devices_on(mapper, (pool, rdev), prefix, own)
 }
 
 fn devices_on(
     mapper: &mut DeviceMapper,
-    pool: &str,
-    rdev: u64,
+    (pool, rdev): (&str, u64),
     prefix: &str,
+    own: Option<&[&str]>,
 ) -> Result<Vec<MappedDevice>> {
     let listed = mapper.list().map_err(failed("list", "mapped devices"))?;
+    let is_wanted =
+        |uuid: &str| !uuid.starts_with(prefix) || own.is_none_or(|own| own.contains(&uuid));
     let mut found = Vec::new();
-    for Listed { rdev: number, name } in listed {
-        let examined = examine(mapper, Selector::Number(number));
-        let Some(device) = examined.map_err(failed("examine", &name))? else {
+    for it in listed {
+        // Only to save a call: the device may have been replaced since.
+        if it.uuid.is_some_and(|uuid| !is_wanted(&uuid)) {
+            continue;
+        }
+        let examined = examine(mapper, Selector::Number(it.rdev));
+        let Some(device) = examined.map_err(failed("examine", &it.name))? else {
             continue;
         };
         let has_no_table = device.table.is_none();
         let targets = device.table.as_deref();
         let table = targets.and_then(|targets| thin_table(targets, pool, rdev));
-        if table.is_some() || (has_no_table && device.uuid.starts_with(prefix)) {
+        let is_of_pool = table.is_some() || (has_no_table && device.uuid.starts_with(prefix));
+        if is_of_pool && is_wanted(&device.uuid) {
             found.push(device.with_table(table));
         }
     }
@@ -151,20 +159,13 @@ pub(super) fn examine(
     mapper: &mut DeviceMapper,
     device: Selector<'_>,
 ) -> std::result::Result<Option<MappedDevice<Vec<Target>>>, Errno> {
-    let Some(info) = mapper.info(device)? else {
+    let Some((info, table)) = mapper.examine(device)? else {
         return Ok(None);
-    };
-    let uuid = mapper.uuid().to_owned();
-    // The name or UUID may belong to another device by now.
-    let number = Selector::Number(info.rdev);
-    let table = match info.has_table.then(|| mapper.table(number)).transpose() {
-        Err(Errno::ENXIO) => return Ok(None),
-        table => table?,
     };
     Ok(Some(MappedDevice {
         device: node(info.rdev),
-        uuid,
-        table,
+        uuid: mapper.uuid().to_owned(),
+        table: info.has_table.then_some(table),
         read_only: info.read_only,
         has_inactive_table: info.has_inactive_table,
         suspended: info.suspended,

@@ -26,6 +26,8 @@ pub struct Listed {
     /// The device number, as st_rdev has it.
     pub rdev: u64,
     pub name: String,
+    /// Empty if it has none; `None` if the kernel does not list UUIDs.
+    pub uuid: Option<String>,
 }
 
 impl Target {
@@ -95,8 +97,11 @@ pub(super) fn targets(bytes: &[u8], count: u32) -> Option<Vec<Target>> {
     Some(found)
 }
 
+/// What the word behind the event number of a listed device says: it has a UUID, which follows.
+const HAS_UUID: u32 = 1;
+
 /// The list of all devices; `None` if the kernel's answer is not understood.
-pub(super) fn devices(bytes: &[u8]) -> Option<Vec<Listed>> {
+pub(super) fn devices(bytes: &[u8], has_uuids: bool) -> Option<Vec<Listed>> {
     let mut found = Vec::new();
     let mut at = 0usize;
     // Only an empty list has a device number of 0.
@@ -104,9 +109,18 @@ pub(super) fn devices(bytes: &[u8]) -> Option<Vec<Listed>> {
         return Some(found);
     }
     loop {
+        let name = long_text(bytes, at.checked_add(12)?)?;
+        // The number of events, the word, and the UUID are aligned to 8 bytes.
+        let events = (at + 12 + name.len() + 1).next_multiple_of(8);
+        let uuid = match has_uuids {
+            false => None,
+            true if u32_at(bytes, events + 4)? & HAS_UUID == 0 => Some(String::new()),
+            true => Some(long_text(bytes, events + 8)?),
+        };
         found.push(Listed {
             rdev: from_kernel(u64_at(bytes, at)?),
-            name: long_text(bytes, at.checked_add(12)?)?,
+            name,
+            uuid,
         });
         // The offset of the next entry, counted from this one.
         match u32_at(bytes, at + 8)? as usize {
@@ -141,15 +155,24 @@ mod tests {
         bytes
     }
 
-    fn list(entries: &[(u64, &str)]) -> Vec<u8> {
+    /// A list as a kernel answers it whose entries have UUIDs, which may be empty.
+    fn list(entries: &[(u64, &str, &str)]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for (i, (number, name)) in entries.iter().enumerate() {
-            let length = (12 + name.len() + 1).next_multiple_of(8);
+        for (i, (number, name, uuid)) in entries.iter().enumerate() {
+            let events = (12 + name.len() + 1).next_multiple_of(8);
+            let length = match uuid.len() {
+                0 => events + 8,
+                some => (events + 8 + some + 1).next_multiple_of(8),
+            };
             let next = if i + 1 < entries.len() { length } else { 0 };
             let at = bytes.len();
             bytes.extend(number.to_ne_bytes());
             bytes.extend((next as u32).to_ne_bytes());
             bytes.extend(name.bytes());
+            bytes.resize(at + events, 0);
+            bytes.extend(7u32.to_ne_bytes());
+            bytes.extend(if uuid.is_empty() { 2u32 } else { HAS_UUID }.to_ne_bytes());
+            bytes.extend(uuid.bytes());
             bytes.resize(at + length, 0);
         }
         bytes
@@ -181,26 +204,32 @@ mod tests {
 
     #[test]
     fn devices_are_listed() {
-        let bytes = list(&[(0xfd00, "vg-pool"), (0xfd01, "vg-pool_tmeta")]);
-        let names: Vec<String> = devices(&bytes)
-            .unwrap()
-            .into_iter()
-            .map(|it| it.name)
-            .collect();
-        assert_eq!(names, ["vg-pool", "vg-pool_tmeta"]);
-        assert_eq!(devices(&[0; 16]), Some(Vec::new()));
-        assert_eq!(devices(&bytes[..bytes.len() - 8]), None);
+        let bytes = list(&[(0xfd00, "vg-pool", "LVM-1"), (0xfd01, "other", "")]);
+        let listed = |has_uuids| {
+            let all = devices(&bytes, has_uuids).unwrap().into_iter();
+            all.map(|it| (it.name, it.uuid)).collect::<Vec<_>>()
+        };
+        let text = |text: &str| Some(text.to_string());
+        let (first, second) = ("vg-pool".to_string(), "other".to_string());
+        let with = [(first.clone(), text("LVM-1")), (second.clone(), text(""))];
+        assert_eq!(listed(true), with);
+        // An older kernel leaves the word behind the event number as it was.
+        assert_eq!(listed(false), [(first, None), (second, None)]);
+        assert_eq!(devices(&[0; 16], true), Some(Vec::new()));
+        assert_eq!(devices(&bytes[..bytes.len() - 8], true), None);
+        assert_eq!(devices(&bytes[..bytes.len() - 24], false), None);
     }
 
     #[test]
     fn fuzz_the_answers_of_the_device_mapper() {
         let seeds = [
             answer(&[line("linear", "8:0 0"), line("thin", "253:2 17")]),
-            list(&[(0xfd00, "vg-pool"), (0xfd01, "vg-pool_tmeta")]),
+            list(&[(0xfd00, "vg-pool", "LVM-1"), (0xfd01, "other", "")]),
         ];
         let both = |bytes: &[u8]| {
             targets(bytes, 2);
-            devices(bytes);
+            devices(bytes, true);
+            devices(bytes, false);
         };
         crate::fuzz::fuzz("device mapper", &seeds, both, |bytes| {
             // A program that trusts the offset.

@@ -32,7 +32,7 @@ pub(in crate::host::linux) fn prepare_snapshot(
         let what = "another thin pool has this name now";
         return Err(HostError::unexpected(ACTION, pool, what));
     }
-    let devices = devices_on(mapper, pool, rdev, "")?.into_iter();
+    let devices = devices_on(mapper, (pool, rdev), "", None)?.into_iter();
     let shows_it = |it: &MappedDevice| it.table.as_ref().is_some_and(|on| on.id == *origin);
     let call = Call {
         mapper: mapper.small(),
