@@ -12,6 +12,7 @@ pub(in crate::operation) mod health;
 pub(in crate::operation) mod inline;
 pub(in crate::operation) mod list;
 pub(in crate::operation) mod modify;
+pub(in crate::operation) mod moving;
 pub(in crate::operation) mod publish;
 pub(in crate::operation) mod stage;
 pub(in crate::operation) mod stats;

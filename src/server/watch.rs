@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 12] = [
+const BESIDE_CSI: [(&str, &str); 16] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -50,6 +50,19 @@ const BESIDE_CSI: [(&str, &str); 12] = [
     ("/slackwater.agent.v1.Agent/DeleteOne", "Agent.DeleteOne"),
     ("/slackwater.agent.v1.Agent/Offer", "Agent.Offer"),
     ("/slackwater.agent.v1.Agent/Receive", "Agent.Receive"),
+    ("/slackwater.agent.v1.Agent/Fence", "Agent.Fence"),
+    (
+        "/slackwater.agent.v1.Agent/SnapshotForMove",
+        "Agent.SnapshotForMove",
+    ),
+    (
+        "/slackwater.agent.v1.Agent/DeleteMoved",
+        "Agent.DeleteMoved",
+    ),
+    (
+        "/slackwater.agent.v1.Agent/LookForMove",
+        "Agent.LookForMove",
+    ),
     ("/slackwater.agent.v1.Peer/Read", "Peer.Read"),
     (
         "/slackwater.agent.v1.Admin/CheckVolume",
@@ -67,7 +80,7 @@ fn method(path: &str) -> (&'static str, bool) {
         return (rpc.name(), rpc.is_poll());
     }
     match BESIDE_CSI.into_iter().find(|(known, _)| *known == path) {
-        Some((_, name)) => (name, name == "Agent.Describe"),
+        Some((_, name)) => (name, matches!(name, "Agent.Describe" | "Agent.LookForMove")),
         None => ("unknown", false),
     }
 }

@@ -4,16 +4,19 @@ mod cut;
 mod describe;
 #[cfg(test)]
 mod fuzz;
+mod moving;
 
 use tonic::{Request, Streaming};
 
 use super::{RpcResult, Service, answer};
 use crate::agent::agent_server::Agent;
 use crate::agent::{
-    CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteOneRequest, DeleteOneResponse,
-    DescribeRequest, DescribeResponse, FindRequest, FindResponse, GetGroupRequest,
-    GetGroupResponse, OfferRequest, OfferResponse, ReceiveRequest, ReceiveResponse,
-    SettleGroupRequest, SettleGroupResponse,
+    CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteMovedRequest, DeleteMovedResponse,
+    DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, FenceRequest,
+    FenceResponse, FindRequest, FindResponse, GetGroupRequest, GetGroupResponse,
+    LookForMoveRequest, LookForMoveResponse, OfferRequest, OfferResponse, ReceiveRequest,
+    ReceiveResponse, SettleGroupRequest, SettleGroupResponse, SnapshotForMoveRequest,
+    SnapshotForMoveResponse,
 };
 
 pub(super) use describe::Looks;
@@ -60,5 +63,30 @@ impl Agent for Service {
 
     async fn receive(&self, request: Request<ReceiveRequest>) -> RpcResult<ReceiveResponse> {
         answer(self.received(request).await?)
+    }
+
+    async fn fence(&self, request: Request<FenceRequest>) -> RpcResult<FenceResponse> {
+        answer(self.fenced(request.into_inner()).await?)
+    }
+
+    async fn snapshot_for_move(
+        &self,
+        request: Request<SnapshotForMoveRequest>,
+    ) -> RpcResult<SnapshotForMoveResponse> {
+        answer(self.snapshot_of_moved(request.into_inner()).await?)
+    }
+
+    async fn delete_moved(
+        &self,
+        request: Request<DeleteMovedRequest>,
+    ) -> RpcResult<DeleteMovedResponse> {
+        answer(self.moved_deleted(request.into_inner()).await?)
+    }
+
+    async fn look_for_move(
+        &self,
+        request: Request<LookForMoveRequest>,
+    ) -> RpcResult<LookForMoveResponse> {
+        answer(self.moving(request.into_inner()).await?)
     }
 }

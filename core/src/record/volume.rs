@@ -78,6 +78,14 @@ pub struct VolumeRecord {
     /// The backend sets it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub image: u32,
+    /// The UID of the VolumeMove that has fenced it: only that move may read or delete it, and it is
+    /// not used any more. Another copy of it may be in use on another node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced: Option<Uuid>,
+    /// The last move whose fence was lifted. A request of it that arrives late must not fence the
+    /// volume again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifted: Option<Uuid>,
 }
 
 impl VolumeRecord {
@@ -137,10 +145,14 @@ pub(super) fn is_zero(value: &u32) -> bool {
 }
 
 impl Record for VolumeRecord {
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const WHAT: &'static str = "record of a volume";
 
     fn written_version(&self) -> u32 {
+        // Programs that only read version 2 would let a pod use it, while its copy is in use too.
+        if self.fenced.is_some() {
+            return 3;
+        }
         match self.is_for_readers() || self.image != 0 {
             // Programs that only read version 1 do not know this mode, and would look for an image
             // file.

@@ -74,6 +74,8 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         growth: None,
         lineage: None,
         image: 0,
+        fenced: None,
+        lifted: None,
     }
 }
 

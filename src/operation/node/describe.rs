@@ -7,6 +7,7 @@ use crate::error::{Error, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{HomeId, PoolId, VolumeId};
 use crate::operation::lock::Key;
+use crate::operation::pools::lookup::check_fence;
 use crate::operation::{Driver, NotGrown, PoolStatus, ServingState};
 
 /// The state of this node.
@@ -91,7 +92,10 @@ impl Driver {
                 ServingState::Serving(pool) => {
                     let id = VolumeId::of_name(pool.id(), kind, name);
                     let is_there = match named {
-                        Named::Volume(_) => pool.backend.volumes.get(id.uuid)?.is_some(),
+                        Named::Volume(_) => match pool.backend.volumes.get(id.uuid)? {
+                            Some(record) => check_fence(name, &record, None).map(|()| true)?,
+                            None => false,
+                        },
                         Named::Snapshot => pool.backend.snapshots.get(id.uuid)?.is_some(),
                     };
                     if is_there {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{Pool, Pools, ServingState, Snapshot, SnapshotState, Volume};
@@ -54,9 +56,28 @@ impl Pools {
         })
     }
 
+    /// The pool and record of a volume, which must exist and not be fenced.
+    pub(in crate::operation) fn find(
+        &self,
+        volume_id: &str,
+    ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
+        self.find_for(volume_id, None)
+    }
+
+    /// Like [`Pools::find`], for a move: its own fence does not keep it from the volume.
+    pub(in crate::operation) fn find_for(
+        &self,
+        volume_id: &str,
+        mover: Option<Uuid>,
+    ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
+        let found = self.find_even_fenced(volume_id)?;
+        check_fence(volume_id, &found.2, mover)?;
+        Ok(found)
+    }
+
     /// The pool and record of a volume, which must exist. A volume whose creation has not finished
     /// does not exist.
-    pub(in crate::operation) fn find(
+    pub(in crate::operation) fn find_even_fenced(
         &self,
         volume_id: &str,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
@@ -186,6 +207,23 @@ impl Pools {
             ephemeral: record.ephemeral,
             is_complete: record.state == VolumeState::Ready,
         }
+    }
+}
+
+/// Refuses a volume that a move has fenced, except for that move.
+pub(in crate::operation) fn check_fence(
+    volume: &str,
+    record: &VolumeRecord,
+    mover: Option<Uuid>,
+) -> Result<()> {
+    match record.fenced {
+        Some(fenced) if mover != Some(fenced) => {
+            let reason = format!(
+                "the VolumeMove with UID {fenced} is moving it to another pool; wait until that move has ended, or delete it to abort the move"
+            );
+            Err(Error::refused(format!("volume {volume}"), reason))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -11,6 +11,8 @@ use super::cut::used;
 use super::plan::Prepared;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
+use uuid::Uuid;
+
 use crate::backend::Image;
 use crate::cut::coordinator::{self, Used};
 use crate::cut::{Attempt, CutMember, Outcome, Use};
@@ -102,12 +104,12 @@ impl Snapshots {
     /// next start deletes.
     pub(in crate::operation) fn begin_share(
         &self,
-        volume_ids: &[String],
+        (volume_ids, mover): (&[String], Option<Uuid>),
         level: Level,
         parameters: &SnapshotParameters,
         plan: impl Fn(&Source) -> SnapshotRecord,
     ) -> Result<Share> {
-        let (locks, sources) = self.lock_sources(volume_ids)?;
+        let (locks, sources) = self.lock_sources(volume_ids, mover)?;
         let copies = |source: &&Source| !source.pool.backend.facts.shares_blocks;
         if let Some(source) = sources.iter().find(copies) {
             return Err(no_sharing(&source.pool, &source.text));

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::source::Source;
 use crate::cut::retry::Subject;
 use crate::error::{Error, Kind, Mismatch, Result};
@@ -30,13 +32,22 @@ impl Snapshots {
     /// repeat of the call deletes; in a pool that cannot share blocks, it leaves a copy that a
     /// repeat continues.
     pub fn create_snapshot(&self, request: &CreateSnapshot) -> Result<Snapshot> {
+        self.create_snapshot_for(request, None)
+    }
+
+    /// CreateSnapshot, also of a volume that this move has fenced.
+    pub(in crate::operation) fn create_snapshot_for(
+        &self,
+        request: &CreateSnapshot,
+        mover: Option<Uuid>,
+    ) -> Result<Snapshot> {
         let name = &request.name;
         let _name = self.pools.locks.acquire(Key::SnapshotName(name.clone()))?;
         if let Some((pool, record)) = self.find_snapshot_name(name)? {
             same_request(request, &pool, &record)?;
             return Ok(self.pools.snapshot(&pool, &record));
         }
-        let source = self.source_of(name, &request.source_volume_id)?;
+        let source = self.source_of(name, &request.source_volume_id, mover)?;
         self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         let _snapshot = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
@@ -53,7 +64,7 @@ impl Snapshots {
             let attempt = self.host.random_uuid();
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
-            let share = self.begin_share(&ids, now.level, parameters, plan)?;
+            let share = self.begin_share((&ids, mover), now.level, parameters, plan)?;
             self.make(share, now, parameters)
         })?;
         let each = made
@@ -66,8 +77,13 @@ impl Snapshots {
 
     /// The source of a new snapshot. NotFound is a final answer, so what an earlier call left under
     /// the name of the snapshot is deleted first.
-    pub(in crate::operation) fn source_of(&self, name: &str, volume_id: &str) -> Result<Source> {
-        let absent = match self.source(volume_id) {
+    pub(in crate::operation) fn source_of(
+        &self,
+        name: &str,
+        volume_id: &str,
+        mover: Option<Uuid>,
+    ) -> Result<Source> {
+        let absent = match self.source(volume_id, mover) {
             Err(absent @ Error::NotFound { .. }) => absent,
             found => return found,
         };

@@ -61,7 +61,7 @@ impl Snapshots {
                 let plan = |source: &Source| {
                     self.plan_member(source, id, &request.name, &membership, attempt)
                 };
-                let share = self.begin_share(ids, now.level, &request.parameters, plan)?;
+                let share = self.begin_share((ids, None), now.level, &request.parameters, plan)?;
                 self.make(share, now, &request.parameters)
             },
         )?;

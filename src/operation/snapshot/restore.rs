@@ -117,7 +117,7 @@ impl Snapshots {
                 })
             }
             ContentSource::Volume(volume_id) => {
-                Ok(Content::Volume(Box::new(self.source(volume_id)?)))
+                Ok(Content::Volume(Box::new(self.source(volume_id, None)?)))
             }
         }
     }
@@ -212,7 +212,7 @@ impl Snapshots {
             parameters: &parameters,
         };
         self.retry(&subject, |now| {
-            let (locks, sources) = self.lock_sources(&ids)?;
+            let (locks, sources) = self.lock_sources(&ids, None)?;
             self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
             let mut locks = Some(locks);

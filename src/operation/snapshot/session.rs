@@ -113,7 +113,8 @@ impl Snapshots {
             }
         };
         let parameters = &begin.parameters;
-        let mut share = self.begin_share(&begin.volume_ids, begin.level, parameters, plan)?;
+        let volumes = (&begin.volume_ids[..], None);
+        let mut share = self.begin_share(volumes, begin.level, parameters, plan)?;
         coordinator.send_reply(ShareAnswer::Begun(share.used()));
 
         let local = Local::new(&self.seams, &share.members, parameters).aborted_by(abort);
@@ -190,7 +191,7 @@ impl Snapshots {
         if self.find_snapshot_name(name)?.is_some() {
             return Ok(None);
         }
-        let source = self.source_of(name, volume_id)?;
+        let source = self.source_of(name, volume_id, None)?;
         self.check_requisite(&begin.requisite)?;
         if !source.pool.backend.facts.shares_blocks {
             return Ok(None);

@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::cut::Use;
 use crate::error::{Error, Result};
 use crate::model::{FsType, VolumeId};
@@ -20,25 +22,32 @@ pub(in crate::operation) struct Source {
     pub(in crate::operation) pool: Arc<Pool>,
     pub(in crate::operation) id: VolumeId,
     pub(in crate::operation) record: VolumeRecord,
+    /// The move that reads it, whose fence does not count.
+    mover: Option<Uuid>,
 }
 
 impl Snapshots {
     /// The volume of an ID, which must exist.
-    pub(in crate::operation) fn source(&self, volume_id: &str) -> Result<Source> {
-        let (pool, id, record) = self.pools.find(volume_id)?;
+    pub(in crate::operation) fn source(
+        &self,
+        volume_id: &str,
+        mover: Option<Uuid>,
+    ) -> Result<Source> {
+        let (pool, id, record) = self.pools.find_for(volume_id, mover)?;
         let text = volume_id.to_string();
         Ok(Source {
             text,
             pool,
             id,
             record,
+            mover,
         })
     }
 
     /// Checks that a volume has not changed between the plan and its lock: a stage may have
     /// formatted it, and an expansion may have grown it.
     pub(in crate::operation) fn check_unchanged(&self, source: &Source) -> Result<()> {
-        if self.source(&source.text)?.record == source.record {
+        if self.source(&source.text, source.mover)?.record == source.record {
             return Ok(());
         }
         Err(Error::Pending {
@@ -50,13 +59,14 @@ impl Snapshots {
     pub(in crate::operation) fn lock_sources(
         &self,
         volume_ids: &[String],
+        mover: Option<Uuid>,
     ) -> Result<(Vec<LockGuard>, Vec<Source>)> {
         let mut locks = Vec::new();
         let mut sources = Vec::new();
         for volume_id in volume_ids {
-            let (_, id, _) = self.pools.find(volume_id)?;
+            let (_, id, _) = self.pools.find_for(volume_id, mover)?;
             locks.push(self.pools.locks.acquire(Key::Volume(id.uuid))?);
-            sources.push(self.source(volume_id)?);
+            sources.push(self.source(volume_id, mover)?);
         }
         Ok((locks, sources))
     }

@@ -14,6 +14,7 @@ use crate::model::{
 };
 use crate::operation::lock::Key;
 use crate::operation::pools::capacity::{admit, check_setup, minimum_size};
+use crate::operation::pools::lookup::check_fence;
 use crate::operation::pools::pool::Pool;
 use crate::operation::snapshot::begun::is_written;
 use crate::operation::snapshot::remote::{Purpose, RemoteSnapshot};
@@ -70,6 +71,7 @@ impl Volumes {
     ) -> Result<Volume> {
         let _name = self.pools.locks.acquire(Key::Name(request.name.clone()))?;
         if let Some((pool, record)) = self.find_name(&request.name)? {
+            check_fence(&request.name, &record, None)?;
             return match self.mismatch(&pool, &record, request) {
                 None => Ok(self.pools.volume(&pool, &record)),
                 Some(mismatch) => {
@@ -226,6 +228,8 @@ impl Volumes {
             growth: None,
             lineage: None,
             image: 0,
+            fenced: None,
+            lifted: None,
         })
     }
 

@@ -1,8 +1,10 @@
 //! DeleteVolume.
 
+use uuid::Uuid;
+
 use crate::error::{Error, Result};
 use crate::operation::lock::Key;
-use crate::operation::pools::lookup::PoolLookup;
+use crate::operation::pools::lookup::{PoolLookup, check_fence};
 use crate::operation::pools::pool::Pool;
 use crate::operation::{Volumes, usage};
 use crate::record::VolumeRecord;
@@ -12,6 +14,15 @@ impl Volumes {
     /// names its user. A failure or a crash leaves trash, which a retry, the next start or
     /// [`Driver::clean`](crate::operation::Driver::clean) purges.
     pub fn delete_volume(&self, volume_id: &str) -> Result<()> {
+        self.delete_for(volume_id, None)
+    }
+
+    /// DeleteVolume, also of a volume that this move has fenced.
+    pub(in crate::operation) fn delete_for(
+        &self,
+        volume_id: &str,
+        mover: Option<Uuid>,
+    ) -> Result<()> {
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
         };
@@ -22,6 +33,7 @@ impl Volumes {
             });
         }
         if let Some(record) = pool.backend.volumes.get(id.uuid)? {
+            check_fence(volume_id, &record, mover)?;
             self.refuse_if_used(&pool, &record, volume_id)?;
         }
         pool.backend.volumes.delete(id.uuid)
@@ -29,7 +41,12 @@ impl Volumes {
 
     /// Returns an error that names the user, if a mount, a target, a stage or an open device uses
     /// the volume. Devices that are not in use are detached.
-    fn refuse_if_used(&self, pool: &Pool, record: &VolumeRecord, volume_id: &str) -> Result<()> {
+    pub(in crate::operation) fn refuse_if_used(
+        &self,
+        pool: &Pool,
+        record: &VolumeRecord,
+        volume_id: &str,
+    ) -> Result<()> {
         let in_use = |holder: String| Error::InUse {
             id: volume_id.to_string(),
             holder,

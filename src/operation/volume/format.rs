@@ -158,6 +158,8 @@ mod tests {
             growth: None,
             lineage: None,
             image: 0,
+            fenced: None,
+            lifted: None,
         }
     }
 

@@ -73,7 +73,7 @@ impl Volumes {
 
     /// ControllerGetVolume.
     pub fn get_volume(&self, volume_id: &str) -> Result<Volume> {
-        let (pool, _, record) = self.pools.find(volume_id)?;
+        let (pool, _, record) = self.pools.find_even_fenced(volume_id)?;
         Ok(self.pools.volume(&pool, &record))
     }
 
@@ -98,7 +98,7 @@ impl Volumes {
 
     /// ValidateVolumeCapabilities: `Ok(Err(message))` means "not confirmed".
     pub fn validate_volume(&self, request: &Validate) -> Result<std::result::Result<(), String>> {
-        let (pool, _, record) = self.pools.find(&request.volume_id)?;
+        let (pool, _, record) = self.pools.find_even_fenced(&request.volume_id)?;
         Ok(self.confirm(&pool, &record, request))
     }
 

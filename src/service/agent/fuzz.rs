@@ -130,3 +130,39 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
     let parse = |request: &ReadRequest| peer::ticket(&request.ticket);
     fuzz_message("Read", &valid, parse);
 }
+
+#[test]
+fn fuzz_requests_of_moves() {
+    let valid = FenceRequest {
+        volume_id: format!("{ID}.{ID}"),
+        move_uid: ID.into(),
+        lift: true,
+    };
+    let parse = |request: &FenceRequest| moving::of_move(&request.volume_id, &request.move_uid);
+    fuzz_message("Fence", &valid, parse);
+    let valid = SnapshotForMoveRequest {
+        volume_id: format!("{ID}.{ID}"),
+        move_uid: ID.into(),
+        round: 1,
+    };
+    let parse =
+        |request: &SnapshotForMoveRequest| moving::of_move(&request.volume_id, &request.move_uid);
+    fuzz_message("SnapshotForMove", &valid, parse);
+    let valid = DeleteMovedRequest {
+        volume_id: format!("{ID}.{ID}"),
+        move_uid: ID.into(),
+    };
+    let parse =
+        |request: &DeleteMovedRequest| moving::of_move(&request.volume_id, &request.move_uid);
+    fuzz_message("DeleteMoved", &valid, parse);
+    let valid = LookForMoveRequest {
+        volume_id: format!("{ID}.{ID}"),
+        snapshot_ids: vec![format!("{ID}.{ID}")],
+    };
+    let parse = |request: &LookForMoveRequest| {
+        let ids = request.snapshot_ids.iter().chain([&request.volume_id]);
+        ids.map(|id| id.parse::<SnapshotId>())
+            .collect::<Result<Vec<_>, _>>()
+    };
+    fuzz_message("LookForMove", &valid, parse);
+}

@@ -59,6 +59,8 @@ fn volume() -> VolumeRecord {
         growth: None,
         lineage: None,
         image: 0,
+        fenced: None,
+        lifted: None,
     }
 }
 
@@ -256,6 +258,16 @@ fn records_of_volumes_keep_their_format() {
         ),
     ];
     expected.push(("reserving-growth.json", growing_thick_volume()));
+    let fenced = VolumeRecord {
+        fenced: Some(uuid(8)),
+        ..ready_volume()
+    };
+    expected.push(("fenced.json", fenced));
+    let lifted = VolumeRecord {
+        lifted: Some(uuid(8)),
+        ..ready_volume()
+    };
+    expected.push(("fence-lifted.json", lifted));
     expected.extend(formatted_volumes());
     check("volume", expected);
 }

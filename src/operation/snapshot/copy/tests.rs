@@ -162,7 +162,7 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
         parameters: SnapshotParameters::default(),
         requisite: Vec::new(),
     };
-    let source = driver.snapshots.source(&node.volume).unwrap();
+    let source = driver.snapshots.source(&node.volume, None).unwrap();
     let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, "s");
     node.expand();
     let refused = driver
