@@ -15,6 +15,7 @@
 //! | `place`, `find` | where a new volume is created, where a name exists |
 //! | `restore`, `receive` | on which node a volume with a content source is created, and copies between nodes |
 //! | `restore_node` | one node for all claims of a pod, some of which are restored |
+//! | `moved`, `moving` | what moves of volumes order of agents |
 //! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
 //! | `delete_one` | deletion of a single snapshot, also of a group |
 //! | `list`, `lists`, `capacity` | answers merged from all agents |
@@ -42,6 +43,8 @@ pub mod kube;
 mod list;
 mod lists;
 mod metadata;
+pub mod moved;
+mod moving;
 mod place;
 mod receive;
 mod remote;

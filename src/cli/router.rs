@@ -58,6 +58,7 @@ pub(super) async fn start(
             show_expiry(&options.metrics, &begun.credentials);
             let cluster = begun.cluster;
             let router = Router::new(begun.agents, cluster.clone(), of_router);
+            cluster.move_volumes(Arc::new(router.clone()));
             Ok((router, Some(cluster)))
         }
     }

@@ -169,7 +169,7 @@ impl Router {
 }
 
 /// Checks that an ID is the one that a name has on the pool in the ID.
-fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
+pub(super) fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
     let id = id.unwrap_or_default();
     let parsed = id.parse::<VolumeId>();
     let parsed = parsed.map_err(|_| format!("{:?} is not a valid ID", short(id)))?;

@@ -17,6 +17,7 @@ mod fleet;
 pub mod hand_over;
 pub mod label;
 pub mod lease;
+mod moves;
 mod note;
 pub mod orphans;
 mod pod_claims;
@@ -24,8 +25,10 @@ mod pods;
 pub mod pool;
 pub mod pool_status;
 mod reconcile;
+mod retry;
 pub mod unowned;
 mod unwanted;
+mod volume_move;
 mod volumes;
 pub mod watch;
 
@@ -59,6 +62,8 @@ use orphans::{OrphanController, Stored};
 use pool::Pool;
 use pool_status::{PoolController, Report, UNREACHABLE_AFTER};
 use reconcile::Controller;
+use retry::{Unsent, retried};
+use volume_move::VolumeMove;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
 
@@ -143,6 +148,7 @@ pub struct InCluster {
     /// The home in the label of each Node object.
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
+    moves: RwLock<Store<VolumeMove>>,
     /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
     /// or labeled.
     changes: tokio::sync::watch::Sender<()>,
@@ -194,6 +200,7 @@ impl InCluster {
             following,
             nodes: RwLock::default(),
             pools: RwLock::default(),
+            moves: RwLock::default(),
             changes: tokio::sync::watch::channel(()).0,
             leadership,
             recorder,
@@ -367,36 +374,6 @@ async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) 
     Err(Error::unreachable(what, reason))
 }
 
-/// Why a request was given up.
-enum Unsent {
-    /// The API server rejected it, which it would do again.
-    Rejected(String),
-    /// The API server did not answer, or failed.
-    Unanswered(String),
-}
-
-/// Sends a request, and sends it again after each of these pauses unless it is answered.
-async fn retried<T, W>(pauses: &[Duration], send: impl Fn() -> W) -> Result<T, Unsent>
-where
-    W: Future<Output = Result<T, KubeError>>,
-{
-    let mut pauses = pauses.iter();
-    loop {
-        let error = match tokio::time::timeout(API_TIMEOUT, send()).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(KubeError::Api(status))) if status.code < 500 && status.code != 429 => {
-                return Err(Unsent::Rejected(status.message));
-            }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => "no answer from the API server".into(),
-        };
-        let Some(pause) = pauses.next() else {
-            return Err(Unsent::Unanswered(error));
-        };
-        tokio::time::sleep(*pause).await;
-    }
-}
-
 #[tonic::async_trait]
 impl Cluster for InCluster {
     async fn selected_node(&self, claim: &str) -> Result<Option<String>> {
@@ -487,6 +464,7 @@ impl Cluster for InCluster {
             label_conflicts: self.conflicts.load(Ordering::Relaxed),
             snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
             orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
+            moves: self.count_moves(),
         })
     }
 

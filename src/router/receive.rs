@@ -110,7 +110,7 @@ impl Router {
         let why = match is_unwanted().await {
             Some(why) => why,
             None => tokio::select! {
-                received = self.receive(call, agent, message, from) => return received,
+                received = self.receive(call, agent, message, from, false) => return received,
                 why = ended => why,
             },
         };
@@ -163,21 +163,23 @@ impl Router {
             message: reason,
         });
         let from = (String::new(), String::new(), problem);
-        self.ask_to_receive(call, agent, message, from).await
+        self.ask_to_receive(call, agent, message, from, false).await
     }
 
-    async fn receive(
+    pub(super) async fn receive(
         &self,
         call: &Call<'_>,
         agent: &Agent,
         message: &CreateVolumeRequest,
         (source, snapshot_id): (&Result<Arc<Agent>>, &str),
+        verify: bool,
     ) -> Result<CreateVolumeResponse> {
         let from = match self.offered(call, (source, snapshot_id), agent).await {
             Ok(sent) => (sent.node, sent.address, Source::Offer(sent.offer)),
             Err((node, problem)) => (node, String::new(), Source::Problem(problem)),
         };
-        self.ask_to_receive(call, agent, message, from).await
+        self.ask_to_receive(call, agent, message, from, verify)
+            .await
     }
 
     async fn ask_to_receive(
@@ -186,12 +188,13 @@ impl Router {
         agent: &Agent,
         message: &CreateVolumeRequest,
         (source_node, source_address, source): (String, String, Source),
+        verify: bool,
     ) -> Result<CreateVolumeResponse> {
         let request = call.request(ReceiveRequest {
             create: message.encode_to_vec(),
             source_node,
             source_address,
-            verify: false,
+            verify,
             source: Some(source),
             purpose: Purpose::Restore.into(),
             snapshot_id: String::new(),
@@ -215,7 +218,7 @@ impl Router {
 }
 
 /// The address at which an agent sends snapshots.
-fn peer_address(agent: &Agent) -> Result<String> {
+pub(super) fn peer_address(agent: &Agent) -> Result<String> {
     let seen = agent.seen();
     let port = seen.description.map_or(0, |seen| seen.peer_port);
     let address = agent.address().parse::<SocketAddr>();

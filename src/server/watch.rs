@@ -219,7 +219,8 @@ mod tests {
                 let call = rest.split('(').next().unwrap_or_default();
                 let name = format!("{service}.{call}");
                 let path = format!("/slackwater.agent.v1.{service}/{call}");
-                assert_eq!(method(&path), (&*name, name == "Agent.Describe"));
+                let is_poll = matches!(&*name, "Agent.Describe" | "Agent.LookForMove");
+                assert_eq!(method(&path), (&*name, is_poll));
                 calls.push(name);
             }
         }

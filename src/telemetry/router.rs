@@ -1,5 +1,6 @@
 //! Metrics of a router: its agents, and the calls that it forwards.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -63,6 +64,8 @@ pub struct ClusterStatus {
     /// Objects without a reference; `None` if another router is the leader, or before the first
     /// check.
     pub orphans: Option<Orphans>,
+    /// The number of VolumeMoves in each phase; `None` if another router is the leader.
+    pub moves: Option<BTreeMap<&'static str, u64>>,
 }
 
 /// Objects of agents that no object of the cluster references.
@@ -245,6 +248,15 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
             let Some(count) = count else { continue };
             let labels = [("kind", kind)];
             ConstGauge::new(count as f64).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    if let Some(moves) = &cluster.moves {
+        let help = "VolumeMoves, by their phase";
+        let mut metric =
+            encoder.encode_descriptor("volume_moves", help, None, MetricType::Gauge)?;
+        for (phase, count) in moves {
+            let labels = [("phase", *phase)];
+            ConstGauge::new(*count as f64).encode(metric.encode_family(&labels)?)?;
         }
     }
     let help = "Kubernetes events that were not recorded, because there were too many or the API server rejected them";

@@ -15,6 +15,7 @@ mod enrol;
 mod hooks;
 mod kubelet;
 mod leading;
+mod moves;
 mod orphans;
 mod plane;
 mod pod_claims;

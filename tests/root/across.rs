@@ -16,6 +16,7 @@ mod cluster;
 mod copies;
 mod differences;
 mod hooks;
+mod moves;
 mod network;
 mod order;
 mod restore;

@@ -19,9 +19,10 @@
 //! Snapshots are not touched: a VolumeSnapshotContent names no home, and the id of its snapshot
 //! contains the UUID of the pool, which stays the same.
 
-mod manifest;
+pub(super) mod exchange;
+pub(super) mod manifest;
 mod plan;
-mod step;
+pub(super) mod step;
 mod work;
 
 use std::collections::BTreeMap;
@@ -129,7 +130,7 @@ pub async fn make_plan(client: &Client, driver: Option<&str>, which: &str) -> Re
         driver,
         (&key, &pool.home),
         &live,
-        &noted(object)?,
+        &noted(object, NOTE)?,
         &Users::new(&attachments, &pods),
     );
     Ok(Plan {
@@ -154,7 +155,7 @@ pub async fn carry_out(
     work::run(client, plan, patience, watch).await
 }
 
-fn resource() -> ApiResource {
+pub(super) fn resource() -> ApiResource {
     ApiResource::erase::<PersistentVolume>(&())
 }
 
@@ -246,9 +247,9 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
 }
 
 /// The PersistentVolumes that are stored at a Pool object, by name.
-fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
+fn noted(pool: &Pool, prefix: &str) -> Result<BTreeMap<String, Manifest>> {
     let annotations = pool.metadata.annotations.iter().flatten();
-    let notes = annotations.filter(|(key, _)| key.starts_with(NOTE));
+    let notes = annotations.filter(|(key, _)| key.starts_with(prefix));
     let each = notes.map(|(key, text)| {
         let object: DynamicObject = serde_json::from_str(text).map_err(|error| {
             Error::refused(
@@ -264,9 +265,9 @@ fn noted(pool: &Pool) -> Result<BTreeMap<String, Manifest>> {
 
 /// The annotation in which a PersistentVolume is stored. It does not contain the name, which may be
 /// longer than the key of an annotation.
-fn note_key(name: &str) -> String {
+fn note_key(prefix: &str, name: &str) -> String {
     let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes());
-    format!("{NOTE}{id}")
+    format!("{prefix}{id}")
 }
 
 #[cfg(test)]

@@ -213,7 +213,9 @@ impl Controller for OrphanController {
             return None;
         }
         let (age, now) = (cluster.options.orphans.age, Instant::now());
-        let names = |id: &str| cluster.volumes.names(id);
+        let moved = cluster.moved_ids();
+        let snapshots = snapshots.map(|named| &named | &moved);
+        let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
         let mut memory = self.memory();
         memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
         let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;

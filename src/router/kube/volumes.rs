@@ -122,6 +122,15 @@ impl Volumes {
         }
     }
 
+    /// Another PersistentVolume than this one that names one of these volumes.
+    pub fn other(&self, handles: [&str; 2], but: &str) -> Option<String> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().iter();
+        let mut others =
+            all.filter(|(name, volume)| *name != but && handles.contains(&volume.handle.as_str()));
+        others.next().map(|(name, _)| name.clone())
+    }
+
     /// Whether a PersistentVolume names this volume.
     pub fn names(&self, handle: &str) -> bool {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);

@@ -151,7 +151,7 @@ pub(super) async fn watch<K>(
     }
 }
 
-/// The objects of a watch, by name.
+/// The objects of a watch, by name, or by "namespace/name".
 #[derive(Debug)]
 pub(super) struct Store<T> {
     now: BTreeMap<String, T>,
@@ -178,7 +178,14 @@ impl<T> Store<T> {
         mut read: impl FnMut(K) -> Option<T>,
         is_same: impl Fn(&T, &T) -> bool,
     ) -> bool {
-        let name = |object: &K| object.meta().name.clone().unwrap_or_default();
+        let name = |object: &K| {
+            let meta = object.meta();
+            let name = meta.name.clone().unwrap_or_default();
+            match &meta.namespace {
+                Some(namespace) => format!("{namespace}/{name}"),
+                None => name,
+            }
+        };
         match event {
             Event::Init => self.coming = Some(BTreeMap::new()),
             Event::InitApply(object) => {

@@ -47,7 +47,7 @@ pub(in crate::router) fn fits(
 }
 
 /// The node is Ready and not cordoned.
-fn accepts(node: &Node, name: &str) -> Fit {
+pub(in crate::router) fn accepts(node: &Node, name: &str) -> Fit {
     let conditions = node.status.iter().flat_map(|status| &status.conditions);
     let mut conditions = conditions.flatten();
     if !conditions.any(|one| one.type_ == "Ready" && one.status == "True") {

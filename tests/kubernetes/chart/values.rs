@@ -133,6 +133,7 @@ const CHANGES: &[Change] = &[
     ),
     ("hooks.namespaces", "{shop}", &[]),
     ("admissionPolicy", "false", &[]),
+    ("moves.evict", "true", &[]),
     ("networkPolicy.create", "true", &[]),
     ("udevRule.install", "true", &[]),
     ("openshift.scc", "true", &[]),

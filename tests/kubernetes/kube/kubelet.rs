@@ -51,6 +51,7 @@ impl Objects {
                 self.at.insert(at, object.clone());
                 (201, object)
             }
+            "DELETE" => self.delete(path),
             "PUT" => {
                 self.at.insert(path.to_string(), sent.clone());
                 (200, sent)
@@ -66,13 +67,39 @@ impl Objects {
                     }
                     Some(object) => {
                         merge(object, sent);
-                        (200, object.clone())
+                        let object = object.clone();
+                        if is_leaving(&object) && !has_finalizers(&object) {
+                            self.at.remove(path);
+                        }
+                        (200, object)
                     }
                     None => (404, status(404, "NotFound")),
                 }
             }
         }
     }
+
+    /// An object with finalizers stays until they are removed.
+    fn delete(&mut self, path: &str) -> (u16, Value) {
+        let Some(object) = self.at.get_mut(path) else {
+            return (404, status(404, "NotFound"));
+        };
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
+        let object = object.clone();
+        if !has_finalizers(&object) {
+            self.at.remove(path);
+        }
+        (200, object)
+    }
+}
+
+fn is_leaving(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+}
+
+fn has_finalizers(object: &Value) -> bool {
+    let finalizers = object["metadata"]["finalizers"].as_array();
+    finalizers.is_some_and(|all| !all.is_empty())
 }
 
 /// JSON merge patch (RFC 7386).

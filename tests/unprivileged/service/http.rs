@@ -183,6 +183,7 @@ impl RouterView for NoAgents {
                 volumes: 3,
                 snapshots: Some(1),
             }),
+            moves: Some([("Waiting", 2)].into()),
             ..ClusterStatus::default()
         })
     }
@@ -210,6 +211,8 @@ async fn every_metric_is_in_the_manual() {
     let text = scrape(&node).await;
     assert_eq!(value(&text, "slackwater_orphans{kind=\"volume\"}"), 3.0);
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
+    let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
+    assert_eq!(waiting, 2.0);
     let expires = value(&text, "slackwater_certificate_expiry_seconds");
     assert_eq!(expires, 1_800_000_000.0);
     let shown: BTreeSet<String> = text

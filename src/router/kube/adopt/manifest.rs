@@ -6,17 +6,29 @@ use serde_json::{Value, json};
 
 /// The annotation with the reclaim policy that a PersistentVolume had before it became Retain for the
 /// move. It exists from before the deletion until the PersistentVolume is bound again.
-pub(super) const POLICY: &str = "slackwater.dev/reclaim-policy";
+pub(in crate::router::kube) const POLICY: &str = "slackwater.dev/reclaim-policy";
+/// Where a PersistentVolume has the ID of its volume.
+pub(in crate::router::kube) const HANDLE: &str = "/spec/csi/volumeHandle";
 /// The prefix of the finalizer that external-attacher adds while a volume is attached.
 const ATTACHED: &str = "external-attacher/";
 
 /// A PersistentVolume.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Manifest(pub(super) DynamicObject);
+pub(in crate::router::kube) struct Manifest(pub(in crate::router::kube) DynamicObject);
+
+/// What a PersistentVolume should be.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::router::kube) struct Goal<'a> {
+    /// The topology key of the driver.
+    pub(in crate::router::kube) key: &'a str,
+    pub(in crate::router::kube) home: &'a str,
+    /// The ID of another volume, if it gets another one.
+    pub(in crate::router::kube) handle: Option<&'a str>,
+}
 
 /// Where a PersistentVolume may be used, by its node affinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Homes {
+pub(in crate::router::kube) enum Homes {
     /// Anywhere, so there is no home to be changed.
     Any,
     /// At exactly one home, without any other condition.
@@ -27,62 +39,62 @@ pub(super) enum Homes {
 
 /// The claim that a PersistentVolume is bound to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Bound {
+pub(in crate::router::kube) struct Bound {
     /// "namespace/name".
-    pub(super) claim: String,
+    pub(in crate::router::kube) claim: String,
     /// A claim that was created again with the same name has another one.
-    pub(super) uid: String,
+    pub(in crate::router::kube) uid: String,
 }
 
 impl Manifest {
-    pub(super) fn name(&self) -> &str {
+    pub(in crate::router::kube) fn name(&self) -> &str {
         self.0.metadata.name.as_deref().unwrap_or_default()
     }
 
-    pub(super) fn uid(&self) -> Option<&str> {
+    pub(in crate::router::kube) fn uid(&self) -> Option<&str> {
         self.0.metadata.uid.as_deref()
     }
 
-    pub(super) fn version(&self) -> Option<&str> {
+    pub(in crate::router::kube) fn version(&self) -> Option<&str> {
         self.0.metadata.resource_version.as_deref()
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
+    pub(in crate::router::kube) fn is_leaving(&self) -> bool {
         self.0.metadata.deletion_timestamp.is_some()
     }
 
-    pub(super) fn has_finalizers(&self) -> bool {
+    pub(in crate::router::kube) fn has_finalizers(&self) -> bool {
         let finalizers = self.0.metadata.finalizers.as_ref();
         finalizers.is_some_and(|finalizers| !finalizers.is_empty())
     }
 
-    fn text(&self, path: &str) -> Option<&str> {
+    pub(in crate::router::kube) fn text(&self, path: &str) -> Option<&str> {
         self.0.data.pointer(path)?.as_str()
     }
 
     /// The id of its volume, if it is of this driver.
-    pub(super) fn handle(&self, driver: &str) -> Option<&str> {
+    pub(in crate::router::kube) fn handle(&self, driver: &str) -> Option<&str> {
         let ours = self.text("/spec/csi/driver") == Some(driver);
-        ours.then(|| self.text("/spec/csi/volumeHandle")).flatten()
+        ours.then(|| self.text(HANDLE)).flatten()
     }
 
-    pub(super) fn policy(&self) -> &str {
+    pub(in crate::router::kube) fn policy(&self) -> &str {
         // The default of the API server.
         let policy = self.text("/spec/persistentVolumeReclaimPolicy");
         policy.unwrap_or("Retain")
     }
 
     /// The policy that is to be restored.
-    pub(super) fn policy_before(&self) -> Option<&str> {
+    pub(in crate::router::kube) fn policy_before(&self) -> Option<&str> {
         let annotations = self.0.metadata.annotations.as_ref()?;
         annotations.get(POLICY).map(String::as_str)
     }
 
-    pub(super) fn phase(&self) -> &str {
+    pub(in crate::router::kube) fn phase(&self) -> &str {
         self.text("/status/phase").unwrap_or_default()
     }
 
-    pub(super) fn bound(&self) -> Option<Bound> {
+    pub(in crate::router::kube) fn bound(&self) -> Option<Bound> {
         let namespace = self.text("/spec/claimRef/namespace")?;
         let name = self.text("/spec/claimRef/name")?;
         Some(Bound {
@@ -91,7 +103,7 @@ impl Manifest {
         })
     }
 
-    pub(super) fn homes(&self, key: &str) -> Homes {
+    pub(in crate::router::kube) fn homes(&self, key: &str) -> Homes {
         let affinity = self.0.data.pointer("/spec/nodeAffinity/required");
         let Some(required) = affinity.filter(|value| !value.is_null()) else {
             return Homes::Any;
@@ -117,9 +129,10 @@ impl Manifest {
         }
     }
 
-    /// The object that replaces it: identical except for its home, and with the policy that it has
-    /// now. Fields that the API server sets itself are omitted.
-    pub(super) fn at(&self, key: &str, home: &str) -> Manifest {
+    /// The object that replaces it: identical except for its home and, if the goal names one, its
+    /// volume, and with the policy that it has now. Fields that the API server sets itself are
+    /// omitted.
+    pub(in crate::router::kube) fn at(&self, goal: Goal<'_>) -> Manifest {
         let mut new = self.plain();
         let metadata = &mut new.0.metadata;
         metadata.uid = None;
@@ -131,13 +144,16 @@ impl Manifest {
         let finalizers = metadata.finalizers.iter_mut();
         finalizers.for_each(|all| all.retain(|one| !one.starts_with(ATTACHED)));
         new.0.data["spec"]["nodeAffinity"]["required"] = json!({ "nodeSelectorTerms": [{
-            "matchExpressions": [{ "key": key, "operator": "In", "values": [home] }],
+            "matchExpressions": [{ "key": goal.key, "operator": "In", "values": [goal.home] }],
         }]});
+        if let Some(handle) = goal.handle {
+            new.0.data["spec"]["csi"]["volumeHandle"] = json!(handle);
+        }
         new
     }
 
     /// The form in which it is stored: without managed fields and status.
-    pub(super) fn plain(&self) -> Manifest {
+    pub(in crate::router::kube) fn plain(&self) -> Manifest {
         let mut plain = self.clone();
         plain.0.metadata.managed_fields = None;
         if let Some(object) = plain.0.data.as_object_mut() {
@@ -148,15 +164,15 @@ impl Manifest {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::router::kube) mod tests {
     use super::*;
 
-    pub(in crate::router::kube::adopt) const KEY: &str = "topology.csi.slackwater.dev/home";
-    pub(in crate::router::kube::adopt) const DRIVER: &str = "csi.slackwater.dev";
+    pub(in crate::router::kube) const KEY: &str = "topology.csi.slackwater.dev/home";
+    pub(in crate::router::kube) const DRIVER: &str = "csi.slackwater.dev";
 
     /// A bound PersistentVolume at a home, as the provisioner creates it. Its own uid and that of its
     /// claim end with 1.
-    pub(in crate::router::kube::adopt) fn volume(name: &str, handle: &str, home: &str) -> Manifest {
+    pub(in crate::router::kube) fn volume(name: &str, handle: &str, home: &str) -> Manifest {
         let object = json!({
             "apiVersion": "v1", "kind": "PersistentVolume",
             "metadata": {
@@ -190,7 +206,12 @@ pub(super) mod tests {
     #[test]
     fn what_is_made_again_differs_in_its_home_alone() {
         let before = volume("pv", "pool.volume", "home-1");
-        let after = before.at(KEY, "home-2");
+        let goal = Goal {
+            key: KEY,
+            home: "home-2",
+            handle: None,
+        };
+        let after = before.at(goal);
         assert_eq!(after.homes(KEY), Homes::One("home-2".into()));
         assert_eq!((after.uid(), after.version()), (None, None));
         assert_eq!(after.bound(), before.bound());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
-use super::manifest::{Homes, Manifest};
+use super::manifest::{Goal, Homes, Manifest};
 use super::step::{Step, next};
 use super::{Fate, Line};
 use crate::model::{PoolId, VolumeId};
@@ -99,7 +99,12 @@ pub(super) fn lines(
             continue;
         };
         let begun = noted.is_some() || shown.policy_before().is_some();
-        let fate = match next((key, home), live, noted) {
+        let goal = Goal {
+            key,
+            home,
+            handle: None,
+        };
+        let fate = match next(goal, live, noted) {
             Next::Done if !begun => {
                 settled += 1;
                 continue;

@@ -1,7 +1,7 @@
 //! The steps of one PersistentVolume to another home. The next one is decided from what exists and
 //! from nothing else, so a run that was interrupted anywhere is completed by the next run.
 
-use super::manifest::{Homes, Manifest};
+use super::manifest::{Goal, HANDLE, Homes, Manifest};
 use crate::router::kube::reconcile::Next;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub enum Step {
 /// Decides the next step. `noted` is what was stored at the Pool object. After the last one the
 /// PersistentVolume is at its new home, where its policy may still have to be restored
 /// ([`Manifest::policy_before`]); or it does not exist and is not stored, so someone has deleted it.
-pub(super) fn next(
-    (key, home): (&str, &str),
+pub(in crate::router::kube) fn next(
+    goal: Goal<'_>,
     live: Option<&Manifest>,
     noted: Option<&Manifest>,
 ) -> Next<Step> {
@@ -39,14 +39,17 @@ pub(super) fn next(
         };
     };
     let refuse = |why: &str| Next::Refused(why.into());
-    let handle = |manifest: &Manifest| manifest.0.data.pointer("/spec/csi/volumeHandle").cloned();
-    if noted.is_some_and(|noted| handle(noted) != handle(live)) {
+    let is_made = goal
+        .handle
+        .is_none_or(|handle| live.text(HANDLE) == Some(handle));
+    let is_new = goal.handle.is_some() && is_made;
+    if !is_new && noted.is_some_and(|noted| noted.text(HANDLE) != live.text(HANDLE)) {
         return refuse(
             "a PersistentVolume of another volume has this name; the deleted PersistentVolume is stored in an annotation of the Pool object",
         );
     }
-    match live.homes(key) {
-        Homes::One(its) if its == home => {
+    match live.homes(goal.key) {
+        Homes::One(its) if its == goal.home && is_made => {
             return match (noted.is_some(), live.is_leaving()) {
                 (_, true) => refuse("it is being deleted by someone else"),
                 (true, false) => Next::Step(Step::Strike),
@@ -54,8 +57,8 @@ pub(super) fn next(
             };
         }
         Homes::One(_) => {}
-        Homes::Any => return Next::Done,
-        Homes::Else => {
+        Homes::Any if goal.handle.is_none() => return Next::Done,
+        Homes::Any | Homes::Else => {
             return refuse(
                 "its node affinity is not exactly one home; someone has edited it and must correct it",
             );
@@ -93,6 +96,8 @@ mod tests {
         noted: Option<Manifest>,
         versions: u64,
         uids: u64,
+        home: &'static str,
+        handle: Option<&'static str>,
     }
 
     impl World {
@@ -102,11 +107,21 @@ mod tests {
                 noted: None,
                 versions: 10,
                 uids: 1,
+                home: "new",
+                handle: None,
+            }
+        }
+
+        fn goal(&self) -> Goal<'static> {
+            Goal {
+                key: KEY,
+                home: self.home,
+                handle: self.handle,
             }
         }
 
         fn next(&self) -> Next<Step> {
-            next((KEY, "new"), self.live.as_ref(), self.noted.as_ref())
+            next(self.goal(), self.live.as_ref(), self.noted.as_ref())
         }
 
         fn change(&mut self, change: impl FnOnce(&mut Manifest)) {
@@ -136,7 +151,8 @@ mod tests {
                 Step::Release => self.live = None,
                 Step::Make => {
                     self.uids += 1;
-                    self.live = self.noted.as_ref().map(|noted| noted.at(KEY, "new"));
+                    let goal = self.goal();
+                    self.live = self.noted.as_ref().map(|noted| noted.at(goal));
                     let uid = format!("uid-{}", self.uids);
                     self.change(|live| live.0.metadata.uid = Some(uid));
                 }
@@ -149,7 +165,20 @@ mod tests {
 
     #[test]
     fn it_arrives_from_wherever_a_run_was_cut_off() {
-        let mut worlds = vec![World::new()];
+        arrives(World::new());
+        // With another volume, at another home and at the same one.
+        for home in ["new", "old"] {
+            arrives(World {
+                home,
+                handle: Some("other-pool.copy"),
+                ..World::new()
+            });
+        }
+    }
+
+    fn arrives(begin: World) {
+        let (home, handle) = (begin.home, begin.handle);
+        let mut worlds = vec![begin];
         while worlds.last().unwrap().next() != Next::Done {
             let mut world = worlds.last().unwrap().clone();
             assert!(world.step(), "{:?}", world.next());
@@ -177,7 +206,9 @@ mod tests {
             while changed.step() {}
             assert_eq!(changed.next(), Next::Done, "{at}");
             let live = changed.live.unwrap();
-            assert_eq!(live.homes(KEY), Homes::One("new".into()));
+            assert_eq!(live.homes(KEY), Homes::One(home.into()));
+            let expected = handle.unwrap_or("pool.volume");
+            assert_eq!(live.text(HANDLE), Some(expected));
             assert_eq!(live.policy_before(), Some("Delete"));
             assert_eq!(live.policy(), "Retain", "until it's bound");
             assert_eq!(live.bound().unwrap().uid, "claim-1");
@@ -189,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_somebody_elses_is_left() {
         let mut world = World::new();
-        assert_eq!(next((KEY, "new"), None, None), Next::Done);
+        assert_eq!(next(world.goal(), None, None), Next::Done);
         // Someone deletes it before the first step.
         let now = serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
         world.change(|live| live.0.metadata.deletion_timestamp = Some(now));

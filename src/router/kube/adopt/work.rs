@@ -6,26 +6,22 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::kube::Client;
-use ::kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams, Preconditions};
+use ::kube::api::{Api, ListParams};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use serde_json::{Value, json};
 
-use super::manifest::{Bound, Manifest, POLICY};
+use super::exchange::Exchange;
+use super::manifest::{Bound, Goal, Manifest};
 use super::step::{Step, next};
-use super::{Done, Fate, Plan, all, note_key, noted, resource};
+use super::{Done, Fate, NOTE, Plan, all};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::ObjectRef;
 use crate::router::kube::events::{self, EventBody};
-use crate::router::kube::pool::Pool;
-use crate::router::kube::reconcile::{
-    Next, Outcome, POLL_INTERVAL, Reconciler, converge, patch, written,
-};
+use crate::router::kube::reconcile::{Next, Outcome, POLL_INTERVAL, Reconciler, converge};
 use crate::router::kube::{API_TIMEOUT, ask, topology_key};
 
 /// Moves PersistentVolumes to the home of their pool.
 struct Adoption<'a, W> {
-    volumes: Api<DynamicObject>,
-    pools: Api<Pool>,
+    exchange: Exchange,
     plan: &'a Plan,
     key: String,
     /// Gets each step before it is done.
@@ -42,6 +38,16 @@ struct Moving {
     noted: Option<Manifest>,
 }
 
+impl Moving {
+    fn goal(&self) -> Goal<'_> {
+        Goal {
+            key: &self.key,
+            home: &self.home,
+            handle: None,
+        }
+    }
+}
+
 impl fmt::Display for Moving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PersistentVolume {}", self.name)
@@ -55,8 +61,7 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
     watch: W,
 ) -> Result<Done> {
     let adoption = Adoption {
-        volumes: Api::all_with(client.clone(), &resource()),
-        pools: Api::all(client.clone()),
+        exchange: Exchange::new(client, plan.pool.id, NOTE),
         plan,
         key: topology_key(&plan.driver),
         watch: Mutex::new(watch),
@@ -79,37 +84,22 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
     Ok(done)
 }
 
-/// Fields of a patch that changes exactly this version of a PersistentVolume, or nothing.
-fn only(manifest: &Manifest, metadata: Value, spec: Value) -> Value {
-    let mut metadata = metadata;
-    metadata["uid"] = json!(manifest.uid());
-    metadata["resourceVersion"] = json!(manifest.version());
-    let mut fields = json!({ "metadata": metadata });
-    if !spec.is_null() {
-        fields["spec"] = spec;
-    }
-    fields
-}
-
 #[tonic::async_trait]
 impl<W: FnMut(&str, Step) + Send> Reconciler for Adoption<'_, W> {
     type Object = Moving;
     type Step = Step;
 
     async fn observe(&self, moving: Moving) -> Result<Moving> {
-        let live = ask(&moving.to_string(), self.volumes.get_opt(&moving.name)).await?;
-        let id = self.plan.pool.id.to_string();
-        let pool = ask(&format!("Pool {id}"), self.pools.get(&id)).await?;
+        let (live, noted) = self.exchange.read(&moving.name).await?;
         Ok(Moving {
-            live: live.map(Manifest),
-            noted: noted(&pool)?.remove(&moving.name),
+            live,
+            noted,
             ..moving
         })
     }
 
     fn next(moving: &Moving) -> Next<Step> {
-        let to = (moving.key.as_str(), moving.home.as_str());
-        next(to, moving.live.as_ref(), moving.noted.as_ref())
+        next(moving.goal(), moving.live.as_ref(), moving.noted.as_ref())
     }
 
     /// Does one step of a PersistentVolume to its new home, where it still has the policy Retain.
@@ -118,16 +108,12 @@ impl<W: FnMut(&str, Step) + Send> Reconciler for Adoption<'_, W> {
             let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
             watch(&moving.name, step);
         }
-        let done = match (step, &moving.live, &moving.noted) {
-            (Step::Retain, Some(live), _) => self.retain(live).await,
-            (Step::Note, Some(live), _) => self.note(live).await,
-            (Step::Delete, Some(live), _) => self.delete(live).await,
-            (Step::Release, Some(live), _) => self.release(live).await,
-            (Step::Restore, Some(live), _) => self.restore(live).await,
-            (Step::Make, _, Some(noted)) => self.make(&noted.at(&moving.key, &moving.home)).await,
-            (Step::Strike, ..) => self.annotate(&moving.name, Value::Null).await,
-            (_, None, _) | (Step::Make, _, None) => Ok(Outcome::Stale),
-        };
+        let manifests = (
+            moving.name.as_str(),
+            moving.live.as_ref(),
+            moving.noted.as_ref(),
+        );
+        let done = self.exchange.execute(step, moving.goal(), manifests).await;
         done.map_err(|error| match error {
             Error::Unreachable { what, reason } => Error::unreachable(
                 what,
@@ -149,58 +135,6 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
         }
     }
 
-    async fn retain(&self, live: &Manifest) -> Result<Outcome> {
-        let metadata = json!({ "annotations": { POLICY: live.policy() } });
-        let spec = json!({ "persistentVolumeReclaimPolicy": "Retain" });
-        self.patch(live, only(live, metadata, spec)).await
-    }
-
-    async fn release(&self, live: &Manifest) -> Result<Outcome> {
-        let metadata = json!({ "finalizers": null });
-        self.patch(live, only(live, metadata, Value::Null)).await
-    }
-
-    async fn restore(&self, live: &Manifest) -> Result<Outcome> {
-        let metadata = json!({ "annotations": { POLICY: null } });
-        let spec = json!({ "persistentVolumeReclaimPolicy": live.policy_before() });
-        self.patch(live, only(live, metadata, spec)).await
-    }
-
-    async fn patch(&self, live: &Manifest, fields: Value) -> Result<Outcome> {
-        patch(&self.volumes, &what(live), live.name(), fields).await
-    }
-
-    async fn delete(&self, live: &Manifest) -> Result<Outcome> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: live.uid().map(Into::into),
-                resource_version: live.version().map(Into::into),
-            }),
-            ..DeleteParams::default()
-        };
-        written(&what(live), self.volumes.delete(live.name(), &params)).await
-    }
-
-    async fn make(&self, manifest: &Manifest) -> Result<Outcome> {
-        let params = PostParams::default();
-        let create = self.volumes.create(&params, &manifest.0);
-        written(&what(manifest), create).await
-    }
-
-    /// Stores it. The next observation verifies that it is stored.
-    async fn note(&self, live: &Manifest) -> Result<Outcome> {
-        let text = serde_json::to_string(&live.plain().0);
-        let text = text.map_err(|error| Error::refused(what(live), error.to_string()))?;
-        self.annotate(live.name(), json!(text)).await
-    }
-
-    async fn annotate(&self, name: &str, text: Value) -> Result<Outcome> {
-        let id = self.plan.pool.id.to_string();
-        let annotations = json!({ note_key(name): text });
-        let fields = json!({ "metadata": { "annotations": annotations } });
-        patch(&self.pools, &format!("Pool {id}"), &id, fields).await
-    }
-
     /// Waits until they are bound again, and restores their policies.
     async fn settle(
         &self,
@@ -212,7 +146,12 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
         let mut since = Instant::now();
         while !arrived.is_empty() {
             let claims = claims(client, arrived).await?;
-            let live = all("PersistentVolumes", &self.volumes, ListParams::default()).await?;
+            let live = all(
+                "PersistentVolumes",
+                self.exchange.volumes(),
+                ListParams::default(),
+            )
+            .await?;
             let live = live.into_iter().map(Manifest);
             let live: BTreeMap<String, Manifest> =
                 live.map(|one| (one.name().to_string(), one)).collect();
@@ -281,10 +220,6 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
             tracing::debug!(error = %chain(&error), "failed to create an event for a claim");
         }
     }
-}
-
-fn what(manifest: &Manifest) -> String {
-    format!("PersistentVolume {}", manifest.name())
 }
 
 /// Phases of claims, by "namespace/name" and uid.

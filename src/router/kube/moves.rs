@@ -1,0 +1,199 @@
+//! Moves of volumes to other pools, as a controller: the volume of a claim is copied to another node
+//! while nothing uses it, and its PersistentVolume is exchanged for one that names the copy.
+//!
+//! [`decide`] has all decisions. What a move must not forget is in its status, in the fence of its
+//! source, and in the annotation in which the PersistentVolume is stored while it is exchanged. IDs
+//! of the copy and of the snapshot follow from the UID of the move.
+
+mod decide;
+mod execute;
+mod observe;
+mod pod_use;
+mod propose;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use ::kube::api::{Api, ListParams};
+use ::kube::runtime::watcher;
+use k8s_openapi::jiff::Timestamp;
+use uuid::Uuid;
+
+use super::reconcile::{Controller, Next, Outcome, Reconciler};
+use super::volume_move::{MoveStatus, VolumeMove};
+use super::watch::watch;
+use super::{API_TIMEOUT, InCluster};
+use crate::error::Result;
+use crate::model::id::NameKind;
+use crate::model::{SnapshotId, VolumeId};
+use crate::operation::snapshot_name;
+use crate::router::cluster::Cluster;
+use crate::router::moved::MovingVolumes;
+use decide::{Decision, Observed, decide};
+
+/// The name of the watch in messages.
+pub(super) const MOVES: &str = "VolumeMoves";
+/// The prefix of the annotations in which PersistentVolumes are stored during a move. `slackwater
+/// pool adopt` has another one, so that neither completes what the other has begun.
+const NOTE: &str = "move.slackwater.dev/";
+/// Between two looks for a CRD that the cluster does not have.
+const CRD_INTERVAL: Duration = Duration::from_secs(60);
+/// Steps that one pass does for a move. An exchange of a PersistentVolume needs ten.
+const MAX_STEPS: usize = 30;
+
+/// A move, and what is known of it.
+pub(super) struct Moving {
+    object: VolumeMove,
+    /// `None` before it is observed, and if it is gone or belongs to another driver.
+    seen: Option<Box<Observed>>,
+}
+
+impl fmt::Display for Moving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeMove {}", self.object.path())
+    }
+}
+
+/// Moves volumes.
+pub(super) struct MoveController {
+    pub(super) cluster: Arc<InCluster>,
+    pub(super) volumes: Arc<dyn MovingVolumes>,
+}
+
+impl InCluster {
+    /// Moves volumes from now on, while this router leads.
+    pub fn move_volumes(self: &Arc<InCluster>, volumes: Arc<dyn MovingVolumes>) {
+        self.spawn(follow(Arc::clone(self)));
+        let cluster = Arc::clone(self);
+        let changes = Some(self.changes.subscribe());
+        let controller = Arc::new(MoveController { cluster, volumes });
+        self.control(controller, self.options.look_every, changes);
+    }
+
+    /// All moves, by namespace and name.
+    pub(super) fn moves(&self) -> BTreeMap<String, VolumeMove> {
+        let moves = self.moves.read().unwrap_or_else(PoisonError::into_inner);
+        moves.now().clone()
+    }
+
+    /// IDs of the volumes and snapshots of moves that have not ended.
+    pub(super) fn moved_ids(&self) -> BTreeSet<String> {
+        let mut ids = BTreeSet::new();
+        for object in self.moves().values() {
+            let status = object.status.clone().unwrap_or_default();
+            let places = [&status.from, &status.to].into_iter().flatten();
+            ids.extend(places.map(|place| place.handle.clone()));
+            let source = status.from.and_then(|from| from.handle.parse().ok());
+            if let (Some(source), Some(uid)) = (source, object.uid()) {
+                ids.insert(last_snapshot(source, uid).to_string());
+            }
+        }
+        ids
+    }
+
+    /// The number of moves in each phase, if this router leads.
+    pub(super) fn count_moves(&self) -> Option<BTreeMap<&'static str, u64>> {
+        let mut counts = BTreeMap::new();
+        for object in self.moves().values() {
+            let phase = object.status.as_ref().map(|status| status.phase);
+            *counts.entry(phase.unwrap_or_default().word()).or_default() += 1;
+        }
+        self.is_leader().then_some(counts)
+    }
+}
+
+/// The last snapshot of a move.
+fn last_snapshot(source: VolumeId, mover: Uuid) -> SnapshotId {
+    let name = snapshot_name(mover, None);
+    SnapshotId::of_name(source.pool, NameKind::Snapshot, &name)
+}
+
+/// Watches the moves, once the cluster has their CRD: Helm does not install it with an upgrade.
+async fn follow(cluster: Arc<InCluster>) {
+    let api = Api::<VolumeMove>::all(cluster.client.clone());
+    loop {
+        let first = ListParams::default().limit(1);
+        let listed = tokio::time::timeout(API_TIMEOUT, api.list(&first)).await;
+        if matches!(listed, Ok(Ok(_))) {
+            break;
+        }
+        tokio::time::sleep(CRD_INTERVAL).await;
+    }
+    let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
+    watch(api, all, MOVES, states, move |event| {
+        let mut moves = cluster
+            .moves
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        // The router's own writes of the status do not change the generation.
+        let is_same =
+            |old: &VolumeMove, new: &VolumeMove| old.metadata.generation == new.metadata.generation;
+        if moves.take(event, Some, is_same) {
+            cluster.changes.send_replace(());
+        }
+    })
+    .await;
+}
+
+#[tonic::async_trait]
+impl Reconciler for MoveController {
+    type Object = Moving;
+    type Step = Decision;
+
+    async fn observe(&self, moving: Moving) -> Result<Moving> {
+        observe::observe(self, moving).await
+    }
+
+    fn next(moving: &Moving) -> Next<Decision> {
+        let Some(seen) = &moving.seen else {
+            return Next::Done;
+        };
+        let decision = decide(seen);
+        let empty = MoveStatus::default();
+        let before = moving.object.status.as_ref().unwrap_or(&empty);
+        let is_shown = execute::shown(seen, &decision) == *before;
+        match decision.step.is_none() && is_shown {
+            true => Next::Wait,
+            false => Next::Step(decision),
+        }
+    }
+
+    /// Does the step and, without a pause, those that follow it: the claim is Lost while its
+    /// PersistentVolume does not exist.
+    async fn execute(&self, moving: &Moving, decision: Decision) -> Result<Outcome> {
+        let mut is_last = decision.step.is_none();
+        let mut outcome = execute::execute(self, moving, &decision).await?;
+        for _ in 1..MAX_STEPS {
+            if is_last || outcome == Outcome::Stale || !self.cluster.is_leader() {
+                break;
+            }
+            let again = Moving {
+                object: moving.object.clone(),
+                seen: None,
+            };
+            let again = self.observe(again).await?;
+            let Next::Step(decision) = Self::next(&again) else {
+                break;
+            };
+            is_last = decision.step.is_none();
+            outcome = execute::execute(self, &again, &decision).await?;
+        }
+        Ok(outcome)
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for MoveController {
+    const NAME: &'static str = "volume moves";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Moving>> {
+        let cluster = &self.cluster;
+        let is_known = cluster.has_read_objects() && cluster.following.is_complete(MOVES);
+        is_known.then(|| {
+            let all = cluster.moves().into_values();
+            all.map(|object| Moving { object, seen: None }).collect()
+        })
+    }
+}
