@@ -109,7 +109,7 @@ async fn the_address_for_agents_is_reached_by_agents_alone() {
     reached(&reader, node(), address).await.unwrap();
     let mut foreign = issue(&other, &n2);
     foreign.authorities = own.certificate().into();
-    let stranger = Name::of("stranger.example".into()).unwrap();
+    let unrelated = Name::of("unrelated.example".into()).unwrap();
     let lookalike = Name::of("node.n2.slackwater.example".into()).unwrap();
     for (who, refused) in [
         (
@@ -119,7 +119,7 @@ async fn the_address_for_agents_is_reached_by_agents_alone() {
         ("other authority", credentials(n2, foreign)),
         (
             "other name",
-            credentials(stranger.clone(), issue(&own, &stranger)),
+            credentials(unrelated.clone(), issue(&own, &unrelated)),
         ),
         (
             "longer name",
