@@ -24,7 +24,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::cluster::{Agent, Cluster, Volume, WAIT_TIMEOUT};
-use super::restore::{delete_snapshot, image, request, restore, sha256};
+use super::restore::{delete_snapshot, image, request, restore};
+use slackwater_testkit::disk::content_digest;
 
 const DATA: usize = 24 << 20;
 const FS: &str = "ext4";
@@ -36,7 +37,7 @@ struct Copy {
     /// `None` in a test that takes long, because they keep a processor busy.
     writers: Option<Writers>,
     snapshot: String,
-    /// The SHA-256 of the snapshot.
+    /// The digest of the snapshot.
     sum: String,
 }
 
@@ -48,7 +49,7 @@ impl Copy {
         let writers = Writers::start(&volumes);
         let snapshot = cluster.router.client.snapshot("s", &volumes[0].id, &[]);
         let snapshot = snapshot.await.unwrap().snapshot_id;
-        let sum = sha256(&image(&cluster.agents[0], "snapshots", &snapshot));
+        let sum = content_digest(&image(&cluster.agents[0], "snapshots", &snapshot));
         Copy {
             cluster,
             volumes,
@@ -134,7 +135,11 @@ impl Copy {
     async fn check(&self, made: &csi::Volume, context: &str) {
         let id = &made.volume_id;
         let target = &self.cluster.agents[1];
-        assert_eq!(sha256(&image(target, "volumes", id)), self.sum, "{context}");
+        assert_eq!(
+            content_digest(&image(target, "volumes", id)),
+            self.sum,
+            "{context}"
+        );
         self.cluster.router.client.delete_unused(id).await;
         self.assert_nothing_left(context);
     }
@@ -218,9 +223,15 @@ async fn a_target_killed_at_any_effect_of_a_copy_completes_it_or_leaves_nothing(
             let fault = format!("effect.{n}:{when}");
             let name = format!("t-{n}-{when}");
             copy.target().arm(&fault);
+            // The router has found the target again.
+            copy.cluster.listed(&fault).await;
             let first = copy.call(&name).await;
             if let Err(status) = &first {
                 assert_not_final(&fault, status);
+                // The connection ends before the process does.
+                eventually(&format!("{fault}: the target has died"), || {
+                    !copy.target().server.is_alive()
+                });
             }
             deaths += usize::from(!copy.target().server.is_alive());
             copy.target().restart_with(&[]);

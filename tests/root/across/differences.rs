@@ -19,7 +19,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::cluster::{Cluster, Volume, WAIT_TIMEOUT};
-use super::restore::{delete_snapshot, image, sha256, topology};
+use super::restore::{delete_snapshot, image, topology};
+use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, write_pattern};
 use slackwater_testkit::writers::Writers;
 use slackwater_testkit::{mount, run};
@@ -158,7 +159,11 @@ impl Moving {
         };
         let copy = image(&self.cluster.agents[1], "volumes", &id);
         let original = image(&self.cluster.agents[0], "snapshots", &snapshot);
-        assert_eq!(sha256(&copy), sha256(&original), "{context}");
+        assert_eq!(
+            content_digest(&copy),
+            content_digest(&original),
+            "{context}"
+        );
         if let Some(base) = self.base.replace(snapshot) {
             delete_snapshot(&self.cluster.router.client, &base).await;
         }
@@ -280,7 +285,7 @@ async fn a_copy_gets_the_differences_of_each_snapshot_while_its_volume_is_writte
     };
     let original = image(source, "snapshots", &last);
     let copy = image(target, "volumes", &id);
-    assert_eq!(sha256(&copy), sha256(&original));
+    assert_eq!(content_digest(&copy), content_digest(&original));
     let blocks = |path: &Path| std::fs::metadata(path).unwrap().blocks();
     assert!(
         blocks(&copy) <= blocks(&original) + 2048,

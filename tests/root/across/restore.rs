@@ -7,9 +7,10 @@ use slackwater::csi;
 use tonic::Code;
 
 use super::cluster::{Agent, Cluster, SIZE};
+use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, refused, volume_uuid, write_pattern};
 use slackwater_testkit::snapshots::from_snapshot;
-use slackwater_testkit::{Client, block, mount, run};
+use slackwater_testkit::{Client, Scratch, block, mount};
 
 const PATTERN: usize = 24 << 20;
 
@@ -70,9 +71,26 @@ pub(super) fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
     root.join(volume_uuid(id)).join("data.img")
 }
 
-pub(super) fn sha256(path: &Path) -> String {
-    let sum = run("sha256sum", &[path.to_str().unwrap()]);
-    sum.split_whitespace().next().unwrap().to_string()
+#[test]
+fn digests_of_images_depend_on_their_bytes_and_not_on_their_allocation() {
+    let scratch = Scratch::new();
+    let (holes, zeros) = (scratch.join("holes"), scratch.join("zeros"));
+    let length = (3 << 20) + 5;
+    let with = |path: &Path| {
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(length).unwrap();
+        file.write_all_at(b"data", 1 << 20).unwrap();
+        file
+    };
+    let (_, full) = (with(&holes), with(&zeros));
+    full.write_all_at(&[0; 4096], 2 << 20).unwrap();
+    let digest = content_digest(&holes);
+    assert_eq!(content_digest(&zeros), digest);
+    for (at, byte) in [(0, 1), (length - 1, 1), ((1 << 20) + 3, b'b'), (length, 0)] {
+        let changed = with(&zeros);
+        changed.write_all_at(&[byte], at).unwrap();
+        assert_ne!(content_digest(&zeros), digest, "{at}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,7 +114,7 @@ async fn a_volume_on_another_node_is_identical_to_its_snapshot() {
         assert_eq!(again.unwrap(), restored, "a repeat");
         let copied = image(target, "volumes", &restored.volume_id);
         let original = image(source, "snapshots", &snapshot);
-        assert_eq!(sha256(&copied), sha256(&original), "{fs}");
+        assert_eq!(content_digest(&copied), content_digest(&original), "{fs}");
         let blocks = |path: &Path| {
             let found = std::fs::metadata(path).unwrap();
             std::os::unix::fs::MetadataExt::blocks(&found)
@@ -180,8 +198,8 @@ async fn a_raw_block_volume_is_restored_on_another_node_after_its_source_was_awa
     };
     let copied = image(target, "volumes", &restored.volume_id);
     assert_eq!(
-        sha256(&copied),
-        sha256(&image(source, "snapshots", &snapshot))
+        content_digest(&copied),
+        content_digest(&image(source, "snapshots", &snapshot))
     );
     router.delete_unused(&restored.volume_id).await;
     router.delete_unused(&volume).await;
