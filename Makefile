@@ -106,10 +106,13 @@ tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-ro
 
 $(CARGO_PARTS) tests-thin: export PROPTEST_RNG_SEED ?= $(SEED)
 
+# Half of the sweeps on the simulated host, which the commit selects: `make soak` has all of them.
+tests-unprivileged: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEED) % 2)))/2
+
 # The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: $(CARGO_PARTS)
 $(CARGO_PARTS): tests-%: helm
-	@mkdir -p $(LOGS)
+	@mkdir -p $(LOGS); echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
@@ -122,7 +125,7 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
-# trials, whose number is printed; `make tests-unprivileged` has all of them. What needs root, a download or the
+# trials, whose number is printed; `make soak` has all of them. What needs root, a download or the
 # programs of `make cluster` is left out, except for helm, if it is built. The test programs run side by side,
 # with many threads, because most of their time they wait. The two that wait longest are built and started first.
 QUICK_SKIP := descriptor:: ::root_
@@ -145,7 +148,7 @@ helm: # builds helm, which the tests of the chart use
 
 .PHONY: soak
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
-	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated -- cut:: host_linux:: guard:: databases:: kill:: across::copies:: fault_sweep:: state_machine::
+	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated --test unprivileged -- cut:: host_linux:: guard:: databases:: kill:: across::copies:: fault_sweep:: state_machine:: router::lies::
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test simulated
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault --test guest
 
