@@ -10,6 +10,7 @@ mod deaths;
 mod driver;
 mod fixture;
 mod refused;
+mod two_processors;
 mod waiting;
 
 use std::fs;

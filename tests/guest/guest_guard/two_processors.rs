@@ -1,0 +1,102 @@
+//! Writes and the guard on two processors at once, which User Mode Linux does not have: in a guest of
+//! QEMU, whose processors are emulated.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slackwater_testkit::guest::{self, in_guest_with};
+use slackwater_testkit::run;
+
+use super::fixture::{DISKS, Fixture};
+
+/// The time for which the rounds go on.
+const ROUNDS: Duration = Duration::from_secs(60);
+const BLOCK: usize = 4096;
+
+/// A block that is aligned for direct I/O.
+#[repr(align(4096))]
+struct Block([u8; BLOCK]);
+
+/// The number in the first block of the disk, which is that of the first volume.
+fn on_disk() -> u64 {
+    let mut options = OpenOptions::new();
+    let disk = options
+        .read(true)
+        .custom_flags(nix::libc::O_DIRECT)
+        .open(guest::disk("pool"))
+        .unwrap();
+    let mut block = Block([0; BLOCK]);
+    disk.read_exact_at(&mut block.0, 0).unwrap();
+    u64::from_le_bytes(block.0[..8].try_into().unwrap())
+}
+
+/// Writes one number after the other, until it has to stop.
+fn write_numbers(node: &str, stop: &AtomicBool) {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).custom_flags(nix::libc::O_DIRECT);
+    let device = options.open(node).unwrap();
+    let mut block = Block([0; BLOCK]);
+    for number in 1_u64.. {
+        if stop.load(Ordering::SeqCst) {
+            return;
+        }
+        block.0[..8].copy_from_slice(&number.to_le_bytes());
+        device.write_all_at(&block.0, 0).unwrap();
+    }
+}
+
+/// Stops the writer, also after a failure, when its thread is waited for.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A device is written all the time. In every other round, another process resumes it and suspends it again
+/// while the guard holds it.
+#[test]
+fn no_verdict_hides_a_write_of_another_processor() {
+    let test = "guest_guard::two_processors::no_verdict_hides_a_write_of_another_processor";
+    in_guest_with(&["--qemu"], test, &DISKS, || {
+        assert_eq!(thread::available_parallelism().unwrap().get(), 2);
+        let fixture = Fixture::new(&[None]);
+        let name = fixture.volumes[0].name();
+        let node = format!("/dev/mapper/{name}");
+        let (stop, begun) = (AtomicBool::new(false), Instant::now());
+        let (mut held, mut lost) = (0, 0);
+        thread::scope(|scope| {
+            scope.spawn(|| write_numbers(&node, &stop));
+            let _stop = Stop(&stop);
+            for round in 0.. {
+                if begun.elapsed() > ROUNDS && held > 1 && lost > 1 {
+                    break;
+                }
+                let session = fixture.frozen();
+                let before = on_disk();
+                let is_disturbed = round % 2 == 1;
+                if is_disturbed {
+                    run("dmsetup", &["resume", &name]);
+                    run("dmsetup", &["suspend", "--nolockfs", &name]);
+                }
+                let after = on_disk();
+                let verdict = session.thaw(0).unwrap();
+                assert!(verdict || is_disturbed, "it was held");
+                if verdict {
+                    assert_eq!(after, before, "nothing was written while it was held");
+                    held += 1;
+                } else {
+                    lost += 1;
+                }
+                session.written().unwrap();
+                drop(session);
+            }
+        });
+        println!("{held} cuts were held, {lost} were lost");
+        fixture.assert_all_free("the last round");
+    });
+}
