@@ -23,6 +23,14 @@ moves_done() { # NAME...
         told_of_move "$name"
     done
 }
+# Records the phases of a claim with their times, until the test ends.
+watch_phases() { # CLAIM
+    PHASES=$LOGS/$NS.phases
+    (k get "pvc/$1" --watch -o 'jsonpath={.status.phase}{"\n"}' | while read -r phase; do echo "$(date +%s%3N) $phase"; done) >"$PHASES" &
+    # shellcheck disable=SC2064 # this one
+    trap "pkill -P $! 2>/dev/null; kill $! 2>/dev/null || :" EXIT
+}
+lost_ms() { awk '$2 == "Lost" && !since {since = $1} $2 == "Bound" && since {sum += $1 - since; since = 0} END {print sum + 0}' "$PHASES"; }
 pv_name() { get "pvc/$1" .spec.volumeName; } # CLAIM
 received() { # NODE: bytes of snapshots that its agent has received
     local pod
@@ -41,12 +49,14 @@ test_a_volume_moves_to_another_node_and_back() {
     sum=$(inside before 'sha256sum < /v/file')
     snapshot old data
     volume=$(pv_name data) uid=$(get pvc/data .metadata.uid)
+    watch_phases data
     move data data "$NODE_1"
     move raw raw "$NODE_1"
     until_field volumemove/data .status.phase Waiting
     is "the pod" "$(get pod/before .status.phase)" Running
     gone pod/before
     moves_done data raw
+    note "the claim was Lost for $(lost_ms) ms"
     is "the claim's volume" "$(pv_name data) $(get pvc/data .metadata.uid) $(get pvc/data .status.phase)" "$volume $uid Bound"
     pod after data:/v raw:/dev/raw
     ready pod/after
@@ -177,9 +187,8 @@ END
 test_a_group_of_two_nodes_is_restored_into_one_pod() {
     two_nodes
     local where sum_a sum_b before bytes
-    class e2e-auto restore auto
-    LABELS='set: two' claim a 100Mi e2e-auto
-    LABELS='set: two' claim b 100Mi e2e-auto
+    LABELS='set: two' claim a 100Mi
+    LABELS='set: two' claim b 100Mi
     pod a -n "$NODE_1" a:/v
     pod b -n "$NODE_2" b:/v
     ready pod/a pod/b
