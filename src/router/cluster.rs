@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
 use crate::model::{Level, PoolId};
+use crate::operation::ContentSource;
 use crate::router::restore_node::{Fit, PodClaims};
 use crate::telemetry::router::ClusterStatus;
 
@@ -62,13 +63,13 @@ pub trait Cluster: Send + Sync + 'static {
     async fn selected_node(&self, claim: &str) -> Result<Option<String>>;
 
     /// The claims whose volumes must be on one node with that of a claim, "namespace/name", because
-    /// pods use them together. `source` is the ID of the content source of its volume. `None` if no
+    /// pods use them together. `source` is the content source of its volume. `None` if no
     /// other claim of the namespace has a content source and `is_elsewhere` is false: then nothing
     /// can demand another node than the selected one. Fails if the claims cannot be read now.
     async fn pod_claims(
         &self,
         _claim: &str,
-        _source: Option<&str>,
+        _source: Option<&ContentSource>,
         _is_elsewhere: bool,
     ) -> Result<Option<PodClaims>> {
         Ok(None)

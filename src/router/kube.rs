@@ -53,6 +53,7 @@ use super::restore_node::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
+use crate::operation::ContentSource;
 use crate::telemetry::router::{ClusterStatus, Orphans};
 pub use begin::{Begun, begin};
 use events::{EventBody, EventRecorder};
@@ -383,7 +384,7 @@ impl Cluster for InCluster {
     async fn pod_claims(
         &self,
         claim: &str,
-        source: Option<&str>,
+        source: Option<&ContentSource>,
         is_elsewhere: bool,
     ) -> Result<Option<PodClaims>> {
         pod_claims::read(self, claim, source, is_elsewhere).await

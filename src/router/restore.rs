@@ -11,7 +11,7 @@ use super::receive::Make;
 use super::restore_node::Place;
 use super::route::{Owner, absent};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::model::Restore;
 use crate::model::VolumeId;
 use crate::operation::{ContentSource, CreateVolume};
@@ -42,7 +42,7 @@ struct Question<'a> {
 fn destination(question: &Question<'_>) -> (Destination, Option<&'static str>) {
     let Question { homes, .. } = question;
     let stays = |why| (Destination::Source, Some(why));
-    if question.restore == Restore::Source {
+    if question.restore != Restore::Pod {
         return (Destination::Source, None);
     }
     let Some(first) = homes.first() else {
@@ -87,24 +87,23 @@ impl Router {
             ContentSource::Snapshot(id) => (Kind::Snapshot, id),
             ContentSource::Volume(id) => (Kind::Volume, id),
         };
+        let restore = asked.parameters.restore;
         let owner = self.owner(id).await;
         let owner = owner.and_then(|owner| match owner {
             Owner::Agent(agent) => Ok(agent),
             Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
         });
-        if asked.parameters.restore == Restore::Auto {
-            return self
-                .place_chosen(call, (owner?, source), &message, asked)
-                .await;
+        if restore == Restore::Auto && kind == Kind::Snapshot {
+            return self.place_chosen(call, (owner?, id), &message, asked).await;
         }
-        let selected = match asked.parameters.restore {
+        let selected = match restore {
             Restore::Source | Restore::Auto => None,
             Restore::Pod => self.selected(&message).await?,
         };
         let homes = homes(&message, asked, &self.topology_key());
         let source_home = self.home_of(&owner, id);
         let (destination, why) = destination(&Question {
-            restore: asked.parameters.restore,
+            restore,
             source,
             source_home: source_home.as_deref(),
             is_selected: selected.is_some(),
@@ -134,11 +133,11 @@ impl Router {
         self.create_at(call, &message, asked, (&home, &make)).await
     }
 
-    /// Creates a volume with a content source on the node that all volumes of its pod get.
+    /// Creates a volume from a snapshot on the node that all volumes of its pod get.
     async fn place_chosen(
         &self,
         call: &Call<'_>,
-        (agent, source): (Arc<Agent>, &ContentSource),
+        (agent, snapshot_id): (Arc<Agent>, &str),
         message: &CreateVolumeRequest,
         asked: &CreateVolume,
     ) -> Result<CreateVolumeResponse> {
@@ -159,21 +158,9 @@ impl Router {
             let message = message.clone();
             return self.create(call, &agent, message, asked, &Make::Here).await;
         }
-        let snapshot_id = match source {
-            ContentSource::Snapshot(id) => id.clone(),
-            ContentSource::Volume(_) => {
-                let (to, why, from) = (&choice.place.node, &choice.reason, &source_place.node);
-                return Err(Error::refused(
-                    format!("volume {}", asked.name),
-                    format!(
-                        "it would be created on node {to}: {why}. Its source is a volume on node {from}, and a volume is cloned on its own node; restore a snapshot of it instead"
-                    ),
-                ));
-            }
-        };
         let make = Make::From {
             source: Ok(agent),
-            snapshot_id,
+            snapshot_id: snapshot_id.to_string(),
         };
         let at = (choice.place.home.as_str(), &make);
         self.create_at(call, message, asked, at).await

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 
+use crate::operation::ContentSource;
+
 /// Whether something holds; `Err` has the reason why not, also if that cannot be determined.
 pub type Fit = Result<(), String>;
 
@@ -81,8 +83,7 @@ pub enum Class {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     None,
-    /// The ID of a snapshot or of a volume.
-    Id(String),
+    Of(ContentSource),
     /// It cannot be determined; contains the reason.
     Unknown(String),
 }

@@ -67,12 +67,12 @@ impl Wipe {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Restore {
     /// On the node of the source; the pod follows.
-    #[default]
     Source,
     /// On the node that is selected for the PVC; the snapshot is copied there.
     Pod,
     /// On one node for all volumes of the pod: that of the sources if the pod can run there, else the
     /// selected one.
+    #[default]
     Auto,
 }
 

@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::{InCluster, ask, note, topology_key};
 use crate::error::{Result, chain};
+use crate::operation::ContentSource;
 use crate::router::restore_node::quantity::thousandths;
 use crate::router::restore_node::{Claim, Class, Fit, PodClaims, Source, State, Tie, fit};
 
@@ -44,7 +45,7 @@ pub(super) async fn selected_node(cluster: &InCluster, claim: &str) -> Result<Op
 pub(super) async fn read(
     cluster: &InCluster,
     claim: &str,
-    source: Option<&str>,
+    source: Option<&ContentSource>,
     is_elsewhere: bool,
 ) -> Result<Option<PodClaims>> {
     let Some((namespace, name)) = claim.split_once('/') else {
@@ -208,8 +209,8 @@ struct Reader<'a> {
     cluster: &'a InCluster,
     namespace: &'a str,
     all: &'a Claims,
-    /// The claim of the new volume, and the ID of the content source in the call.
-    own: (&'a str, Option<&'a str>),
+    /// The claim of the new volume, and the content source in the call.
+    own: (&'a str, Option<&'a ContentSource>),
     classes: BTreeMap<String, Class>,
     volumes: BTreeMap<String, PersistentVolume>,
     /// All claims of the pods are read. Of the PersistentVolumes of others only the home is needed,
@@ -230,7 +231,7 @@ impl Reader<'_> {
                     None => Class::Unknown("the claim does not exist".into()),
                 },
                 source: match (name == self.own.0, claim) {
-                    (true, _) => self.own.1.map_or(Source::None, |id| Source::Id(id.into())),
+                    (true, _) => self.own.1.cloned().map_or(Source::None, Source::Of),
                     (false, Some(claim)) => self.source(claim).await,
                     (false, None) => Source::None,
                 },
@@ -293,23 +294,27 @@ impl Reader<'_> {
         class
     }
 
-    /// The content source of a claim: the ID that its object names.
+    /// The content source of a claim, with the ID that its object names.
     async fn source(&self, claim: &PersistentVolumeClaim) -> Source {
         let Some(source) = source_of(claim) else {
             return Source::None;
         };
         let namespace = source.namespace.as_deref().unwrap_or(self.namespace);
         let found = match (source.api_group.as_deref(), source.kind.as_str()) {
-            (Some(SNAPSHOTS), "VolumeSnapshot") => self.snapshot(namespace, &source.name).await,
+            (Some(SNAPSHOTS), "VolumeSnapshot") => {
+                let found = self.snapshot(namespace, &source.name).await;
+                found.map(ContentSource::Snapshot)
+            }
             (None | Some(""), "PersistentVolumeClaim") => {
-                self.volume(namespace, &source.name).await
+                let found = self.volume(namespace, &source.name).await;
+                found.map(ContentSource::Volume)
             }
             (_, kind) => Err(format!(
                 "{kind} {} is not a source that the driver reads",
                 source.name
             )),
         };
-        found.map_or_else(Source::Unknown, Source::Id)
+        found.map_or_else(Source::Unknown, Source::Of)
     }
 
     async fn snapshot(&self, namespace: &str, name: &str) -> std::result::Result<String, String> {

@@ -6,7 +6,7 @@ use super::observe::Question;
 use super::progress::InProgress;
 use super::{At, Claim, Place, Sibling, View, decide, follow, place_of_sources};
 use crate::error::Result;
-use crate::operation::{ContentSource, CreateVolume};
+use crate::operation::CreateVolume;
 use crate::router::Router;
 use crate::router::call::Call;
 use crate::router::cluster::ObjectRef;
@@ -46,7 +46,7 @@ impl Router {
         let is_elsewhere = source.is_some_and(|source| source != selected);
         let pods = self
             .cluster
-            .pod_claims(claim, source_id(asked), is_elsewhere);
+            .pod_claims(claim, asked.content_source.as_ref(), is_elsewhere);
         let node = &selected.node;
         let exists = self.cluster.has_node(node).await?;
         let gone = (!exists).then(|| format!("node {node} is no longer in the cluster"));
@@ -91,7 +91,7 @@ impl Router {
         let begun = namespace.lock().await;
         let pods = self
             .cluster
-            .pod_claims(claim, source_id(asked), true)
+            .pod_claims(claim, asked.content_source.as_ref(), true)
             .await?;
         let pods = pods.unwrap_or_default();
         let is_own = |one: &&Claim| one.path == *claim;
@@ -149,13 +149,6 @@ impl Router {
         let about = ObjectRef::Claim(claim.to_string());
         self.cluster.record_event(&about, false, EVENT, message);
     }
-}
-
-fn source_id(asked: &CreateVolume) -> Option<&str> {
-    let source = asked.content_source.as_ref()?;
-    Some(match source {
-        ContentSource::Snapshot(id) | ContentSource::Volume(id) => id,
-    })
 }
 
 impl Choice {

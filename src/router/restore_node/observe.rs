@@ -15,7 +15,7 @@ use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::error::{Error, Result, chain};
 use crate::model::{Restore, VolumeParameters};
-use crate::operation::CreateVolume;
+use crate::operation::{ContentSource, CreateVolume};
 use crate::router::Router;
 use crate::router::agents::Agent;
 use crate::router::call::Call;
@@ -142,16 +142,18 @@ impl Router {
         Ok(match source {
             Source::None => SourceAt::None,
             Source::Unknown(why) => SourceAt::Unknown(why.clone()),
-            Source::Id(id) => match self.owner(id).await? {
-                Owner::Agent(agent) => match place(&agent) {
-                    Some(place) => SourceAt::At(place),
-                    None => {
-                        let node = agent.node();
-                        SourceAt::Unknown(format!("node {node} has pools of several homes"))
-                    }
-                },
-                Owner::Nowhere(_) => SourceAt::Unknown("it does not exist any more".into()),
-            },
+            Source::Of(ContentSource::Snapshot(id) | ContentSource::Volume(id)) => {
+                match self.owner(id).await? {
+                    Owner::Agent(agent) => match place(&agent) {
+                        Some(place) => SourceAt::At(place),
+                        None => {
+                            let node = agent.node();
+                            SourceAt::Unknown(format!("node {node} has pools of several homes"))
+                        }
+                    },
+                    Owner::Nowhere(_) => SourceAt::Unknown("it does not exist any more".into()),
+                }
+            }
         })
     }
 
@@ -344,16 +346,27 @@ impl Router {
     }
 }
 
-/// Where the volume of an unbound claim is or must be created, if its class decides.
+/// Where the volume of an unbound claim is or must be created, if its class decides. A clone is created
+/// where its source is, whatever the class says.
 fn unbound(question: &Question<'_>, claim: &Claim, source: SourceAt) -> At {
     let path = &claim.path;
     let class = question.class(claim);
-    let restore = class.as_ref().map(|class| class.restore);
+    let is_clone = matches!(
+        claim.state,
+        State::Unbound {
+            source: Source::Of(ContentSource::Volume(_)),
+            ..
+        }
+    );
+    let restore = class.as_ref().map(|class| match class.restore {
+        Restore::Auto if is_clone => Restore::Source,
+        restore => restore,
+    });
     let is_ours = match (restore, &source) {
         (Ok(Restore::Source), SourceAt::At(place)) => return At::Begun(place.clone()),
-        (Ok(Restore::Source | Restore::Pod), _) => {
-            Err(format!("the class of claim {path} has no restore: auto"))
-        }
+        (Ok(Restore::Source | Restore::Pod), _) => Err(format!(
+            "the class of claim {path} does not have restore: auto"
+        )),
         (Ok(Restore::Auto), _) if question.name(claim).is_none() => Err(format!(
             "the name of the volume of claim {path} is not known"
         )),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use slackwater::error::Result;
+use slackwater::operation::ContentSource;
 use slackwater::router::InCluster;
 use slackwater::router::cluster::{Cluster, Unwanted};
 use slackwater::router::restore_node::{Claim, Class, PodClaims, Source, State, Tie};
@@ -152,7 +153,7 @@ fn the_claims_of_the_pod_and_of_its_controller_are_read() {
         bytes: 1 << 30,
         state: ours(source),
     };
-    let handle = Source::Id("pool.snapshot".into());
+    let handle = Source::Of(ContentSource::Snapshot("pool.snapshot".into()));
     let claims = [
         expected("data-db-0", handle),
         expected("log-db-0", Source::None),
@@ -166,11 +167,12 @@ fn the_claims_of_the_pod_and_of_its_controller_are_read() {
     );
     assert_eq!(read.pods.len(), 1);
     // The call has the source of its own volume.
+    let given = ContentSource::Snapshot("given".into());
     let own = shop
         .cluster
-        .pod_claims("shop/data-db-0", Some("given"), true);
+        .pod_claims("shop/data-db-0", Some(&given), true);
     let own = shop.api.runtime.block_on(own).unwrap().unwrap();
-    assert_eq!(own.claims[0].state, ours(Source::Id("given".into())));
+    assert_eq!(own.claims[0].state, ours(Source::Of(given)));
 }
 
 #[test]
@@ -236,7 +238,10 @@ fn sources_and_classes_are_read_or_named_as_unknown() {
         claim("data-db-1", json!({"volumeName": "pv-1"})),
     );
     shop.change(of_claim("data-db-1"));
-    assert_eq!(shop.restored(), ours(Source::Id("handle-pv-1".into())));
+    assert_eq!(
+        shop.restored(),
+        ours(Source::Of(ContentSource::Volume("handle-pv-1".into())))
+    );
     shop.change(json!({"storageClassName": "foreign"}));
     let none = Source::None;
     assert_eq!(

@@ -29,7 +29,7 @@ use slackwater::error::{Error, Result};
 use slackwater::hook::{HookTarget, Hooks, NoHooks, Quiesced};
 use slackwater::host::memory::{MemoryHost, MemoryOptions};
 use slackwater::model::{Alpha, PoolId, SharedVolume};
-use slackwater::operation::{Driver, Settings};
+use slackwater::operation::{ContentSource, Driver, Settings};
 use slackwater::router::agents::endpoint;
 use slackwater::router::cluster::{KnownPool, ObjectRef, Unwanted};
 use slackwater::router::restore_node::{Fit, PodClaims};
@@ -308,7 +308,7 @@ impl Cluster for Kubernetes {
     async fn pod_claims(
         &self,
         _claim: &str,
-        _source: Option<&str>,
+        _source: Option<&ContentSource>,
         _is_elsewhere: bool,
     ) -> Result<Option<PodClaims>> {
         self.check()?;

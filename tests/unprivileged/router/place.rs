@@ -31,7 +31,7 @@ async fn unlike() -> (AgentNode, AgentNode, TestRouter) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_goes_where_its_source_is() {
+async fn a_copy_with_restore_source_goes_where_its_source_is() {
     let (a, b, routed) = unlike().await;
     let id = routed.create_on("v", &a).await;
     let created = routed
@@ -48,7 +48,8 @@ async fn a_copy_goes_where_its_source_is() {
         ("restore", from_snapshot(&snapshot_id)),
     ] {
         // The other node is preferred and selected.
-        let request = at(restore(name, source.clone()), &[&b.home(), &a.home()]);
+        let mut request = at(restore(name, source.clone()), &[&b.home(), &a.home()]);
+        request.parameters.insert("restore".into(), "source".into());
         let created = routed.create(claimed(request, "ns/claim")).await.unwrap();
         assert_eq!(home_of(&created), a.home());
         let out_of_reach = at(restore("x", source), &[&b.home()]);

@@ -1,9 +1,10 @@
-//! The node of restored and new volumes of one pod, with the class parameter `restore: auto`.
+//! The node of restored and new volumes of one pod, with the class parameter `restore: auto`, the default.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use slackwater::csi::*;
+use slackwater::operation::ContentSource;
 use slackwater::router::cluster::ObjectRef;
 use slackwater::router::restore_node::{Claim, Class, PodClaims, Source, State, Tie};
 use tonic::Code;
@@ -23,10 +24,6 @@ struct Case {
 const RESTORED: &str = "restored";
 const NEW: &str = "new";
 
-fn auto() -> BTreeMap<String, String> {
-    [("restore".to_string(), "auto".to_string())].into()
-}
-
 fn claim(name: &str, state: State) -> Claim {
     Claim {
         path: format!("shop/{name}"),
@@ -38,7 +35,7 @@ fn claim(name: &str, state: State) -> Claim {
 }
 
 fn unbound(source: Source) -> State {
-    let class = Class::Ours(auto());
+    let class = Class::Ours(BTreeMap::new());
     State::Unbound { class, source }
 }
 
@@ -63,7 +60,10 @@ impl Case {
             }
             state.pod_claims = PodClaims {
                 claims: vec![
-                    claim(RESTORED, unbound(Source::Id(snapshot.clone()))),
+                    claim(
+                        RESTORED,
+                        unbound(Source::Of(ContentSource::Snapshot(snapshot.clone()))),
+                    ),
                     claim(NEW, unbound(Source::None)),
                 ],
                 pods: vec![pod],
@@ -96,7 +96,6 @@ impl Case {
             at(create(&format!("pvc-{name}")), &homes),
             &format!("shop/{name}"),
         );
-        request.parameters.extend(auto());
         if name == RESTORED {
             request.volume_content_source = Some(VolumeContentSource {
                 r#type: Some(from_snapshot(&self.snapshot)),
@@ -168,8 +167,7 @@ async fn claims_that_are_created_at_once_get_the_same_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_parameter_a_restore_goes_to_its_source_and_a_new_volume_to_the_selected_node()
-{
+async fn with_source_a_restore_goes_to_its_source_and_a_new_volume_to_the_selected_node() {
     let case = Case::new().await;
     for (name, node) in [(RESTORED, &case.a), (NEW, &case.b)] {
         let mut request = case.request(name);
@@ -228,11 +226,12 @@ async fn unbound_claims_of_other_kinds_keep_the_pod_on_the_selected_node() {
         let source = Source::None;
         claim("other", State::Unbound { class, source })
     };
+    let pod = [("restore".to_string(), "pod".to_string())].into();
     let unknown = unbound(Source::Unknown("it is not ready".into()));
     for (other, why) in [
         (class(Class::Others), "not created by this driver"),
         (class(Class::Unknown("it is gone".into())), "it is gone"),
-        (class(Class::Ours(BTreeMap::new())), "restore: auto"),
+        (class(Class::Ours(pod)), "restore: auto"),
         (claim("other", unknown), "it is not ready"),
     ] {
         case.pods(|pods| {
@@ -317,4 +316,31 @@ async fn a_volume_that_was_begun_for_a_deleted_claim_is_continued_there() {
         state.pod_claims.claims[0].uid.clear();
     });
     continued(&case).await;
+}
+
+/// Without a copy of a volume between nodes, everything of the pod goes to the source of the clone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_is_created_on_the_node_of_its_source_and_the_pod_follows() {
+    for order in [[RESTORED, NEW], [NEW, RESTORED]] {
+        let case = Case::new().await;
+        let source = case.routed.create_on("source", &case.a).await;
+        case.pods(|pods| {
+            pods.claims[0].state = unbound(Source::Of(ContentSource::Volume(source.clone())));
+        });
+        // A pod cannot run beside its sources, but nothing else is possible.
+        case.against("node node-a is cordoned");
+        for name in order {
+            let mut request = case.request(name);
+            if name == RESTORED {
+                let source = from_volume(&source);
+                request.volume_content_source = Some(VolumeContentSource {
+                    r#type: Some(source),
+                });
+            }
+            for _ in 0..2 {
+                let created = case.routed.create(request.clone()).await.unwrap();
+                assert_eq!(home_of(&created), case.a.home(), "{name}");
+            }
+        }
+    }
 }
