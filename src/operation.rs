@@ -51,7 +51,7 @@ pub use usage::Usage;
 pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 pub use volume::Volumes;
-pub use volume::moving::{MovedVolume, MovingState, snapshot_name};
+pub use volume::moving::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
 
 pub use crate::host::Piece;
 

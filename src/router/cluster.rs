@@ -1,5 +1,6 @@
 //! The router's interface to its cluster, so that everything else can be tested without one.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -105,6 +106,12 @@ pub trait Cluster: Send + Sync + 'static {
     /// Pools that this cluster has had, whether or not an agent reports them now, with the node and
     /// topology segment that they last had.
     fn known_pools(&self) -> Vec<KnownPool>;
+
+    /// IDs of the volumes and snapshots of moves that have not ended. No object of the cluster names
+    /// these snapshots.
+    fn moved_ids(&self) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
 
     /// Whether this router is the leader, which performs the tasks that only one router may
     /// perform. There are never two leaders at once.

@@ -32,7 +32,7 @@ mod volume_move;
 mod volumes;
 pub mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -429,6 +429,10 @@ impl Cluster for InCluster {
     fn known_pools(&self) -> Vec<KnownPool> {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
         pools.now().values().filter_map(Pool::known).collect()
+    }
+
+    fn moved_ids(&self) -> BTreeSet<String> {
+        self.ids_of_moves()
     }
 
     fn is_leader(&self) -> bool {

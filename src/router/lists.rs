@@ -149,8 +149,8 @@ impl Router {
 }
 
 impl Router {
-    /// Removes the members of these groups, if an agent that reports the group as incomplete has
-    /// members of it.
+    /// Removes the snapshots of moves, and the members of these groups, if an agent that reports the
+    /// group as incomplete has members of it.
     async fn hide(&self, entries: &mut Vec<list_snapshots_response::Entry>, groups: &InPart) {
         let mut hidden = BTreeSet::new();
         let mut seen = BTreeSet::new();
@@ -163,9 +163,12 @@ impl Router {
                 hidden.insert(group.clone());
             }
         }
+        let moved = self.cluster.moved_ids();
         entries.retain(|entry| {
-            let snapshot = entry.snapshot.as_ref();
-            !snapshot.is_some_and(|snapshot| hidden.contains(&snapshot.group_snapshot_id))
+            entry.snapshot.as_ref().is_none_or(|snapshot| {
+                let group = &snapshot.group_snapshot_id;
+                !hidden.contains(group) && !moved.contains(&snapshot.snapshot_id)
+            })
         });
     }
 }

@@ -4,8 +4,22 @@
 use uuid::Uuid;
 
 use crate::error::Result;
+use crate::model::id::NameKind;
 use crate::model::{PoolId, SnapshotId, VolumeId};
-use crate::operation::MovedVolume;
+use crate::operation::{MovedVolume, snapshot_name};
+
+/// Which snapshot of a move: one of those before the fence, or the last one.
+pub type Round = Option<u32>;
+
+/// The numbers of the snapshots before the fence. Each round takes the one that is not the base of its
+/// copy, so that there are never more than these, whichever step of a router comes late.
+pub const ROUNDS: [u32; 2] = [1, 2];
+
+/// A snapshot of a move.
+pub fn snapshot_of(source: VolumeId, mover: Uuid, round: Round) -> SnapshotId {
+    let name = snapshot_name(mover, round);
+    SnapshotId::of_name(source.pool, NameKind::Snapshot, &name)
+}
 
 /// A pool to which a volume could be moved, by the last report of its agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +35,7 @@ pub struct TargetPool {
     pub problem: Option<String>,
 }
 
-/// A copy of a fenced volume.
+/// A copy of a volume that moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveCopy {
     pub mover: Uuid,
@@ -35,6 +49,9 @@ pub struct MoveCopy {
     pub claim: String,
     /// The size in the PersistentVolume: an agent that reports a larger one is refused.
     pub max_bytes: u64,
+    /// The snapshot that is copied: one before the fence, after which the copy is incomplete, or the
+    /// last one.
+    pub round: Round,
 }
 
 /// The state of a copy after a call.
@@ -58,8 +75,12 @@ pub trait MovingVolumes: Send + Sync + 'static {
     /// Sets the fence of a move, or lifts it.
     async fn fence(&self, volume: VolumeId, mover: Uuid, lift: bool) -> Result<()>;
 
-    /// Takes the last snapshot of a fenced volume, unless it exists, and lets the other agent copy
-    /// it, read the copy back and compare it.
+    /// Takes a snapshot of a volume before the fence, unless it exists. Returns the bytes in which it
+    /// differs from that of another round; all bytes of the volume if there is none.
+    async fn snapshot(&self, copy: &MoveCopy, base: Option<u32>) -> Result<u64>;
+
+    /// Takes the snapshot, unless it exists, and lets the other agent copy what differs from the
+    /// content that the copy has. The agent reads a copy of the last one back, and compares it.
     async fn copy(&self, copy: &MoveCopy) -> Result<Copied>;
 
     /// Deletes the source of a move, which it has fenced.

@@ -10,11 +10,12 @@ use uuid::Uuid;
 use super::Router;
 use super::agents::Agent;
 use super::checked::named;
-use super::moved::{Copied, MoveCopy, MovingVolumes, TargetPool};
-use super::receive::peer_address;
+use super::moved::{Copied, MoveCopy, MovingVolumes, ROUNDS, TargetPool, snapshot_of};
+use super::receive::{ReceiveFrom, peer_address};
 use super::resolve::answered;
 use super::route::Owner;
 use crate::agent::look_for_move_response::State;
+use crate::agent::receive_request::Purpose;
 use crate::agent::{
     DeleteMovedRequest, FenceRequest, LookForMoveRequest, LookForMoveResponse,
     SnapshotForMoveRequest, SnapshotForMoveResponse,
@@ -26,11 +27,13 @@ use crate::csi::{
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{MovedVolume, MovingState, snapshot_name};
+use crate::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
 use crate::service::{Rpc, request};
 
-/// How long one call for a copy lasts. The copy continues afterwards, and the next call joins it.
+/// How long one call for the last copy lasts. The copy continues afterwards, and the next call joins it.
 const COPY_TIMEOUT: Duration = Duration::from_secs(20);
+/// The same for a copy before the fence, for which no application waits.
+const FILL_TIMEOUT: Duration = Duration::from_secs(8);
 /// Every other request: an agent reads or writes a record, or cuts one volume.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -75,21 +78,23 @@ impl MovingVolumes for Router {
         Ok(())
     }
 
+    async fn snapshot(&self, copy: &MoveCopy, base: Option<u32>) -> Result<u64> {
+        let source = self.agent_of(copy.source.pool).await?;
+        let (message, changed) = self.snapshot_for(copy, base, &source).await?;
+        let range = message.capacity_range.unwrap_or_default();
+        let all = u64::try_from(range.required_bytes).unwrap_or(0);
+        Ok(base.map_or(all, |_| changed))
+    }
+
     async fn copy(&self, copy: &MoveCopy) -> Result<Copied> {
         let source = self.agent_of(copy.source.pool).await?;
         let target = self.agent_of(copy.target.pool).await?;
-        let asked = SnapshotForMoveRequest {
-            volume_id: copy.source.to_string(),
-            move_uid: copy.mover.to_string(),
-            round: 0,
+        let (message, _) = self.snapshot_for(copy, None, &source).await?;
+        let (purpose, limit) = match copy.round {
+            Some(_) => (Purpose::Fill, FILL_TIMEOUT),
+            None => (Purpose::Move, COPY_TIMEOUT),
         };
-        let mut client = source.client().await?;
-        let made = client.snapshot_for_move(within(asked, STEP_TIMEOUT));
-        let made = answered(&source, made).await?;
-        let verdict = like(made, copy);
-        let message = self.checked(&source, verdict)?;
-        let snapshot_id = source_snapshot(copy).to_string();
-        let call = self.call(Rpc::CreateVolume, &within((), COPY_TIMEOUT));
+        let call = self.call(Rpc::CreateVolume, &within((), limit));
         let asked = request::create_volume(&message, &self.topology_key());
         let asked = asked.map_err(|error| {
             let why = format!(
@@ -98,8 +103,17 @@ impl MovingVolumes for Router {
             );
             self.refuse(&source, &why)
         })?;
-        let from = (&Ok(source), snapshot_id.as_str());
-        let received = self.receive(&call, &target, &message, from, true).await;
+        let id = |round| snapshot_of(copy.source, copy.mover, round).to_string();
+        let others = ROUNDS
+            .into_iter()
+            .filter(|round| Some(*round) != copy.round);
+        let from = ReceiveFrom {
+            source: &Ok(source),
+            snapshot_id: id(copy.round),
+            bases: others.map(|round| id(Some(round))).collect(),
+            purpose,
+        };
+        let received = self.receive(&call, &target, &message, &from).await;
         let created = match received {
             Err(Error::Forwarded { code, .. }) if is_running(code) => return Ok(Copied::Continues),
             received => received?,
@@ -148,6 +162,27 @@ impl MovingVolumes for Router {
 }
 
 impl Router {
+    /// Lets the source take the snapshot of a copy, unless it exists. Returns the request for the copy,
+    /// and the bytes in which the snapshot differs from its base.
+    async fn snapshot_for(
+        &self,
+        copy: &MoveCopy,
+        base: Option<u32>,
+        source: &Agent,
+    ) -> Result<(CreateVolumeRequest, u64)> {
+        let asked = SnapshotForMoveRequest {
+            volume_id: copy.source.to_string(),
+            move_uid: copy.mover.to_string(),
+            round: copy.round.unwrap_or(0),
+            base_round: base.unwrap_or(0),
+        };
+        let mut client = source.client().await?;
+        let made = client.snapshot_for_move(within(asked, STEP_TIMEOUT));
+        let made = answered(source, made).await?;
+        let changed = made.changed_bytes;
+        Ok((self.checked(source, like(made, copy))?, changed))
+    }
+
     fn pools_of(&self, agent: &Agent) -> Vec<TargetPool> {
         let seen = agent.seen();
         let Some(description) = &seen.description else {
@@ -183,12 +218,6 @@ impl Router {
     }
 }
 
-/// The last snapshot of a move.
-fn source_snapshot(copy: &MoveCopy) -> SnapshotId {
-    let name = snapshot_name(copy.mover, None);
-    SnapshotId::of_name(copy.source.pool, NameKind::Snapshot, &name)
-}
-
 /// Codes with which a call for a copy ends while the copy continues.
 fn is_running(code: i32) -> bool {
     matches!(
@@ -203,7 +232,7 @@ fn like(
     made: SnapshotForMoveResponse,
     copy: &MoveCopy,
 ) -> std::result::Result<CreateVolumeRequest, String> {
-    let name = snapshot_name(copy.mover, None);
+    let name = snapshot_name(copy.mover, copy.round);
     let snapshot = named(Some(&made.snapshot_id), NameKind::Snapshot, &name)?;
     if snapshot.pool != copy.source.pool {
         return Err(format!("snapshot {snapshot} is on another pool"));
@@ -229,8 +258,9 @@ fn like(
         set("csi.storage.k8s.io/pvc/namespace", namespace);
         set("csi.storage.k8s.io/pvc/name", claim);
     }
+    // The same for every copy into the volume, so that one continues another.
     let source = SnapshotSource {
-        snapshot_id: made.snapshot_id,
+        snapshot_id: snapshot_of(copy.source, copy.mover, None).to_string(),
     };
     Ok(CreateVolumeRequest {
         name: copy.name.clone(),
@@ -266,7 +296,17 @@ fn seen(found: LookForMoveResponse) -> std::result::Result<MovedVolume, String> 
         fenced,
         lifted,
         user: Some(found.user).filter(|user| !user.is_empty()),
-        snapshots: snapshots.map(|one| (one.snapshot_id, one.ready)).collect(),
+        content: (found.content_identity != 0).then_some(MovedContent {
+            identity: found.content_identity,
+            is_whole: found.content_is_whole,
+        }),
+        snapshots: snapshots
+            .map(|one| MovedSnapshot {
+                id: one.snapshot_id,
+                is_ready: one.ready,
+                identity: one.identity,
+            })
+            .collect(),
     })
 }
 
@@ -289,6 +329,7 @@ mod tests {
             pool: "ssd".into(),
             claim: "shop/data".into(),
             max_bytes: 100,
+            round: None,
         }
     }
 
@@ -310,8 +351,9 @@ mod tests {
             ..CreateVolumeRequest::default()
         };
         SnapshotForMoveResponse {
-            snapshot_id: source_snapshot(copy).to_string(),
+            snapshot_id: snapshot_of(copy.source, copy.mover, copy.round).to_string(),
             create: create.encode_to_vec(),
+            changed_bytes: 0,
         }
     }
 
@@ -328,7 +370,10 @@ mod tests {
         let Some(Type::Snapshot(source)) = made.volume_content_source.unwrap().r#type else {
             panic!("it is a copy of a snapshot");
         };
-        assert_eq!(source.snapshot_id, source_snapshot(&copy).to_string());
+        assert_eq!(
+            source.snapshot_id,
+            snapshot_of(copy.source, copy.mover, None).to_string()
+        );
     }
 
     #[test]
@@ -340,7 +385,7 @@ mod tests {
         let mut other = described(&copy, 100);
         other.snapshot_id = SnapshotId {
             pool: copy.target.pool,
-            ..source_snapshot(&copy)
+            ..snapshot_of(copy.source, copy.mover, None)
         }
         .to_string();
         assert!(like(other, &copy).is_err());

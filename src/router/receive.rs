@@ -35,6 +35,16 @@ pub(super) enum Make {
     },
 }
 
+/// What an agent fills a volume from.
+pub(super) struct ReceiveFrom<'a> {
+    /// The agent of the source, or why it cannot be asked.
+    pub(super) source: &'a Result<Arc<Agent>>,
+    pub(super) snapshot_id: String,
+    /// Snapshots of the same volume, of which the volume may have the content.
+    pub(super) bases: Vec<String>,
+    pub(super) purpose: Purpose,
+}
+
 /// A snapshot that an agent offers, and where it can be read.
 struct Offered {
     node: String,
@@ -47,12 +57,7 @@ type Sent = std::result::Result<Offered, (String, Problem)>;
 
 impl Router {
     /// Lets the source offer a snapshot to the agent of another node.
-    async fn offered(
-        &self,
-        call: &Call<'_>,
-        (source, snapshot_id): (&Result<Arc<Agent>>, &str),
-        reader: &Agent,
-    ) -> Sent {
+    async fn offered(&self, call: &Call<'_>, from: &ReceiveFrom<'_>, reader: &Agent) -> Sent {
         let problem = |node: &str, error: &Error| {
             let status = status(call.rpc(), error);
             let problem = Problem {
@@ -61,13 +66,14 @@ impl Router {
             };
             (node.to_string(), problem)
         };
-        let source = source.as_ref().map_err(|error| problem("", error))?;
+        let source = from.source.as_ref();
+        let source = source.map_err(|error| problem("", error))?;
         let offered = async {
             let mut client = source.client().await?;
             let request = call.request(OfferRequest {
-                snapshot_id: snapshot_id.to_string(),
+                snapshot_id: from.snapshot_id.clone(),
                 reader_node: reader.node().to_string(),
-                base_snapshot_ids: Vec::new(),
+                base_snapshot_ids: from.bases.clone(),
             })?;
             let answer = client.offer(request).await;
             let answer = answer.map_err(|status| match status.code() {
@@ -94,8 +100,14 @@ impl Router {
         call: &Call<'_>,
         agent: &Agent,
         (message, asked): (&CreateVolumeRequest, &CreateVolume),
-        from: (&Result<Arc<Agent>>, &str),
+        (source, snapshot_id): (&Result<Arc<Agent>>, &str),
     ) -> Result<CreateVolumeResponse> {
+        let from = ReceiveFrom {
+            source,
+            snapshot_id: snapshot_id.to_string(),
+            bases: Vec::new(),
+            purpose: Purpose::Restore,
+        };
         let claim = asked.parameters.claim.as_deref();
         let is_unwanted = || self.cluster.is_unwanted(agent.node(), claim);
         let ended = async {
@@ -110,7 +122,7 @@ impl Router {
         let why = match is_unwanted().await {
             Some(why) => why,
             None => tokio::select! {
-                received = self.receive(call, agent, message, from, false) => return received,
+                received = self.receive(call, agent, message, &from) => return received,
                 why = ended => why,
             },
         };
@@ -162,43 +174,45 @@ impl Router {
             code: code as i32,
             message: reason,
         });
-        let from = (String::new(), String::new(), problem);
-        self.ask_to_receive(call, agent, message, from, false).await
+        let request = ReceiveRequest {
+            create: message.encode_to_vec(),
+            source: Some(problem),
+            ..ReceiveRequest::default()
+        };
+        self.ask_to_receive(call, agent, request).await
     }
 
+    /// Lets an agent fill a volume. It reads a volume that moves back before the volume is complete.
     pub(super) async fn receive(
         &self,
         call: &Call<'_>,
         agent: &Agent,
         message: &CreateVolumeRequest,
-        (source, snapshot_id): (&Result<Arc<Agent>>, &str),
-        verify: bool,
+        from: &ReceiveFrom<'_>,
     ) -> Result<CreateVolumeResponse> {
-        let from = match self.offered(call, (source, snapshot_id), agent).await {
+        let (source_node, source_address, source) = match self.offered(call, from, agent).await {
             Ok(sent) => (sent.node, sent.address, Source::Offer(sent.offer)),
             Err((node, problem)) => (node, String::new(), Source::Problem(problem)),
         };
-        self.ask_to_receive(call, agent, message, from, verify)
-            .await
+        let request = ReceiveRequest {
+            create: message.encode_to_vec(),
+            source_node,
+            source_address,
+            source: Some(source),
+            verify: from.purpose == Purpose::Move,
+            purpose: from.purpose.into(),
+            snapshot_id: from.snapshot_id.clone(),
+        };
+        self.ask_to_receive(call, agent, request).await
     }
 
     async fn ask_to_receive(
         &self,
         call: &Call<'_>,
         agent: &Agent,
-        message: &CreateVolumeRequest,
-        (source_node, source_address, source): (String, String, Source),
-        verify: bool,
+        request: ReceiveRequest,
     ) -> Result<CreateVolumeResponse> {
-        let request = call.request(ReceiveRequest {
-            create: message.encode_to_vec(),
-            source_node,
-            source_address,
-            verify,
-            source: Some(source),
-            purpose: Purpose::Restore.into(),
-            snapshot_id: String::new(),
-        })?;
+        let request = call.request(request)?;
         let mut client = agent.client().await?;
         let question = async {
             client

@@ -64,7 +64,8 @@ impl Pools {
         self.find_for(volume_id, None)
     }
 
-    /// Like [`Pools::find`], for a move: its own fence does not keep it from the volume.
+    /// Like [`Pools::find`], for a move: its own fence does not keep it from the volume, but its end
+    /// does. A request that was delayed on its way has no effect after that.
     pub(in crate::operation) fn find_for(
         &self,
         volume_id: &str,
@@ -72,6 +73,10 @@ impl Pools {
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
         let found = self.find_even_fenced(volume_id)?;
         check_fence(volume_id, &found.2, mover)?;
+        if mover.is_some() && found.2.lifted == mover {
+            let reason = "the fence of this move was lifted for good";
+            return Err(Error::refused(format!("volume {volume_id}"), reason));
+        }
         Ok(found)
     }
 

@@ -71,7 +71,7 @@ pub(super) fn find_based(
 }
 
 /// Whether a volume has the whole content of one snapshot of another node.
-pub(super) fn is_filled(pool: &Pool, record: &VolumeRecord) -> Result<bool> {
+pub(in crate::operation) fn is_filled(pool: &Pool, record: &VolumeRecord) -> Result<bool> {
     let copy = record.copy.filter(|copy| copy.base.is_none());
     let length = pool.backend.find_length(Image::Volume(record.uuid))?;
     Ok(copy

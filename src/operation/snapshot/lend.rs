@@ -185,7 +185,7 @@ impl Snapshots {
 }
 
 /// A number that is another one if the snapshot was deleted and created again.
-fn identity(record: &SnapshotRecord) -> u64 {
+pub(in crate::operation) fn identity(record: &SnapshotRecord) -> u64 {
     record.incarnation.as_u64_pair().0
 }
 

@@ -75,6 +75,26 @@ impl Snapshots {
         Ok(walk.page(request.starting_offset, most, of))
     }
 
+    /// The number of bytes in which a snapshot may differ from another one of its volume.
+    pub(in crate::operation) fn changed_bytes(&self, base: &str, snapshot: &str) -> Result<u64> {
+        let mut request = AskMetadata {
+            base_snapshot_id: Some(base.to_string()),
+            snapshot_id: snapshot.to_string(),
+            starting_offset: 0,
+            max_results: STEP,
+            of: None,
+        };
+        let mut bytes = 0;
+        loop {
+            let page = self.snapshot_metadata(&request)?;
+            bytes += page.ranges.iter().map(|(_, length)| length).sum::<u64>();
+            let Some(next) = page.next else {
+                return Ok(bytes);
+            };
+            (request.starting_offset, request.of) = (next, Some(page.of));
+        }
+    }
+
     fn side(&self, id: &str) -> Result<Side> {
         let (pool, id, record) = self.pools.find_snapshot(id)?;
         let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;

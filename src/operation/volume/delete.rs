@@ -7,7 +7,7 @@ use crate::operation::lock::Key;
 use crate::operation::pools::lookup::{PoolLookup, check_fence};
 use crate::operation::pools::pool::Pool;
 use crate::operation::{Volumes, usage};
-use crate::record::VolumeRecord;
+use crate::record::{VolumeRecord, VolumeState};
 
 impl Volumes {
     /// DeleteVolume. A volume that does not exist counts as deleted; for a volume in use the error
@@ -26,6 +26,12 @@ impl Volumes {
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
         };
+        if let Some(record) = pool.backend.volumes.get(id.uuid)?
+            && record.state == VolumeState::Creating
+        {
+            // The copy into it would keep the lock to its end.
+            self.snapshots.stop_copy(&record.name);
+        }
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         if self.snapshots.copies.has(id.uuid) {
             return Err(Error::Pending {

@@ -8,13 +8,17 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result, chain};
 use crate::model::id::NameKind;
-use crate::model::{CapacityRange, Level, SnapshotId, SnapshotParameters, VolumeParameters};
+use crate::model::{
+    Allocation, CapacityRange, Level, SnapshotId, SnapshotParameters, VolumeParameters,
+};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::{CreateSnapshot, CreateVolume, Snapshot, SnapshotState, Volumes};
-use crate::record::{VolumeRecord, VolumeState};
+use crate::operation::snapshot::begun::is_filled;
+use crate::operation::snapshot::lend::identity;
+use crate::operation::{CreateSnapshot, CreateVolume, Pool, Snapshot, SnapshotState, Volumes};
+use crate::record::{CopyProgress, VolumeRecord, VolumeState};
 
-/// The name of a snapshot that a move copies: of a round before the fence, or the last one, which is
+/// The name of a snapshot that a move copies: one of those before the fence, or the last one, which is
 /// taken under the fence.
 pub fn snapshot_name(mover: Uuid, round: Option<u32>) -> String {
     match round {
@@ -37,8 +41,27 @@ pub struct MovedVolume {
     pub lifted: Option<Uuid>,
     /// What uses it; `None` if nothing does.
     pub user: Option<String>,
-    /// Those of the snapshots in the question that exist, and whether each is complete.
-    pub snapshots: Vec<(String, bool)>,
+    /// With what it is being filled.
+    pub content: Option<MovedContent>,
+    /// Those of the snapshots in the question that exist.
+    pub snapshots: Vec<MovedSnapshot>,
+}
+
+/// A snapshot that a move copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MovedSnapshot {
+    pub id: String,
+    pub is_ready: bool,
+    /// A number that is another one if it was deleted and created again.
+    pub identity: u64,
+}
+
+/// The snapshot with whose content a volume is being filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedContent {
+    pub identity: u64,
+    /// It has the whole content.
+    pub is_whole: bool,
 }
 
 /// Whether a volume exists.
@@ -59,10 +82,6 @@ impl Volumes {
         let (_, _, record) = self.pools.find_for(volume_id, Some(mover))?;
         if record.fenced.is_some() {
             return Ok(());
-        }
-        if record.lifted == Some(mover) {
-            let reason = "the fence of this move was lifted for good";
-            return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
         if record.ephemeral {
             let reason = "it is an inline volume, which is deleted with its pod";
@@ -112,9 +131,18 @@ impl Volumes {
         mover: Uuid,
         round: Option<u32>,
     ) -> Result<(Snapshot, CreateVolume)> {
-        let (_, _, record) = self.pools.find_for(volume_id, Some(mover))?;
-        if round.is_none() && record.fenced.is_none() {
-            let reason = "the move has not fenced it";
+        let (pool, _, record) = self.pools.find_for(volume_id, Some(mover))?;
+        let facts = &pool.backend.facts;
+        let is_thick = record.allocation == Allocation::Thick;
+        let is_full_copy = !facts.shares_blocks || (is_thick && facts.unshares);
+        let reason = match round {
+            None if record.fenced.is_none() => Some("the move has not fenced it"),
+            Some(_) if is_full_copy => Some(
+                "each of its snapshots is a full copy in its pool, so none is taken in advance",
+            ),
+            Some(_) | None => None,
+        };
+        if let Some(reason) = reason {
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
         let request = CreateSnapshot {
@@ -128,6 +156,14 @@ impl Volumes {
         };
         let made = self.snapshots.create_snapshot_for(&request, Some(mover))?;
         Ok((made, like(record)))
+    }
+
+    /// The number of bytes in which a snapshot of a move before the fence may differ from another one.
+    pub fn changed_for_move(&self, made: &Snapshot, mover: Uuid, base: u32) -> Result<u64> {
+        let name = snapshot_name(mover, Some(base));
+        let base = SnapshotId::of_name(made.id.pool, NameKind::Snapshot, &name);
+        let (base, made) = (base.to_string(), made.id.to_string());
+        self.snapshots.changed_bytes(&base, &made)
     }
 
     /// Deletes a volume that this move has fenced. One that does not exist counts as deleted.
@@ -149,8 +185,11 @@ impl Volumes {
             if let PoolLookup::Pool(pool, id) = self.pools.owner(snapshot_id)?
                 && let Some(record) = pool.backend.snapshots.get(id.uuid)?
             {
-                let is_ready = record.state == SnapshotState::Ready;
-                found.snapshots.push((snapshot_id.clone(), is_ready));
+                found.snapshots.push(MovedSnapshot {
+                    id: snapshot_id.clone(),
+                    is_ready: record.state == SnapshotState::Ready,
+                    identity: identity(&record),
+                });
             }
         }
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
@@ -163,6 +202,7 @@ impl Volumes {
         found.copied = record.copy.map_or(0, |copy| copy.copied);
         found.fenced = record.fenced;
         found.lifted = record.lifted;
+        found.content = content(&pool, &record)?;
         found.state = match record.state {
             VolumeState::Creating => MovingState::Filling,
             VolumeState::Ready => MovingState::Ready,
@@ -186,6 +226,19 @@ impl Volumes {
             Err(error) => Err(error),
         }
     }
+}
+
+/// With what a volume is being filled.
+fn content(pool: &Pool, record: &VolumeRecord) -> Result<Option<MovedContent>> {
+    let Some(copy) = record.copy else {
+        return Ok(None);
+    };
+    let is_whole = is_filled(pool, record)?;
+    let identity = match copy.base {
+        None => copy.source_modified,
+        Some(_) => CopyProgress::beside(copy.source_modified),
+    };
+    Ok(Some(MovedContent { identity, is_whole }))
 }
 
 /// A request for a volume that keeps what this one has. Its present `wipe` counts, not the one that it

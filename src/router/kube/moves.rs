@@ -10,6 +10,7 @@ mod execute;
 mod observe;
 mod pod_use;
 mod propose;
+mod show;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,11 +27,9 @@ use super::volume_move::{MoveStatus, VolumeMove};
 use super::watch::watch;
 use super::{API_TIMEOUT, InCluster};
 use crate::error::Result;
-use crate::model::id::NameKind;
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::snapshot_name;
 use crate::router::cluster::Cluster;
-use crate::router::moved::MovingVolumes;
+use crate::router::moved::{MovingVolumes, ROUNDS, Round, snapshot_of};
 use decide::{Decision, Observed, decide};
 
 /// The name of the watch in messages.
@@ -79,7 +78,7 @@ impl InCluster {
     }
 
     /// IDs of the volumes and snapshots of moves that have not ended.
-    pub(super) fn moved_ids(&self) -> BTreeSet<String> {
+    pub(super) fn ids_of_moves(&self) -> BTreeSet<String> {
         let mut ids = BTreeSet::new();
         for object in self.moves().values() {
             let status = object.status.clone().unwrap_or_default();
@@ -87,7 +86,8 @@ impl InCluster {
             ids.extend(places.map(|place| place.handle.clone()));
             let source = status.from.and_then(|from| from.handle.parse().ok());
             if let (Some(source), Some(uid)) = (source, object.uid()) {
-                ids.insert(last_snapshot(source, uid).to_string());
+                let snapshots = snapshots_of(source, uid).into_values();
+                ids.extend(snapshots.map(|id| id.to_string()));
             }
         }
         ids
@@ -104,10 +104,11 @@ impl InCluster {
     }
 }
 
-/// The last snapshot of a move.
-fn last_snapshot(source: VolumeId, mover: Uuid) -> SnapshotId {
-    let name = snapshot_name(mover, None);
-    SnapshotId::of_name(source.pool, NameKind::Snapshot, &name)
+/// All snapshots that a move may have.
+fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, SnapshotId> {
+    let rounds = ROUNDS.map(Some).into_iter().chain([None]);
+    let each = rounds.map(|round| (round, snapshot_of(source, mover, round)));
+    each.collect()
 }
 
 /// Watches the moves, once the cluster has their CRD: Helm does not install it with an upgrade.
@@ -153,7 +154,7 @@ impl Reconciler for MoveController {
         let decision = decide(seen);
         let empty = MoveStatus::default();
         let before = moving.object.status.as_ref().unwrap_or(&empty);
-        let is_shown = execute::shown(seen, &decision) == *before;
+        let is_shown = show::shown(seen, &decision) == *before;
         match decision.step.is_none() && is_shown {
             true => Next::Wait,
             false => Next::Step(decision),

@@ -213,7 +213,7 @@ impl Controller for OrphanController {
             return None;
         }
         let (age, now) = (cluster.options.orphans.age, Instant::now());
-        let moved = cluster.moved_ids();
+        let moved = cluster.ids_of_moves();
         let snapshots = snapshots.map(|named| &named | &moved);
         let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
         let mut memory = self.memory();

@@ -97,6 +97,9 @@ pub struct MoveStatus {
     pub to: Option<Place>,
     pub bytes_done: u64,
     pub bytes_total: u64,
+    /// The copies before the fence.
+    #[serde(skip_serializing_if = "Ahead::is_none")]
+    pub ahead: Ahead,
     /// Since when no pod uses the volume, because it is fenced.
     pub fenced_at: Option<Time>,
     /// Since when the PersistentVolume names the copy.
@@ -104,6 +107,28 @@ pub struct MoveStatus {
     /// How long the volume could not be used, in milliseconds.
     pub still_ms: Option<u64>,
     pub conditions: Vec<Condition>,
+}
+
+/// The copies of a volume while it is in use. Each is a round: a snapshot is taken, and what differs
+/// from the one before is copied.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ahead {
+    /// The round that was begun last, from 1 on.
+    pub round: u32,
+    /// When that was.
+    pub begun_at: Option<Time>,
+    /// Bytes in which its snapshot differs from the one before; `None` before it is taken.
+    pub bytes: Option<u64>,
+    /// Why it was given up.
+    pub problem: Option<String>,
+}
+
+impl Ahead {
+    /// No round was begun.
+    fn is_none(&self) -> bool {
+        self.round == 0
+    }
 }
 
 /// A volume, and where it is.
@@ -126,7 +151,9 @@ pub enum Phase {
     /// Its target is not chosen yet.
     #[default]
     Pending,
-    /// Its target is chosen, and the pods of the claim must end.
+    /// Its target is chosen, and the volume is copied while it is in use.
+    Copying,
+    /// The pods of the claim must end.
     Waiting,
     /// Nothing else can use the volume any more.
     Fenced,
@@ -155,6 +182,7 @@ impl Phase {
     pub(super) fn word(self) -> &'static str {
         match self {
             Phase::Pending => "Pending",
+            Phase::Copying => "Copying",
             Phase::Waiting => "Waiting",
             Phase::Fenced => "Fenced",
             Phase::LastCopy => "LastCopy",
@@ -259,8 +287,9 @@ mod tests {
     use super::*;
     use crate::record::formats::check_with;
 
-    const PHASES: [Phase; 8] = [
+    const PHASES: [Phase; 9] = [
         Phase::Pending,
+        Phase::Copying,
         Phase::Waiting,
         Phase::Fenced,
         Phase::LastCopy,
@@ -277,6 +306,18 @@ mod tests {
             pool: "11111111-2222-4333-8444-555555555555".into(),
             pool_name: "default".into(),
             handle: format!("volume-on-{node}"),
+        }
+    }
+
+    fn ahead(phase: Phase, time: &Time) -> Ahead {
+        match phase {
+            Phase::Copying => Ahead {
+                round: 3,
+                begun_at: Some(time.clone()),
+                bytes: Some(1 << 20),
+                problem: Some("no space".into()),
+            },
+            _ => Ahead::default(),
         }
     }
 
@@ -324,6 +365,7 @@ mod tests {
             to: Some(place("node-2")),
             bytes_done: 1 << 20,
             bytes_total: 1 << 30,
+            ahead: ahead(phase, &time),
             fenced_at: Some(time.clone()),
             switched_at: Some(time.clone()),
             still_ms: Some(1500),

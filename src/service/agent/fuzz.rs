@@ -144,6 +144,7 @@ fn fuzz_requests_of_moves() {
         volume_id: format!("{ID}.{ID}"),
         move_uid: ID.into(),
         round: 1,
+        base_round: 2,
     };
     let parse =
         |request: &SnapshotForMoveRequest| moving::of_move(&request.volume_id, &request.move_uid);

@@ -49,16 +49,24 @@ impl Service {
     ) -> Result<SnapshotForMoveResponse, Status> {
         let args = of_move(&asked.volume_id, &asked.move_uid);
         let round = (asked.round > 0).then_some(asked.round);
+        let base = asked.base_round;
         let made = self
             .run(Rpc::CreateSnapshot, args, move |driver, args| {
                 let (volume_id, mover) = args;
-                driver.volumes.snapshot_for_move(volume_id, *mover, round)
+                let volumes = &driver.volumes;
+                let (made, like) = volumes.snapshot_for_move(volume_id, *mover, round)?;
+                let changed = match base {
+                    0 => 0,
+                    base => volumes.changed_for_move(&made, *mover, base)?,
+                };
+                Ok((made, like, changed))
             })
             .await?;
-        let (snapshot, like) = made;
+        let (snapshot, like, changed_bytes) = made;
         Ok(SnapshotForMoveResponse {
             snapshot_id: snapshot.id.to_string(),
             create: message(&like).encode_to_vec(),
+            changed_bytes,
         })
     }
 
@@ -96,7 +104,11 @@ fn response(found: MovedVolume) -> LookForMoveResponse {
     };
     let text = |uid: Option<Uuid>| uid.map_or_else(String::new, |uid| uid.to_string());
     let snapshots = found.snapshots.into_iter();
-    let snapshots = snapshots.map(|(snapshot_id, ready)| Found { snapshot_id, ready });
+    let snapshots = snapshots.map(|one| Found {
+        snapshot_id: one.id,
+        ready: one.is_ready,
+        identity: one.identity,
+    });
     LookForMoveResponse {
         state: state.into(),
         size_bytes: found.size,
@@ -105,6 +117,8 @@ fn response(found: MovedVolume) -> LookForMoveResponse {
         user: found.user.unwrap_or_default(),
         snapshots: snapshots.collect(),
         lifted_for: text(found.lifted),
+        content_identity: found.content.map_or(0, |content| content.identity),
+        content_is_whole: found.content.is_some_and(|content| content.is_whole),
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slackwater::error::{Error, Result};
 use slackwater::model::{PoolId, SnapshotId, VolumeId};
-use slackwater::operation::{MovedVolume, MovingState};
+use slackwater::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState};
 use slackwater::router::ClusterOptions;
-use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool};
+use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
 use uuid::Uuid;
 
 use crate::kube::agents::{Agents, cluster, list};
@@ -40,6 +40,8 @@ struct Volumes {
     copy: Mutex<MovedVolume>,
     /// What was ordered, in order.
     ordered: Mutex<Vec<String>>,
+    /// The number of snapshots that were taken.
+    taken: Mutex<u64>,
     /// The copy fails with this message.
     fails: Mutex<Option<&'static str>>,
 }
@@ -53,6 +55,23 @@ impl Volumes {
             ..MovedVolume::default()
         };
         Arc::new(volumes)
+    }
+
+    /// Takes a snapshot of the source, and returns its identity.
+    fn take(&self, copy: &MoveCopy) -> u64 {
+        let id = snapshot_of(copy.source, copy.mover, copy.round).to_string();
+        let mut source = self.source.lock().unwrap();
+        if let Some(taken) = source.snapshots.iter().find(|one| one.id == id) {
+            return taken.identity;
+        }
+        let mut taken = self.taken.lock().unwrap();
+        *taken += 1;
+        source.snapshots.push(MovedSnapshot {
+            id,
+            is_ready: true,
+            identity: *taken,
+        });
+        *taken
     }
 
     fn order(&self, what: &str) {
@@ -92,6 +111,13 @@ impl MovingVolumes for Volumes {
         Ok(())
     }
 
+    async fn snapshot(&self, copy: &MoveCopy, base: Option<u32>) -> Result<u64> {
+        let of_base = base.map_or(String::new(), |base| format!(" after {base}"));
+        self.order(&format!("snapshot {}{of_base}", copy.round.unwrap()));
+        self.take(copy);
+        Ok(1 << 20)
+    }
+
     async fn copy(&self, copy: &MoveCopy) -> Result<Copied> {
         assert_eq!(copy.max_bytes, 1 << 30);
         assert_eq!(
@@ -102,15 +128,23 @@ impl MovingVolumes for Volumes {
         if let Some(why) = *self.fails.lock().unwrap() {
             return Err(Error::unreachable("the agent of node node-b", why));
         }
+        let identity = self.take(copy);
+        if let Some(round) = copy.round {
+            self.order(&format!("fill {round}"));
+            made.state = MovingState::Filling;
+            made.content = Some(MovedContent {
+                identity,
+                is_whole: true,
+            });
+            return Ok(Copied::Complete);
+        }
         if made.state == MovingState::Absent {
             self.order("copy");
             made.state = MovingState::Filling;
             return Ok(Copied::Continues);
         }
         self.order("copied");
-        made.state = MovingState::Ready;
-        let snapshot = ("snapshot".to_string(), true);
-        self.source.lock().unwrap().snapshots = vec![snapshot];
+        (made.state, made.content) = (MovingState::Ready, None);
         Ok(Copied::Complete)
     }
 
@@ -126,9 +160,12 @@ impl MovingVolumes for Volumes {
         Ok(())
     }
 
-    async fn delete_snapshot(&self, _: SnapshotId) -> Result<()> {
+    async fn delete_snapshot(&self, snapshot: SnapshotId) -> Result<()> {
         self.order("delete snapshot");
-        self.source.lock().unwrap().snapshots.clear();
+        let mut source = self.source.lock().unwrap();
+        source
+            .snapshots
+            .retain(|one| one.id != snapshot.to_string());
         Ok(())
     }
 }
@@ -320,12 +357,26 @@ fn a_move_waits_for_the_end_of_its_pods_and_shows_what_fails() {
         "status": {"phase": "Running"}});
     list(&api, "/api/v1/namespaces/shop/pods", "Pod", json!([pod]));
     let volumes = Volumes::new();
-    *volumes.fails.lock().unwrap() = Some("it is down");
     let cluster = start(&api, &volumes);
     let message = || at(&api, MOVE)["status"]["message"].to_string();
     eventually("it waits for the pod", || message().contains("pg-0"));
     assert_eq!(phase(&api), "Waiting");
-    assert_eq!(volumes.ordered(), [""; 0]);
+    // It was copied while the pod used it.
+    let ahead = [
+        "snapshot 2",
+        "fill 2",
+        "snapshot 1 after 2",
+        "fill 1",
+        "delete snapshot",
+    ];
+    assert_eq!(volumes.ordered(), ahead);
+    assert_eq!(at(&api, MOVE)["status"]["ahead"]["round"], 2);
+    let copied = at(&api, MOVE)["status"]["conditions"][1].clone();
+    assert_eq!(
+        (&copied["type"], &copied["status"]),
+        (&json!("CopiedInAdvance"), &json!("True"))
+    );
+    *volumes.fails.lock().unwrap() = Some("it is down");
     let waits = at(&api, MOVE)["status"]["conditions"][0].clone();
     assert_eq!(
         (&waits["status"], &waits["reason"]),
@@ -339,7 +390,10 @@ fn a_move_waits_for_the_end_of_its_pods_and_shows_what_fails() {
     object["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
     api.put(MOVE, object);
     eventually("it is gone", || at(&api, MOVE).is_null());
-    assert_eq!(volumes.ordered(), ["fence", "lift"]);
+    let ordered = volumes.ordered().split_off(ahead.len());
+    // The incomplete copy might still be reading the snapshot.
+    let undone = ["fence", "lift", "delete copy", "delete snapshot"];
+    assert_eq!(ordered, undone);
     assert_eq!(exchanged(&api), [""; 0]);
     assert_eq!(at(&api, VOLUME), persistent_volume());
     api.runtime.block_on(cluster.shut_down());

@@ -29,24 +29,32 @@ const KIB: u64 = 1 << 10;
 const MIB: usize = 1 << 20;
 const SIZE: i64 = 128 << 20;
 /// Two handshakes, one message for each range without differences, and the digests of the read-back.
-const METADATA: u64 = 64 * KIB;
+pub const METADATA: u64 = 64 * KIB;
 
-/// A connection to the source that counts what it sends, and may end early.
+/// A connection to the source that counts what it sends, and may end early or be held up.
 #[derive(Clone)]
-struct Wire {
-    address: SocketAddr,
-    sent: Arc<AtomicU64>,
+pub struct Wire {
+    pub address: SocketAddr,
+    pub sent: Arc<AtomicU64>,
     /// It ends after this many bytes.
-    limit: Arc<AtomicU64>,
+    pub limit: Arc<AtomicU64>,
+    /// It sends no more than this many bytes.
+    pub held_at: Arc<AtomicU64>,
 }
 
 impl Wire {
-    async fn to(source: SocketAddr) -> Wire {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    pub async fn to(source: SocketAddr) -> Wire {
+        Wire::at((Ipv4Addr::LOCALHOST, 0).into(), source).await
+    }
+
+    /// A connection by way of an address of this machine.
+    pub async fn at(address: SocketAddr, source: SocketAddr) -> Wire {
+        let listener = TcpListener::bind(address).await.unwrap();
         let wire = Wire {
             address: listener.local_addr().unwrap(),
             sent: Arc::default(),
             limit: Arc::new(AtomicU64::new(u64::MAX)),
+            held_at: Arc::new(AtomicU64::new(u64::MAX)),
         };
         let accepting = wire.clone();
         tokio::spawn(async move {
@@ -66,6 +74,9 @@ impl Wire {
         let mut bytes = vec![0; 64 << 10];
         while let Ok(read @ 1..) = far_in.read(&mut bytes).await {
             let sent = self.sent.fetch_add(read as u64, Ordering::SeqCst) + read as u64;
+            while sent > self.held_at.load(Ordering::SeqCst) {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
             if sent > self.limit.load(Ordering::SeqCst)
                 || near_out.write_all(&bytes[..read]).await.is_err()
             {
@@ -222,7 +233,7 @@ async fn create(cluster: &Cluster, name: &str) -> Volume {
     }
 }
 
-fn agent(cluster: &Cluster, n: usize) -> AgentClient<Channel> {
+pub fn agent(cluster: &Cluster, n: usize) -> AgentClient<Channel> {
     let (files, list) = cluster.router_parts();
     let credentials = Credentials::of_files(Name::controller().unwrap(), files).unwrap();
     let (name, address) = &list[n];
@@ -233,7 +244,7 @@ fn agent(cluster: &Cluster, n: usize) -> AgentClient<Channel> {
 }
 
 /// Bytes of blocks that differ; without a base, bytes of blocks that are not zeros.
-fn differing(base: Option<&Path>, snapshot: &Path) -> u64 {
+pub fn differing(base: Option<&Path>, snapshot: &Path) -> u64 {
     let now = std::fs::read(snapshot).unwrap();
     let before = base.map_or(vec![0; now.len()], |base| std::fs::read(base).unwrap());
     let blocks = now.chunks(4096).zip(before.chunks(4096));

@@ -262,6 +262,8 @@ pub struct KubernetesState {
     pub cordoned: BTreeSet<String>,
     pub deleted: BTreeSet<String>,
     pub lost: BTreeSet<PoolId>,
+    /// IDs of the volumes and snapshots of moves.
+    pub moved: BTreeSet<String>,
     pub known: Vec<KnownPool>,
     pub unknown: bool,
     /// By volume.
@@ -344,6 +346,10 @@ impl Cluster for Kubernetes {
 
     fn is_lost(&self, pool: PoolId) -> bool {
         self.0.lock().unwrap().lost.contains(&pool)
+    }
+
+    fn moved_ids(&self) -> BTreeSet<String> {
+        self.0.lock().unwrap().moved.clone()
     }
 
     fn known_pools(&self) -> Vec<KnownPool> {

@@ -102,3 +102,35 @@ async fn all_objects_of_a_lost_pool_are_deleted_and_its_return_changes_nothing()
     routed.controller().delete_snapshot(delete).await.unwrap();
     assert_eq!(a.driver.pool_status()[0].snapshots, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_of_moves_are_in_no_list() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let routed = TestRouter::of(&[&a]).await;
+    let volume = routed.create_on("v", &a).await;
+    let mut ids = Vec::new();
+    for name in ["own", "hidden"] {
+        let made = routed
+            .controller()
+            .create_snapshot(snapshot(name, &volume))
+            .await;
+        ids.push(made.unwrap().into_inner().snapshot.unwrap().snapshot_id);
+    }
+    routed.kubernetes.update(|state| {
+        state.moved.insert(ids[1].clone());
+    });
+    let all = ListSnapshotsRequest::default();
+    let of_volume = ListSnapshotsRequest {
+        source_volume_id: volume.clone(),
+        ..Default::default()
+    };
+    for asked in [all, of_volume] {
+        let listed = routed.controller().list_snapshots(asked).await.unwrap();
+        let entries = listed.into_inner().entries;
+        let listed: Vec<_> = entries
+            .into_iter()
+            .map(|it| it.snapshot.unwrap().snapshot_id)
+            .collect();
+        assert_eq!(listed, ids[..1]);
+    }
+}

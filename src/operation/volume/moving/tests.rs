@@ -234,6 +234,10 @@ fn the_last_snapshot_is_taken_under_the_fence_and_only_once() {
         assert_eq!((again.id, again.cut_at), (last.id, last.cut_at));
         let ids = [&early, &last].map(|one| one.id.to_string());
         let found = volumes.moving(&id, &ids).unwrap().snapshots;
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.id.clone(), it.is_ready))
+            .collect();
         assert_eq!(found, ids.clone().map(|id| (id, true)));
         // Restored, it has what was written before the fence.
         let copy = CreateVolume {
@@ -248,6 +252,11 @@ fn the_last_snapshot_is_taken_under_the_fence_and_only_once() {
         volumes.lift_fence(&id, MOVE).unwrap();
         let refused = volumes.fence_volume(&id, MOVE).unwrap_err().to_string();
         assert!(refused.contains("for good"), "{refused}");
+        // Nor is a snapshot taken that would be left.
+        for round in [Some(2), None] {
+            let refused = volumes.snapshot_for_move(&id, MOVE, round).unwrap_err();
+            assert!(refused.to_string().contains("for good"), "{refused}");
+        }
         volumes.fence_volume(&id, OTHER).unwrap();
         let other = volumes.snapshot_for_move(&id, OTHER, None).unwrap().0;
         volumes.lift_fence(&id, OTHER).unwrap();
@@ -334,4 +343,49 @@ fn an_id_that_belongs_to_no_pool_of_this_node_is_an_error_and_not_absent() {
         let error = answer.unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     }
+}
+
+#[test]
+fn a_snapshot_is_another_one_after_it_was_deleted_and_taken_again() {
+    for kind in KINDS {
+        let host = MemoryHost::new();
+        let driver = start(&host, kind);
+        let volumes = &driver.volumes;
+        let id = volumes
+            .create_volume(&mounted("db"))
+            .unwrap()
+            .id
+            .to_string();
+        let identity = || {
+            let made = volumes.snapshot_for_move(&id, MOVE, Some(1)).unwrap().0;
+            let made = made.id.to_string();
+            let found = volumes.moving(&id, std::slice::from_ref(&made)).unwrap();
+            (made, found.snapshots[0].identity)
+        };
+        let (snapshot, first) = identity();
+        assert_eq!(identity(), (snapshot.clone(), first));
+        driver.snapshots.delete_snapshot(&snapshot).unwrap();
+        let (again, second) = identity();
+        assert_eq!(again, snapshot);
+        assert_ne!(first, second);
+    }
+}
+
+#[test]
+fn no_snapshot_is_taken_in_advance_where_it_would_be_a_full_copy() {
+    let host = MemoryHost::new();
+    let driver = start(&host, KINDS[0]);
+    let volumes = &driver.volumes;
+    let thick = CreateVolume {
+        parameters: VolumeParameters {
+            allocation: Allocation::Thick,
+            ..VolumeParameters::default()
+        },
+        ..mounted("thick")
+    };
+    let id = volumes.create_volume(&thick).unwrap().id.to_string();
+    let refused = volumes.snapshot_for_move(&id, MOVE, Some(1)).unwrap_err();
+    assert!(refused.to_string().contains("full copy"), "{refused}");
+    volumes.fence_volume(&id, MOVE).unwrap();
+    volumes.snapshot_for_move(&id, MOVE, None).unwrap();
 }

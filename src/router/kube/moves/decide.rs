@@ -5,14 +5,20 @@
 //! deleted, or the move is aborted, nothing but the move uses the source. So there are never two
 //! copies that can be written, whichever of them the PersistentVolume names.
 
+mod abort;
+mod ahead;
+
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use crate::operation::{MovedVolume, MovingState};
+use crate::operation::{MovedSnapshot, MovedVolume, MovingState};
 use crate::router::kube::adopt::manifest::{Goal, HANDLE, Manifest};
 use crate::router::kube::adopt::step::{self, Step as PvStep};
 use crate::router::kube::reconcile::Next;
 use crate::router::kube::volume_move::{MoveStatus, Phase, Place, VolumeMove, When};
+use crate::router::moved::Round;
 
 /// The claim of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +58,8 @@ pub(super) struct Observed {
     /// The volumes, or why they are not known.
     pub(super) source: Result<MovedVolume, String>,
     pub(super) copy: Result<MovedVolume, String>,
+    /// The snapshots of the move that exist, if the source is known.
+    pub(super) snapshots: BTreeMap<Round, MovedSnapshot>,
     /// Why no volume can be moved to the pool of the copy now.
     pub(super) target_problem: Option<String>,
     /// The pool of the copy is marked as lost.
@@ -82,6 +90,12 @@ pub(super) enum Step {
     Evict(PodUse),
     /// Deletes a pod that waits on the node of the source, and would wait for ever.
     DeletePod(PodUse),
+    /// Records that a round of copies before the fence begins.
+    BeginRound(u32),
+    /// Takes the snapshot of the round.
+    Snapshot(u32),
+    /// Copies what differs in this snapshot.
+    Fill(u32),
     Fence,
     /// Records since when nothing uses the source.
     MarkFenced,
@@ -92,7 +106,7 @@ pub(super) enum Step {
     /// Records that the PersistentVolume names the copy.
     MarkSwitched,
     LiftFence,
-    DeleteSnapshot,
+    DeleteSnapshot(Round),
     DeleteCopy,
     DeleteSource,
 }
@@ -236,14 +250,14 @@ impl Begun<'_> {
     fn proceed(&self) -> Decision {
         let source = match &self.seen.source {
             Ok(source) => source,
-            Err(why) => return wait(self.status.phase.max(Phase::Waiting), "SourceUnknown", why),
+            Err(why) => return wait(self.begun_phase(), "SourceUnknown", why),
         };
         match source.fenced {
             _ if source.state != MovingState::Ready => {
                 let why = format!("volume {} does not exist on its node", self.from.handle);
-                wait(Phase::Waiting, "SourceUnknown", why)
+                wait(self.begun_phase(), "SourceUnknown", why)
             }
-            None => self.drain(source),
+            None => self.before_fence(source),
             Some(fenced) if fenced != self.uid => {
                 let why = format!("the VolumeMove with UID {fenced} moves its volume");
                 wait(Phase::Waiting, "OtherMove", why)
@@ -253,17 +267,37 @@ impl Begun<'_> {
         }
     }
 
+    /// The phase of a move that cannot go on now.
+    fn begun_phase(&self) -> Phase {
+        self.status.phase.max(Phase::Copying)
+    }
+
+    /// While the source is used it is copied. Once nothing uses it, a copy that was made in advance is
+    /// not needed any more: the application waits.
+    fn before_fence(&self, source: &MovedVolume) -> Decision {
+        if let Some(problem) = &self.seen.target_problem {
+            let why = format!("its target on node {}: {problem}", self.to.node);
+            return wait(self.begun_phase(), "TargetNotReady", why);
+        }
+        let in_use = self.drain(source);
+        if in_use.step == Some(Step::Fence) {
+            return in_use;
+        }
+        match self.copy_ahead() {
+            // It still waits for what it waits for.
+            Some(ahead) if ahead.phase == Phase::Waiting => Decision {
+                step: ahead.step,
+                ..in_use
+            },
+            Some(ahead) => ahead,
+            None => in_use,
+        }
+    }
+
     /// Until nothing uses the source, and nothing is about to use it.
     fn drain(&self, source: &MovedVolume) -> Decision {
         let seen = self.seen;
         let waits = |reason, message: String| wait(Phase::Waiting, reason, message);
-        if let Some(problem) = &seen.target_problem {
-            let node = &self.to.node;
-            return waits(
-                "TargetNotReady",
-                format!("its target on node {node}: {problem}"),
-            );
-        }
         let is_now = seen.object.spec.when == When::Now;
         let mut placed = seen.pods.iter().filter(|pod| pod.node.is_some());
         if let Some(pod) = placed.next() {
@@ -301,10 +335,10 @@ impl Begun<'_> {
     fn copy(&self) -> Decision {
         match &self.seen.copy {
             Ok(copy) if copy.state == MovingState::Ready => self.exchange(),
-            Ok(_) => match self.misplaced(Phase::LastCopy) {
-                Some(decision) => decision,
-                None => act(Phase::LastCopy, Step::Copy),
-            },
+            Ok(copy) => self.misplaced(Phase::LastCopy).unwrap_or_else(|| {
+                let begun = self.begun_round(copy).map(Step::Fill);
+                act(Phase::LastCopy, begun.unwrap_or(Step::Copy))
+            }),
             Err(why) => wait(Phase::LastCopy, "TargetUnknown", why),
         }
     }
@@ -383,8 +417,8 @@ impl Begun<'_> {
             let why = format!("PersistentVolume {double} names one of its volumes");
             return wait(Phase::Switched, "OtherPersistentVolume", why);
         }
-        if !source.snapshots.is_empty() {
-            return act(Phase::Switched, Step::DeleteSnapshot);
+        if let Some(round) = self.seen.snapshots.keys().next() {
+            return act(Phase::Switched, Step::DeleteSnapshot(*round));
         }
         if source.state == MovingState::Absent || source.fenced != Some(self.uid) {
             // Without the fence it is not, or no longer, the source of this move.
@@ -419,47 +453,6 @@ impl Begun<'_> {
         };
         let why = format!("the source on node {} is kept: {why}", self.from.node);
         Some(wait(Phase::Switched, "NoCopy", why))
-    }
-
-    /// Undoes everything, the application's volume first.
-    fn abort(&self, why: &str) -> Decision {
-        let seen = self.seen;
-        let undo = |step| Decision {
-            message: why.to_string(),
-            ..act(Phase::Aborting, step)
-        };
-        let unknown =
-            |what: &str, why: &str| wait(Phase::Aborting, "Unreachable", format!("{what}: {why}"));
-        if let Some(live) = seen.live.as_ref().filter(|live| !live.is_leaving()) {
-            // The new version of the PersistentVolume ends every step that another router may still
-            // be about to do.
-            if live.policy_before().is_some() {
-                return undo(Step::Pv(PvStep::Restore));
-            }
-            if seen.noted.is_some() {
-                return undo(Step::Pv(PvStep::Strike));
-            }
-        }
-        let source = match &seen.source {
-            Ok(source) => source,
-            Err(why) => return unknown("its source", why),
-        };
-        // Also if it is not fenced: a request for the fence may still be on its way.
-        if source.state == MovingState::Ready && source.lifted != Some(self.uid) {
-            return undo(Step::LiftFence);
-        }
-        // Without the snapshot no copy can begin any more.
-        if !source.snapshots.is_empty() {
-            return undo(Step::DeleteSnapshot);
-        }
-        match &seen.copy {
-            Ok(copy) if copy.state != MovingState::Absent => undo(Step::DeleteCopy),
-            Err(why) => unknown("its copy", why),
-            Ok(_) => Decision {
-                phase: Phase::Aborted,
-                ..undo(Step::RemoveFinalizer)
-            },
-        }
     }
 }
 

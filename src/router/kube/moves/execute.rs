@@ -3,14 +3,15 @@
 use ::kube::Error as KubeError;
 use ::kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams, Preconditions};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use tonic::Code;
 use uuid::Uuid;
 
 use super::decide::{Decision, Observed, PodUse, Step};
-use super::observe::{bytes_done, capacity};
-use super::{MoveController, Moving, NOTE, last_snapshot};
+use super::observe::capacity;
+use super::show::{CONDITION, FAILED, shown};
+use super::{MoveController, Moving, NOTE};
 use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
 use crate::operation::snapshot_name;
@@ -18,53 +19,9 @@ use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::Goal;
 use crate::router::kube::adopt::step::Step as PvStep;
-use crate::router::kube::reconcile::{Outcome, with_transitions, written};
-use crate::router::kube::volume_move::{FINALIZER, MoveStatus, Phase, Place, VolumeMove};
-use crate::router::moved::{Copied, MoveCopy};
-
-/// The condition of a move: whether it proceeds.
-const CONDITION: &str = "Proceeding";
-/// Its reason after a step has failed.
-const FAILED: &str = "StepFailed";
-
-/// The status that a decision leads to, without the step.
-pub(super) fn shown(seen: &Observed, decision: &Decision) -> MoveStatus {
-    let before = seen.object.status.clone().unwrap_or_default();
-    let failed = |condition: &Condition| condition.reason == FAILED;
-    if decision.step.is_some()
-        && decision.phase == before.phase
-        && before.conditions.iter().any(failed)
-    {
-        // Until another phase is reached, it shows why the last try of a step has failed.
-        return before;
-    }
-    let waits = !decision.message.is_empty();
-    let condition = Condition {
-        last_transition_time: Time(seen.now),
-        message: decision.message.clone(),
-        observed_generation: None,
-        reason: decision.reason.into(),
-        status: if waits { "False" } else { "True" }.into(),
-        type_: CONDITION.into(),
-    };
-    let generation = seen.object.metadata.generation;
-    let conditions = with_transitions(vec![condition], &before.conditions, generation);
-    let total = before.bytes_total;
-    let done = seen
-        .copy
-        .as_ref()
-        .map_or(before.bytes_done, |copy| bytes_done(copy, total));
-    MoveStatus {
-        phase: decision.phase,
-        message: decision.message.clone(),
-        bytes_done: match before.phase.is_final() || before.switched_at.is_some() {
-            true => before.bytes_done,
-            false => done,
-        },
-        conditions,
-        ..before
-    }
-}
+use crate::router::kube::reconcile::{Outcome, written};
+use crate::router::kube::volume_move::{Ahead, FINALIZER, MoveStatus, Phase, Place, VolumeMove};
+use crate::router::moved::{Copied, MoveCopy, ROUNDS, Round, snapshot_of};
 
 /// Writes the status if it has changed, and does the step.
 pub(super) async fn execute(
@@ -103,6 +60,14 @@ struct Executor<'a> {
     controller: &'a MoveController,
     object: &'a VolumeMove,
     seen: &'a Observed,
+}
+
+/// The volumes of a move.
+struct Volumes<'a> {
+    source: VolumeId,
+    copy: VolumeId,
+    to: &'a Place,
+    mover: Uuid,
 }
 
 impl Executor<'_> {
@@ -173,7 +138,9 @@ impl Executor<'_> {
                 "MoveAborted",
                 format!("the volume stays on node {from}: {}", status.message),
             ),
-            Phase::Pending | Phase::LastCopy | Phase::Aborting | Phase::Other => return,
+            Phase::Pending | Phase::Copying | Phase::LastCopy | Phase::Aborting | Phase::Other => {
+                return;
+            }
         };
         let claim = ObjectRef::Claim(self.object.claim());
         let is_warning = status.phase == Phase::Aborted;
@@ -193,6 +160,14 @@ impl Executor<'_> {
                 return self.finalizers(others.collect()).await;
             }
             Step::Begin(begun) => return self.write(begun).await,
+            Step::BeginRound(round) => {
+                let ahead = Ahead {
+                    round: *round,
+                    begun_at: Some(Time(self.seen.now)),
+                    ..Ahead::default()
+                };
+                return self.ahead(status, ahead).await;
+            }
             Step::Evict(pod) => return self.evict(pod).await,
             Step::DeletePod(pod) => return self.delete_pod(pod).await,
             _ => {}
@@ -202,75 +177,135 @@ impl Executor<'_> {
             return Ok(Outcome::Stale);
         };
         let invalid = |_| Error::invalid("status", "has no valid volume ID");
-        let source = from.handle.parse().map_err(invalid)?;
-        let copy = to.handle.parse().map_err(invalid)?;
-        let volumes = &self.controller.volumes;
-        let done = match step {
-            Step::Fence => volumes.fence(source, uid, false).await,
-            Step::LiftFence => volumes.fence(source, uid, true).await,
-            Step::Copy => match self.copy(source, (copy, to), uid).await {
-                Ok(Copied::Continues) => return Ok(Outcome::Stale),
-                Ok(Copied::Complete) => Ok(()),
-                Err(error) => Err(error),
-            },
-            Step::DeleteSnapshot => volumes.delete_snapshot(last_snapshot(source, uid)).await,
-            Step::DeleteCopy => volumes.delete_copy(copy).await,
-            Step::DeleteSource => volumes.delete_source(source, uid).await,
-            Step::MarkFenced => {
-                return self
-                    .write(&MoveStatus {
-                        fenced_at: Some(Time(self.seen.now)),
-                        ..status.clone()
-                    })
-                    .await;
-            }
-            Step::MarkSwitched => return self.switched(status).await,
-            Step::Pv(step) => return self.exchange(*step, status, to).await,
-            Step::AddFinalizer
-            | Step::RemoveFinalizer
-            | Step::Begin(_)
-            | Step::Evict(_)
-            | Step::DeletePod(_) => Ok(()),
+        let volumes = Volumes {
+            source: from.handle.parse().map_err(invalid)?,
+            copy: to.handle.parse().map_err(invalid)?,
+            to,
+            mover: uid,
         };
-        match done {
-            Ok(()) => Ok(Outcome::Done),
+        match self.order(step, status, &volumes).await {
+            Ok(outcome) => Ok(outcome),
             Err(error) if is_pending(&error) => Ok(Outcome::Stale),
-            Err(error) if *step == Step::Copy && is_final(&error) => {
-                // The application waits, so its volume is given back.
-                self.write(&MoveStatus {
-                    phase: Phase::Aborting,
-                    message: chain(&error),
-                    ..status.clone()
-                })
-                .await
-            }
+            Err(error) if is_final(&error) => self.refused(step, status, &volumes, error).await,
             Err(error) => self.failed(status, error).await,
         }
     }
 
-    async fn copy(
+    /// Does a step about the volumes.
+    async fn order(&self, step: &Step, status: &MoveStatus, of: &Volumes<'_>) -> Result<Outcome> {
+        let agents = &self.controller.volumes;
+        let &Volumes { source, mover, .. } = of;
+        let done = match step {
+            Step::Fence => agents.fence(source, mover, false).await,
+            Step::LiftFence => agents.fence(source, mover, true).await,
+            Step::Snapshot(round) => return self.snapshot(status, of, *round).await,
+            Step::Fill(round) => return self.copy(of, Some(*round)).await,
+            Step::Copy => return self.copy(of, None).await,
+            Step::DeleteSnapshot(round) => {
+                let snapshot = snapshot_of(source, mover, *round);
+                agents.delete_snapshot(snapshot).await
+            }
+            Step::DeleteCopy => agents.delete_copy(of.copy).await,
+            Step::DeleteSource => agents.delete_source(source, mover).await,
+            Step::MarkFenced => {
+                let status = MoveStatus {
+                    fenced_at: Some(Time(self.seen.now)),
+                    ..status.clone()
+                };
+                return self.write(&status).await;
+            }
+            Step::MarkSwitched => return self.switched(status).await,
+            Step::Pv(step) => return self.exchange(*step, status, of.to).await,
+            Step::AddFinalizer
+            | Step::RemoveFinalizer
+            | Step::Begin(_)
+            | Step::BeginRound(_)
+            | Step::Evict(_)
+            | Step::DeletePod(_) => Ok(()),
+        };
+        done.map(|()| Outcome::Done)
+    }
+
+    /// An agent has refused a step, and would again.
+    async fn refused(
         &self,
-        source: VolumeId,
-        (target, to): (VolumeId, &Place),
-        mover: Uuid,
-    ) -> Result<Copied> {
-        let wanted = MoveCopy {
-            mover,
-            source,
-            name: snapshot_name(mover, None),
-            target,
-            pool: to.pool_name.clone(),
+        step: &Step,
+        status: &MoveStatus,
+        of: &Volumes<'_>,
+        error: Error,
+    ) -> Result<Outcome> {
+        match step {
+            // The application waits, so its volume is given back.
+            Step::Copy => {
+                let status = MoveStatus {
+                    phase: Phase::Aborting,
+                    message: chain(&error),
+                    ..status.clone()
+                };
+                self.write(&status).await
+            }
+            // The move goes on without this copy.
+            Step::Snapshot(_) | Step::Fill(_) => {
+                if let Step::Fill(_) = step {
+                    self.controller.volumes.delete_copy(of.copy).await?;
+                }
+                let ahead = Ahead {
+                    problem: Some(chain(&error)),
+                    ..status.ahead.clone()
+                };
+                self.ahead(status, ahead).await
+            }
+            _ => self.failed(status, error).await,
+        }
+    }
+
+    async fn snapshot(&self, status: &MoveStatus, of: &Volumes<'_>, round: u32) -> Result<Outcome> {
+        let has = |other: &u32| self.seen.snapshots.contains_key(&Some(*other));
+        let mut others = ROUNDS.into_iter().filter(|other| *other != round);
+        let wanted = self.wanted(of, Some(round));
+        let taken = self.controller.volumes.snapshot(&wanted, others.find(has));
+        let ahead = Ahead {
+            bytes: Some(taken.await?),
+            ..status.ahead.clone()
+        };
+        self.ahead(status, ahead).await
+    }
+
+    async fn copy(&self, of: &Volumes<'_>, round: Round) -> Result<Outcome> {
+        let wanted = self.wanted(of, round);
+        Ok(match self.controller.volumes.copy(&wanted).await? {
+            Copied::Continues => Outcome::Stale,
+            Copied::Complete => Outcome::Done,
+        })
+    }
+
+    async fn ahead(&self, status: &MoveStatus, ahead: Ahead) -> Result<Outcome> {
+        let status = MoveStatus {
+            ahead,
+            ..status.clone()
+        };
+        self.write(&status).await
+    }
+
+    fn wanted(&self, of: &Volumes<'_>, round: Round) -> MoveCopy {
+        MoveCopy {
+            mover: of.mover,
+            source: of.source,
+            name: snapshot_name(of.mover, None),
+            target: of.copy,
+            pool: of.to.pool_name.clone(),
             claim: self.object.claim(),
             max_bytes: self.seen.live.as_ref().and_then(capacity).unwrap_or(0),
-        };
-        self.controller.volumes.copy(&wanted).await
+            round,
+        }
     }
 
     /// Shows why a step has failed. The step is repeated.
     async fn failed(&self, status: &MoveStatus, error: Error) -> Result<Outcome> {
         let mut status = status.clone();
         status.message = chain(&error);
-        for condition in &mut status.conditions {
+        let mut conditions = status.conditions.iter_mut();
+        if let Some(condition) = conditions.find(|one| one.type_ == CONDITION) {
             condition.status = "False".into();
             condition.reason = FAILED.into();
             condition.message.clone_from(&status.message);

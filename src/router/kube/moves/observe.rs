@@ -11,10 +11,10 @@ use uuid::Uuid;
 use super::decide::{ClaimState, Observed, Refusal};
 use super::pod_use::{has_ended, used};
 use super::propose::{Question, Room, choose, is_meant};
-use super::{MoveController, Moving, NOTE, last_snapshot};
+use super::{MoveController, Moving, NOTE, snapshots_of};
 use crate::error::{Result, chain};
 use crate::model::id::NameKind;
-use crate::model::{PoolId, VolumeId};
+use crate::model::{PoolId, SnapshotId, VolumeId};
 use crate::operation::{MovedVolume, MovingState, snapshot_name};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::exchange::Exchange;
@@ -23,6 +23,7 @@ use crate::router::kube::adopt::resource;
 use crate::router::kube::pod_claims::claims_of;
 use crate::router::kube::volume_move::{MoveStatus, Phase, Place, VolumeMove};
 use crate::router::kube::{ask, topology_key};
+use crate::router::moved::TargetPool;
 use crate::router::restore_node::quantity::thousandths;
 
 /// A move cannot begin, for this reason.
@@ -62,6 +63,7 @@ pub(super) async fn observe(controller: &MoveController, moving: Moving) -> Resu
         double: None,
         source: Ok(MovedVolume::default()),
         copy: Ok(MovedVolume::default()),
+        snapshots: BTreeMap::new(),
         target_problem: None,
         is_target_lost: false,
         pods: Vec::new(),
@@ -129,8 +131,17 @@ impl Reader<'_> {
         let handles = [from.handle.as_str(), to.handle.as_str()];
         seen.double = cluster.volumes.other(handles, volume);
         let (source, copy) = (parsed(from)?, parsed(to)?);
-        let looked = volumes.look(source, &[last_snapshot(source, uid)]).await;
+        let wanted = snapshots_of(source, uid);
+        let ids: Vec<SnapshotId> = wanted.values().copied().collect();
+        let looked = volumes.look(source, &ids).await;
         seen.source = looked.map_err(|error| chain(&error));
+        let found = seen.source.iter().flat_map(|source| &source.snapshots);
+        let found = found.filter_map(|one| {
+            let mut wanted = wanted.iter();
+            let (round, _) = wanted.find(|(_, id)| id.to_string() == one.id)?;
+            Some((*round, one.clone()))
+        });
+        seen.snapshots = found.collect();
         let looked = volumes.look(copy, &[]).await;
         seen.copy = looked.map_err(|error| chain(&error));
         seen.is_target_lost = cluster.is_lost(pool);
@@ -311,14 +322,7 @@ impl Reader<'_> {
             return Ok(refuse("NoTarget", "the object has no UID"));
         };
         let targets = self.controller.volumes.targets();
-        let meant = targets
-            .iter()
-            .filter(|target| is_meant(&object.spec.to, target));
-        let nodes: BTreeSet<&String> = meant.map(|target| &target.node).collect();
-        let mut rooms = BTreeMap::new();
-        for node in nodes {
-            rooms.insert(node.clone(), self.room(node).await?);
-        }
+        let rooms = self.rooms(object, &targets).await?;
         let pods = self.pods(object).await?;
         let volumes = self.volumes_of(&pods, &object.spec.claim).await?;
         let chosen = choose(&Question {
@@ -339,7 +343,7 @@ impl Reader<'_> {
         let name = snapshot_name(uid, None);
         let copy = VolumeId::of_name(target.id, NameKind::Volume, &name);
         Ok(Ok(MoveStatus {
-            phase: Phase::Waiting,
+            phase: Phase::Copying,
             volume: Some(live.name().into()),
             volume_uid: live.uid().map(String::from),
             claim_uid,
@@ -354,6 +358,22 @@ impl Reader<'_> {
             bytes_total: bytes,
             ..MoveStatus::default()
         }))
+    }
+
+    /// The nodes of the pools that a move means.
+    async fn rooms(
+        &self,
+        object: &VolumeMove,
+        targets: &[TargetPool],
+    ) -> Result<BTreeMap<String, Room>> {
+        let meant = targets.iter();
+        let meant = meant.filter(|target| is_meant(&object.spec.to, target));
+        let nodes: BTreeSet<&String> = meant.map(|target| &target.node).collect();
+        let mut rooms = BTreeMap::new();
+        for node in nodes {
+            rooms.insert(node.clone(), self.room(node).await?);
+        }
+        Ok(rooms)
     }
 
     async fn room(&self, name: &str) -> Result<Room> {

@@ -1,0 +1,90 @@
+//! Copies before the fence, so that only what was written last is copied while the application waits.
+//!
+//! They need no consistency. Each round takes a snapshot and copies what differs from the one before,
+//! which is deleted then: the last one is the base of the next copy. A round that fails delays nothing
+//! but itself.
+
+use k8s_openapi::jiff::SignedDuration;
+
+use super::{Begun, Decision, Step, act, wait};
+use crate::model::size::MIB;
+use crate::operation::{MovedContent, MovedSnapshot, MovedVolume};
+use crate::router::kube::volume_move::Phase;
+use crate::router::moved::ROUNDS;
+
+/// The rounds end when one has less than this to copy. It takes a second at the limit of the rate, and
+/// so does what is written in that time.
+const SMALL_BYTES: u64 = 256 * MIB;
+/// They end after this many, for an application that writes faster than is copied.
+const MAX_ROUNDS: u32 = 5;
+/// While a move waits for pods, a round is made this often: an agent deletes an incomplete copy that no
+/// call has named for an hour.
+const INTERVAL: SignedDuration = SignedDuration::from_mins(10);
+
+/// The number of the snapshot of a round.
+fn snapshot_of_round(round: u32) -> u32 {
+    ROUNDS[(round % 2) as usize]
+}
+
+impl Begun<'_> {
+    /// What is to be done about the copies before the fence; `None` if nothing is now.
+    pub(super) fn copy_ahead(&self) -> Option<Decision> {
+        let (seen, ahead) = (self.seen, &self.status.ahead);
+        // A move that waits has what it waits for; the rounds after that are not shown as a phase.
+        let phase = match self.status.phase {
+            Phase::Waiting => Phase::Waiting,
+            _ => Phase::Copying,
+        };
+        let copy = match &seen.copy {
+            Ok(copy) => copy,
+            Err(why) => return Some(wait(phase, "TargetUnknown", why)),
+        };
+        let step = |step| Some(act(phase, step));
+        let own = snapshot_of_round(ahead.round);
+        let other = snapshot_of_round(ahead.round + 1);
+        let [taken, base] = [own, other].map(|round| seen.snapshots.get(&Some(round)));
+        let begun_at = ahead.begun_at.as_ref();
+        let is_due = begun_at.is_none_or(|at| seen.now.duration_since(at.0) >= INTERVAL);
+        let was_taken = ahead.bytes.is_some();
+        if ahead.problem.is_some() || (was_taken && taken.is_none()) {
+            let again = match (taken, base) {
+                (None, _) => Step::BeginRound(ahead.round),
+                (Some(_), Some(_)) => Step::DeleteSnapshot(Some(other)),
+                (Some(_), None) => Step::BeginRound(ahead.round + 1),
+            };
+            return is_due.then(|| act(phase, again));
+        }
+        if ahead.round == 0 {
+            return step(Step::BeginRound(1));
+        }
+        let Some(taken) = taken.filter(|taken| taken.is_ready && was_taken) else {
+            return step(Step::Snapshot(own));
+        };
+        if copy.content != Some(whole(taken)) {
+            return step(Step::Fill(own));
+        }
+        if base.is_some() {
+            return step(Step::DeleteSnapshot(Some(other)));
+        }
+        let is_small = ahead.bytes.is_some_and(|bytes| bytes < SMALL_BYTES);
+        let is_enough = ahead.round >= MAX_ROUNDS || (ahead.round > 1 && is_small);
+        (is_due || !is_enough).then(|| act(phase, Step::BeginRound(ahead.round + 1)))
+    }
+
+    /// The snapshot whose copy is begun, and not complete. To complete it takes less than to copy
+    /// everything again.
+    pub(super) fn begun_round(&self, copy: &MovedVolume) -> Option<u32> {
+        let content = copy.content.filter(|content| !content.is_whole)?;
+        ROUNDS.into_iter().find(|round| {
+            let snapshot = self.seen.snapshots.get(&Some(*round));
+            snapshot.is_some_and(|it| it.is_ready && it.identity == content.identity)
+        })
+    }
+}
+
+fn whole(snapshot: &MovedSnapshot) -> MovedContent {
+    MovedContent {
+        identity: snapshot.identity,
+        is_whole: true,
+    }
+}
