@@ -20,7 +20,7 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Router {
     /// The available capacity; 0 without delay for a pool that cannot be reached, is marked as
-    /// lost, or is not known.
+    /// lost, is being emptied, or is not known.
     pub(super) async fn capacity(
         &self,
         call: &Call<'_>,
@@ -40,7 +40,7 @@ impl Router {
         };
         agents.retain(|agent| agent.check().is_ok());
         if self.is_known_class(class) {
-            agents.retain(|agent| self.usable_pool(agent, class).is_some());
+            agents.retain(|agent| self.takes_volumes(agent, class));
         } else {
             // Any agent can report the error in the request.
             agents.truncate(1);

@@ -103,6 +103,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// Whether an administrator has marked a pool as lost.
     fn is_lost(&self, pool: PoolId) -> bool;
 
+    /// Whether an administrator empties a pool, so that nothing new is created there.
+    fn is_evacuated(&self, _pool: PoolId) -> bool {
+        false
+    }
+
     /// Pools that this cluster has had, whether or not an agent reports them now, with the node and
     /// topology segment that they last had.
     fn known_pools(&self) -> Vec<KnownPool>;

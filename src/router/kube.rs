@@ -12,6 +12,8 @@ mod begin;
 pub mod behind;
 pub mod certificates;
 mod endpoints;
+mod evacuate;
+mod evacuated;
 mod events;
 mod fleet;
 pub mod hand_over;
@@ -56,6 +58,8 @@ use crate::model::PoolId;
 use crate::operation::ContentSource;
 use crate::telemetry::router::{ClusterStatus, Orphans};
 pub use begin::{Begun, begin};
+use evacuate::EvacuationController;
+use evacuated::Checked;
 use events::{EventBody, EventRecorder};
 use label::LabelController;
 use lease::{Leadership, Pace};
@@ -163,6 +167,8 @@ pub struct InCluster {
     /// The number of orphans at the last check, if this router leads.
     orphans: Mutex<Option<Orphans>>,
     hooks: Arc<PodHooks>,
+    /// What is left in pools that are being emptied, at the last check.
+    evacuations: Mutex<BTreeMap<PoolId, Checked>>,
     /// Names of pods that use the disks of pools that are not served, by UID.
     pods: Mutex<BTreeMap<String, String>>,
     tasks: Mutex<JoinSet<()>>,
@@ -209,6 +215,7 @@ impl InCluster {
             snapshotter_missing: AtomicBool::default(),
             conflicts: AtomicU64::default(),
             orphans: Mutex::default(),
+            evacuations: Mutex::default(),
             pods: Mutex::default(),
             tasks: Mutex::default(),
             options: options.clone(),
@@ -235,6 +242,8 @@ impl InCluster {
         let (cluster, memory) = (Arc::clone(self), Mutex::default());
         let every = self.options.orphans.every;
         self.control(Arc::new(OrphanController { cluster, memory }), every, None);
+        let evacuations = Arc::new(EvacuationController(Arc::clone(self)));
+        self.control(evacuations, self.options.look_every * 3, changes());
     }
 
     /// Runs a controller while this router leads, with its poll interval and the changes that cause a
@@ -424,6 +433,12 @@ impl Cluster for InCluster {
             .now()
             .get(&pool.to_string())
             .is_some_and(|pool| pool.spec.lost)
+    }
+
+    fn is_evacuated(&self, pool: PoolId) -> bool {
+        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
+        let pool = pools.now().get(&pool.to_string());
+        pool.is_some_and(|pool| pool.spec.evacuate)
     }
 
     fn known_pools(&self) -> Vec<KnownPool> {

@@ -198,6 +198,8 @@ impl Router {
                 return None;
             } else if self.cluster.is_lost(id) {
                 Some("it is marked as lost".to_string())
+            } else if self.cluster.is_evacuated(id) {
+                Some("it is being emptied".to_string())
             } else if let Some(problem) = &seen.problem {
                 Some(problem.clone())
             } else if !pool.refusal.is_empty() {

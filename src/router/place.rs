@@ -29,7 +29,8 @@ use crate::csi::controller_client::ControllerClient;
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Result};
 use crate::model::Restore;
-use crate::operation::CreateVolume;
+use crate::model::VolumeId;
+use crate::operation::{ContentSource, CreateVolume};
 use crate::service::{request, status};
 
 /// Keys that the provisioner adds to the parameters with `--extra-create-metadata`.
@@ -225,11 +226,12 @@ impl Router {
     pub(super) async fn create(
         &self,
         call: &Call<'_>,
-        agent: &Agent,
+        agent: &Arc<Agent>,
         message: CreateVolumeRequest,
         asked: &CreateVolume,
         make: &Make,
     ) -> Result<CreateVolumeResponse> {
+        self.must_not_be_evacuated(call, agent, asked, make).await?;
         let source = message.volume_content_source.clone();
         let ask = async |mut client: ControllerClient<Channel>, request| {
             client.create_volume(request).await
@@ -247,6 +249,46 @@ impl Router {
         };
         self.check_created_volume(agent, asked, source.as_ref(), answer)
             .await
+    }
+
+    /// A pool that is being emptied gets no new volumes. What was created or begun there before is
+    /// completed: the caller may not know of it.
+    async fn must_not_be_evacuated(
+        &self,
+        call: &Call<'_>,
+        agent: &Arc<Agent>,
+        asked: &CreateVolume,
+        make: &Make,
+    ) -> Result<()> {
+        let class = asked.parameters.pool.as_deref();
+        let of_source = match (class, make, &asked.content_source) {
+            // Without a pool of its own, it is created in that of its source.
+            (None, Make::Here, Some(ContentSource::Snapshot(id) | ContentSource::Volume(id))) => {
+                id.parse::<VolumeId>().ok().map(|id| id.pool)
+            }
+            _ => None,
+        };
+        let meant = || agent.meant(class)?.id.parse().ok();
+        let Some(pool) = of_source.or_else(meant) else {
+            return Ok(());
+        };
+        if !self.cluster.is_evacuated(pool) {
+            return Ok(());
+        }
+        let question = FindRequest {
+            kind: Found::Volume.into(),
+            name: asked.name.clone(),
+            pool: class.unwrap_or_default().to_string(),
+        };
+        if self
+            .find(call, Arc::clone(agent), question)
+            .await?
+            .is_some()
+        {
+            return Ok(());
+        }
+        let why = format!("its pool {pool} is being emptied (spec.evacuate of the Pool object)");
+        Err(exhausted(&[format!("node {}: {why}", agent.node())]))
     }
 
     /// A topology segment that no agent reports: an agent that has never answered may have it.
@@ -343,6 +385,16 @@ impl Router {
         let id = pool.id.parse();
         let is_lost = id.is_ok_and(|id| self.cluster.is_lost(id));
         (!is_lost).then_some(pool.name)
+    }
+
+    /// Whether an agent has a pool in which new volumes of a class are created.
+    pub(super) fn takes_volumes(&self, agent: &Agent, class: Option<&str>) -> bool {
+        let pool = agent.meant(class);
+        let is_evacuated = pool.is_some_and(|pool| {
+            let id = pool.id.parse();
+            id.is_ok_and(|id| self.cluster.is_evacuated(id))
+        });
+        self.usable_pool(agent, class).is_some() && !is_evacuated
     }
 
     /// Whether any agent has a pool that the class selects.

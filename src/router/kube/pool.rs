@@ -48,6 +48,9 @@ pub struct PoolSpec {
     /// Why it is marked as lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_reason: Option<String>,
+    /// Its volumes are moved to other pools, and it gets no new ones.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub evacuate: bool,
     /// The node that has it from now on. The router removes this when the node reports the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -106,6 +109,27 @@ pub struct PoolStatus {
     pub node_gone_since: Option<Time>,
     /// Conditions, such as `OwnMount`.
     pub conditions: Vec<Condition>,
+    /// What is left in it, while `spec.evacuate` is true and that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation: Option<Evacuation>,
+}
+
+/// What is left in a pool that is being emptied. Lists are limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Evacuation {
+    /// All that is left: volumes and snapshots.
+    pub left: u64,
+    /// Claims whose volumes are moved, "namespace/name".
+    pub claims: Vec<String>,
+    /// PersistentVolumes without a claim, which are not moved.
+    pub unclaimed: Vec<String>,
+    /// IDs of volumes that no PersistentVolume and no VolumeMove names.
+    pub orphans: Vec<String>,
+    /// IDs of sources of moves that are not deleted yet.
+    pub sources: Vec<String>,
+    /// IDs of snapshots.
+    pub snapshots: Vec<String>,
 }
 
 /// The health of a pool.
@@ -240,6 +264,28 @@ mod tests {
     use super::*;
     use crate::record::formats::check_with;
 
+    fn evacuating(new: &Pool, status: PoolStatus) -> Pool {
+        let ids = |word: &str| vec![word.to_string()];
+        Pool {
+            spec: PoolSpec {
+                evacuate: true,
+                ..PoolSpec::default()
+            },
+            status: Some(PoolStatus {
+                evacuation: Some(Evacuation {
+                    left: 5,
+                    claims: ids("shop/data"),
+                    unclaimed: ids("pv-2"),
+                    orphans: ids("orphan"),
+                    sources: ids("source"),
+                    snapshots: ids("snapshot"),
+                }),
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     #[test]
     fn pool_objects_keep_their_format() {
         let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
@@ -276,8 +322,10 @@ mod tests {
             last_seen: Some(time.clone()),
             node_gone_since: Some(time.clone()),
             conditions: vec![condition.clone()],
+            evacuation: None,
         };
         let spec = PoolSpec {
+            evacuate: false,
             lost: true,
             lost_reason: Some("its disk is dead".into()),
             node: Some("node-2".into()),
@@ -292,6 +340,7 @@ mod tests {
             };
             (name.as_str(), pool)
         }));
+        expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
         let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();
         check_with("pool-object", expected, read, write);

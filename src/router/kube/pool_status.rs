@@ -14,6 +14,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use super::evacuated::{self, Checked};
 use super::pool::{Health, Pool, PoolStatus};
 use super::reconcile::with_transitions;
 use crate::agent::DescribeResponse;
@@ -68,6 +69,8 @@ pub struct PoolStatuses {
     pub pods: BTreeMap<String, String>,
     /// Names of all Node objects.
     pub nodes: BTreeSet<String>,
+    /// What is left in pools that are being emptied.
+    pub evacuations: BTreeMap<PoolId, Checked>,
     /// A pool is marked as lost after its node and its agent have been gone for this time.
     pub lost_after: Option<Duration>,
     /// The pools of an agent are unreachable after it has been silent for this time.
@@ -306,7 +309,15 @@ impl PoolStatuses {
         if let Some(old) = old {
             keep_unreported(&mut status, old);
         }
-        if !status.file_system.is_empty() {
+        let checked = before
+            .and_then(|pool| evacuated::shown(pool, self.evacuations.get(&id), whole(self.now)));
+        let (evacuation, condition) = checked.unzip();
+        status.evacuation = evacuation.flatten();
+        status
+            .conditions
+            .retain(|one| one.type_ != evacuated::EVACUATED);
+        status.conditions.extend(condition);
+        if !status.conditions.is_empty() {
             let earlier = old.map_or(&[][..], |old| &old.conditions);
             let generation = before.and_then(|pool| pool.metadata.generation);
             status.conditions = with_transitions(status.conditions, earlier, generation);
@@ -368,6 +379,11 @@ impl PoolStatuses {
         let Some(old) = old else {
             return true;
         };
+        let with_evacuated = |status: &PoolStatus| {
+            let all = status.conditions.iter();
+            let its = all.filter(|one| one.type_ == evacuated::EVACUATED);
+            its.cloned().collect()
+        };
         let steady = |status: &PoolStatus| PoolStatus {
             capacity: String::new(),
             available: String::new(),
@@ -380,7 +396,7 @@ impl PoolStatuses {
             file_system: String::new(),
             mount: String::new(),
             shares_blocks: None,
-            conditions: Vec::new(),
+            conditions: with_evacuated(status),
             ..status.clone()
         };
         if change.lose.is_some() || change.handed_over || steady(old) != steady(&change.status) {

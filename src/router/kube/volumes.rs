@@ -15,6 +15,8 @@ struct Volume {
     handle: String,
     pool: Option<PoolId>,
     claim: Option<String>,
+    /// Its claim exists, and is bound to it.
+    is_bound: bool,
     homes: Vec<String>,
 }
 
@@ -101,6 +103,10 @@ impl Volumes {
             pool: id.ok().map(|id| id.pool),
             handle: csi.volume_handle.clone(),
             claim,
+            is_bound: {
+                let status = volume.status.as_ref();
+                status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+            },
             homes,
         })
     }
@@ -129,6 +135,18 @@ impl Volumes {
         let mut others =
             all.filter(|(name, volume)| *name != but && handles.contains(&volume.handle.as_str()));
         others.next().map(|(name, _)| name.clone())
+    }
+
+    /// The PersistentVolumes of a pool: name, handle, and claim if it is bound.
+    pub fn of_pool(&self, pool: PoolId) -> Vec<(String, String, Option<String>)> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().iter();
+        let its = all.filter(|(_, volume)| volume.pool == Some(pool));
+        let each = its.map(|(name, volume)| {
+            let claim = volume.claim.clone().filter(|_| volume.is_bound);
+            (name.clone(), volume.handle.clone(), claim)
+        });
+        each.collect()
     }
 
     /// Whether a PersistentVolume names this volume.

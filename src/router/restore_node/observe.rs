@@ -293,7 +293,8 @@ impl Router {
             let class = question.class(claim)?.pool;
             let usable = agent.meant(class.as_deref()).filter(|pool| {
                 let id = pool.id.parse();
-                pool.refusal.is_empty() && !id.is_ok_and(|id| self.cluster.is_lost(id))
+                let is_closed = |id| self.cluster.is_lost(id) || self.cluster.is_evacuated(id);
+                pool.refusal.is_empty() && !id.is_ok_and(is_closed)
             });
             let usable = usable.ok_or_else(|| {
                 let class = class.as_deref().unwrap_or("default");

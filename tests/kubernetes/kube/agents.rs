@@ -36,7 +36,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 
 /// Agents that give any answer that a test needs.
 #[derive(Default)]
-pub struct Agents(Mutex<Vec<Report>>);
+pub struct Agents(pub Mutex<Vec<Report>>, pub Mutex<Vec<Stored>>);
 
 #[tonic::async_trait]
 impl AgentReports for Agents {
@@ -47,7 +47,7 @@ impl AgentReports for Agents {
     }
 
     async fn stored(&self) -> Vec<Stored> {
-        Vec::new()
+        self.1.lock().unwrap().clone()
     }
 }
 
@@ -55,7 +55,7 @@ fn id(n: u32) -> String {
     format!("11111111-2222-4333-8444-{n:012}")
 }
 
-fn report(node: &str, pools: &[u32]) -> Report {
+pub fn report(node: &str, pools: &[u32]) -> Report {
     let shown = pools.iter().map(|n| Shown {
         name: "default".into(),
         place: "file:/pool".into(),

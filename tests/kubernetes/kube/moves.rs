@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use slackwater::error::{Error, Result};
 use slackwater::model::{PoolId, SnapshotId, VolumeId};
 use slackwater::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState};
-use slackwater::router::ClusterOptions;
+use slackwater::router::kube::orphans::{Stored, StoredSnapshot};
 use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
+use slackwater::router::{ClusterOptions, InCluster};
 use uuid::Uuid;
 
-use crate::kube::agents::{Agents, cluster, list};
+use crate::kube::agents::{Agents, cluster, list, report};
 use crate::kube::kubelet::ApiServer;
 
 const DRIVER: &str = "csi.slackwater.dev";
@@ -256,9 +257,12 @@ fn prepared(spec: Value) -> ApiServer {
     api
 }
 
-fn start(api: &ApiServer, volumes: &Arc<Volumes>) -> Arc<slackwater::router::InCluster> {
-    let agents = Arc::<Agents>::default();
-    let started = cluster(api, &agents, |_: &mut ClusterOptions| {});
+fn start(api: &ApiServer, volumes: &Arc<Volumes>) -> Arc<InCluster> {
+    start_with(api, volumes, &Arc::default())
+}
+
+fn start_with(api: &ApiServer, volumes: &Arc<Volumes>, agents: &Arc<Agents>) -> Arc<InCluster> {
+    let started = cluster(api, agents, |_: &mut ClusterOptions| {});
     for node in ["node-a", "node-b"] {
         let object = json!({"apiVersion": "v1", "kind": "Node",
             "metadata": {"name": node, "uid": node, "labels": {KEY: format!("home-of-{node}")}},
@@ -423,4 +427,91 @@ fn a_move_without_a_target_names_the_reason_of_each_node() {
         "nothing has begun"
     );
     api.runtime.block_on(cluster.shut_down());
+}
+
+/// The last status of a pool that was written, and its condition Evacuated.
+fn evacuation(api: &ApiServer, n: u32) -> (Value, Value) {
+    let objects = api.objects.lock().unwrap();
+    let path = format!("{POOLS}/{}/status", pool(n));
+    let mut its = objects.changes.iter().filter(|(_, at, _)| *at == path);
+    let status = its.next_back().map(|(_, _, sent)| sent["status"].clone());
+    let status = status.unwrap_or_default();
+    let conditions = status["conditions"].as_array().cloned();
+    let mut conditions = conditions.unwrap_or_default().into_iter();
+    let its = conditions.find(|one| one["type"] == "Evacuated");
+    (status, its.unwrap_or_default())
+}
+
+/// A cluster whose first pool is to be emptied, without a move.
+fn evacuated() -> ApiServer {
+    let api = prepared(json!({"claim": "data"}));
+    list(&api, MOVES, "VolumeMove", json!([]));
+    api.objects.lock().unwrap().at.remove(MOVE);
+    let path = format!("{POOLS}/{}", pool(1));
+    let mut object = at(&api, &path);
+    object["spec"]["evacuate"] = json!(true);
+    object["metadata"]["generation"] = json!(2);
+    api.put(&path, object.clone());
+    list(&api, POOLS, "Pool", json!([object]));
+    api
+}
+
+#[test]
+fn a_pool_that_is_evacuated_gets_moves_and_is_evacuated_once_nothing_is_left() {
+    let api = evacuated();
+    let agents = Arc::<Agents>::default();
+    *agents.0.lock().unwrap() = vec![report("node-a", &[1])];
+    let snapshot = format!("{}.cccccccc-2222-4333-8444-555555555555", pool(1));
+    let stored = |volumes: Vec<String>, snapshots: Vec<String>| Stored {
+        pool: PoolId(pool(1).parse().unwrap()),
+        node: "node-a".into(),
+        volumes,
+        snapshots: snapshots
+            .into_iter()
+            .map(|id| StoredSnapshot { id, group: None })
+            .collect(),
+    };
+    *agents.1.lock().unwrap() = vec![stored(vec![source()], vec![snapshot.clone()])];
+    let cluster = start_with(&api, &Volumes::new(), &agents);
+    let created = "/apis/slackwater.dev/v1alpha1/namespaces/shop/volumemoves";
+    let sent = || {
+        let objects = api.objects.lock().unwrap();
+        let mut all = objects.changes.iter();
+        all.find(|(method, path, _)| method == "POST" && path == created)
+            .map(|(_, _, sent)| sent.clone())
+    };
+    eventually("its claim gets a move", || sent().is_some());
+    let sent = sent().unwrap();
+    assert_eq!(sent["spec"]["claim"], "data");
+    assert_eq!(sent["spec"]["keepSource"], "0s");
+    assert_eq!(
+        sent["metadata"]["labels"]["slackwater.dev/evacuates"],
+        pool(1)
+    );
+    eventually("its status shows what is left", || {
+        evacuation(&api, 1).0["evacuation"]["left"] == 2
+    });
+    let (status, condition) = evacuation(&api, 1);
+    assert_eq!(status["evacuation"]["claims"], json!(["shop/data"]));
+    assert_eq!(status["evacuation"]["snapshots"], json!([snapshot]));
+    assert_eq!(condition["status"], "False");
+    api.runtime.block_on(cluster.shut_down());
+
+    // Nothing is left; but an agent that cannot be asked is no proof.
+    for (is_there, expected) in [(false, "Unknown"), (true, "Empty")] {
+        let api = evacuated();
+        list(
+            &api,
+            "/api/v1/persistentvolumes",
+            "PersistentVolume",
+            json!([]),
+        );
+        let all = is_there.then(|| stored(Vec::new(), Vec::new()));
+        *agents.1.lock().unwrap() = all.into_iter().collect();
+        let cluster = start_with(&api, &Volumes::new(), &agents);
+        eventually(expected, || evacuation(&api, 1).1["reason"] == expected);
+        let status = if is_there { "True" } else { "False" };
+        assert_eq!(evacuation(&api, 1).1["status"], status);
+        api.runtime.block_on(cluster.shut_down());
+    }
 }

@@ -262,6 +262,7 @@ pub struct KubernetesState {
     pub cordoned: BTreeSet<String>,
     pub deleted: BTreeSet<String>,
     pub lost: BTreeSet<PoolId>,
+    pub evacuated: BTreeSet<PoolId>,
     /// IDs of the volumes and snapshots of moves.
     pub moved: BTreeSet<String>,
     pub known: Vec<KnownPool>,
@@ -346,6 +347,10 @@ impl Cluster for Kubernetes {
 
     fn is_lost(&self, pool: PoolId) -> bool {
         self.0.lock().unwrap().lost.contains(&pool)
+    }
+
+    fn is_evacuated(&self, pool: PoolId) -> bool {
+        self.0.lock().unwrap().evacuated.contains(&pool)
     }
 
     fn moved_ids(&self) -> BTreeSet<String> {

@@ -104,6 +104,67 @@ async fn all_objects_of_a_lost_pool_are_deleted_and_its_return_changes_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_is_being_emptied_gets_nothing_new_and_keeps_what_it_has() {
+    let a = AgentNode::start("node-a", &["default"], None);
+    let b = AgentNode::start("node-b", &["default"], None);
+    let routed = TestRouter::of(&[&a, &b]).await;
+    let old = routed.create_on("old", &a).await;
+    let made = routed
+        .controller()
+        .create_snapshot(snapshot("s", &old))
+        .await;
+    let made = made.unwrap().into_inner().snapshot.unwrap().snapshot_id;
+    let capacity = async || {
+        let asked = GetCapacityRequest {
+            volume_capabilities: create("x").volume_capabilities,
+            accessible_topology: Some(Topology {
+                segments: [(KEY.to_string(), a.home())].into(),
+            }),
+            ..Default::default()
+        };
+        let answer = routed.controller().get_capacity(asked).await;
+        answer.unwrap().into_inner().available_capacity
+    };
+    assert!(capacity().await > 0);
+    routed.kubernetes.update(|state| {
+        state.evacuated.insert(a.pool_id());
+    });
+    assert_eq!(capacity().await, 0);
+    let emptied = &["emptied"];
+    let there = at(create("new"), &[&a.home()]);
+    refused(routed.create(there).await, Code::ResourceExhausted, emptied);
+    for source in [from_volume(&old), from_snapshot(&made)] {
+        let source = VolumeContentSource {
+            r#type: Some(source),
+        };
+        let copy = CreateVolumeRequest {
+            volume_content_source: Some(source),
+            ..create("copy")
+        };
+        refused(routed.create(copy).await, Code::ResourceExhausted, emptied);
+    }
+    for n in 0..4 {
+        let created = routed.create(create(&format!("new-{n}"))).await.unwrap();
+        assert_eq!(home_of(&created), b.home());
+    }
+    // The answer to its creation was lost.
+    let again = routed
+        .create(at(create("old"), &[&a.home()]))
+        .await
+        .unwrap();
+    assert_eq!(again.volume_id, old);
+    assert_eq!(a.driver.pool_status()[0].volumes, 1);
+    // Snapshots are taken as before.
+    let late = routed
+        .controller()
+        .create_snapshot(snapshot("t", &old))
+        .await;
+    late.unwrap();
+    routed.kubernetes.update(|state| state.evacuated.clear());
+    routed.create_on("new", &a).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn snapshots_of_moves_are_in_no_list() {
     let a = AgentNode::start("node-a", &["default"], None);
     let routed = TestRouter::of(&[&a]).await;

@@ -38,6 +38,7 @@ impl Observation {
             mount: pool.mount.clone(),
             shares_blocks: self.reports_storage().then_some(pool.shares_blocks),
             conditions: self.own_mount().into_iter().collect(),
+            evacuation: None,
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),
             total_bytes: pool.total_bytes,

@@ -35,6 +35,7 @@ impl Controller for PoolController {
             pools: cluster.pool_objects(),
             homes: cluster.volumes.homes(),
             nodes: cluster.node_labels().into_keys().collect(),
+            evacuations: cluster.evacuations(),
             lost_after: cluster.options.lost_after,
             unreachable_after: cluster.options.unreachable_after,
             leads_since,
@@ -79,7 +80,12 @@ impl Reconciler for PoolController {
             tracing::warn!(pool = name, reason, "marked a pool as lost");
             cluster.record_event(&object, true, "PoolLost", reason.clone());
         }
-        if write_status(&api, &what, &name, &change.status).await? == Outcome::Stale {
+        let mut status = json!(change.status);
+        if change.status.evacuation.is_none() {
+            // Null removes it.
+            status["evacuation"] = json!(null);
+        }
+        if write_status(&api, &what, &name, &status).await? == Outcome::Stale {
             return Ok(Outcome::Stale);
         }
         if change.handed_over && remove_mark(&api, &what, &change).await? == Outcome::Done {

@@ -13,6 +13,7 @@ struct Sky {
     pools: BTreeMap<PoolId, Pool>,
     homes: BTreeMap<PoolId, BTreeMap<String, usize>>,
     nodes: BTreeSet<String>,
+    evacuations: BTreeMap<PoolId, Checked>,
     lost_after: Option<Duration>,
     pods: BTreeMap<String, String>,
 }
@@ -45,6 +46,7 @@ impl Sky {
             pools: BTreeMap::new(),
             homes: BTreeMap::new(),
             nodes: ["a".to_string(), "b".into()].into(),
+            evacuations: BTreeMap::new(),
             lost_after: None,
             pods: BTreeMap::new(),
         }
@@ -94,6 +96,7 @@ impl Sky {
             homes: self.homes.clone(),
             pods: self.pods.clone(),
             nodes: self.nodes.clone(),
+            evacuations: self.evacuations.clone(),
             lost_after: self.lost_after,
             unreachable_after: UNREACHABLE_AFTER,
             leads_since: time(0),
@@ -589,4 +592,59 @@ fn pods_that_keep_a_disk_are_named_for_as_long_as_they_do() {
     sky.says("a", vec![freed]);
     sky.write();
     assert_eq!(sky.status(1).message, "its disk is dead");
+}
+
+#[test]
+fn a_pool_is_evacuated_only_when_nothing_was_found_in_it_since_that_was_asked() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![on(1, "", false)]);
+    sky.write();
+    let found = |sky: &Sky| {
+        let all = conditions(sky, 1).into_iter();
+        let mut all = all.filter(|(type_, ..)| type_ == "Evacuated");
+        all.next().map(|(_, status, reason)| (status, reason))
+    };
+    assert_eq!(found(&sky), None);
+    let check = |sky: &mut Sky, generation, left: Result<u64, &str>| {
+        let found = left
+            .map_err(String::from)
+            .map(|left| super::super::pool::Evacuation {
+                left,
+                snapshots: (0..left).map(|n| n.to_string()).collect(),
+                ..Default::default()
+            });
+        let generation = Some(generation);
+        sky.evacuations.insert(id(1), Checked { generation, found });
+    };
+    let pool = sky.pools.get_mut(&id(1)).unwrap();
+    pool.spec.evacuate = true;
+    pool.metadata.generation = Some(2);
+    // Found before that was asked.
+    check(&mut sky, 1, Ok(0));
+    let of = |status: &str, reason: &str| Some((status.to_string(), reason.to_string()));
+    for (generation, left, expected) in [
+        (1, Ok(0), of("False", "Unknown")),
+        (2, Err("it is away"), of("False", "Unknown")),
+        (2, Ok(3), of("False", "NotEmpty")),
+        (2, Ok(0), of("True", "Empty")),
+    ] {
+        check(&mut sky, generation, left);
+        sky.write();
+        assert_eq!(found(&sky), expected);
+        let shown = sky.status(1).evacuation.as_ref().map(|it| it.left);
+        assert_eq!(shown, left.ok().filter(|_| generation == 2));
+        assert_eq!(conditions(&sky, 1).len(), 2, "and OwnMount");
+    }
+    // An agent that is silent is no reason to show what was found before.
+    sky.evacuations.clear();
+    sky.now += 300;
+    sky.is_silent("a");
+    sky.write();
+    assert_eq!(found(&sky), of("False", "Unknown"));
+    sky.pools.get_mut(&id(1)).unwrap().spec.evacuate = false;
+    sky.write();
+    assert_eq!(
+        (found(&sky), sky.status(1).evacuation.clone()),
+        (None, None)
+    );
 }

@@ -1,0 +1,140 @@
+//! Pools that are being emptied (`spec.evacuate` of a Pool object), as a controller: a VolumeMove for
+//! each claim of the pool, two copies at a time, and what is left.
+//!
+//! The moves have the label [`EVACUATES`], by which they are found again: setting `spec.evacuate` to
+//! false deletes them, which undoes those that have not switched yet. What is left is kept in memory, and
+//! shown by the controller of the Pool objects, which writes their status.
+
+mod decide;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use ::kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use k8s_openapi::jiff::Timestamp;
+
+use super::InCluster;
+use super::evacuated::Checked;
+use super::moves::MOVES;
+use super::pool::Pool;
+use super::reconcile::{Controller, Next, Outcome, Reconciler, written};
+use super::volume_move::VolumeMove;
+use crate::error::Result;
+use crate::model::PoolId;
+use decide::{Change, Seen, decide, left};
+
+/// The label of moves that were created for a pool: its UUID.
+pub(super) const EVACUATES: &str = "slackwater.dev/evacuates";
+/// A pool that is to be emptied, or for which there are moves.
+pub(super) struct EvacuatedPool {
+    id: PoolId,
+    seen: Seen,
+}
+
+impl fmt::Display for EvacuatedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the evacuation of pool {}", self.id)
+    }
+}
+
+/// Empties pools.
+pub(super) struct EvacuationController(pub(super) Arc<InCluster>);
+
+#[tonic::async_trait]
+impl Controller for EvacuationController {
+    const NAME: &'static str = "evacuations";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<EvacuatedPool>> {
+        let cluster = &self.0;
+        if !cluster.has_read_objects() || !cluster.following.is_complete(MOVES) {
+            return None;
+        }
+        let is_evacuated = |pool: &Pool| pool.spec.evacuate;
+        // Agents are asked first, so that what is created in between is named by an object.
+        let stored = match cluster.pool_objects().values().any(is_evacuated) {
+            true => cluster.agents.stored().await,
+            false => Vec::new(),
+        };
+        let (pools, moves) = (cluster.pool_objects(), cluster.moves());
+        let named = cluster.ids_of_moves();
+        let (mut found, mut checked) = (Vec::new(), BTreeMap::new());
+        for (id, pool) in pools {
+            let label = id.to_string();
+            let is_its = |one: &&VolumeMove| {
+                let labels = one.metadata.labels.as_ref();
+                labels.and_then(|labels| labels.get(EVACUATES)) == Some(&label)
+            };
+            let its: Vec<VolumeMove> = moves.values().filter(is_its).cloned().collect();
+            if !pool.spec.evacuate && its.is_empty() {
+                continue;
+            }
+            let seen = Seen {
+                id,
+                is_evacuated: pool.spec.evacuate,
+                volumes: cluster.volumes.of_pool(id),
+                stored: stored.iter().find(|one| one.pool == id).cloned(),
+                its,
+                all: moves.values().cloned().collect(),
+                named: named.clone(),
+                now: Timestamp::now(),
+            };
+            if pool.spec.evacuate {
+                let generation = pool.metadata.generation;
+                let found = left(&seen);
+                checked.insert(id, Checked { generation, found });
+            }
+            found.push(EvacuatedPool { id, seen });
+        }
+        cluster.set_evacuations(checked);
+        Some(found)
+    }
+
+    fn reset(&self) {
+        self.0.set_evacuations(BTreeMap::new());
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for EvacuationController {
+    type Object = EvacuatedPool;
+    type Step = Change;
+
+    fn next(pool: &EvacuatedPool) -> Next<Change> {
+        let change = decide(&pool.seen);
+        match change.is_empty() {
+            true => Next::Wait,
+            false => Next::Step(change),
+        }
+    }
+
+    async fn execute(&self, _: &EvacuatedPool, change: Change) -> Result<Outcome> {
+        let api = |namespace: &Option<String>| {
+            let namespace = namespace.as_deref().unwrap_or_default();
+            Api::<VolumeMove>::namespaced(self.0.client.clone(), namespace)
+        };
+        for object in change.delete {
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: object.metadata.uid.clone(),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            let (api, name) = (
+                api(&object.metadata.namespace),
+                object.metadata.name.clone(),
+            );
+            let name = name.unwrap_or_default();
+            let deleted = api.delete(&name, &params);
+            written(&format!("VolumeMove {}", object.path()), deleted).await?;
+        }
+        for object in change.create {
+            let api = api(&object.metadata.namespace);
+            let params = PostParams::default();
+            let created = api.create(&params, &object);
+            written(&format!("VolumeMove {}", object.path()), created).await?;
+        }
+        Ok(Outcome::Done)
+    }
+}
