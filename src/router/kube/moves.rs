@@ -8,6 +8,7 @@
 mod decide;
 mod execute;
 mod observe;
+mod others;
 mod pod_use;
 mod propose;
 mod show;

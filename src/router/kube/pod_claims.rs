@@ -107,7 +107,7 @@ pub(super) async fn check_node(cluster: &InCluster, claims: &PodClaims, name: &s
     let here = ask(&format!("the pods of node {name}"), api.list(&there)).await;
     let here = here.map_err(|error| chain(&error))?.items;
     let mut pods = claims.pods.iter();
-    pods.try_for_each(|pod| fit::fits(pod, &claims.volumes, &node, &here))
+    pods.try_for_each(|pod| fit::fits(pod, &claims.volumes, &node, (&here, None)))
 }
 
 /// A pod that has ended, or is being deleted, waits for no volume.

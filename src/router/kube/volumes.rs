@@ -149,6 +149,14 @@ impl Volumes {
         each.collect()
     }
 
+    /// The pool that has the volume of a claim, "namespace/name".
+    pub fn pool_of_claim(&self, claim: &str) -> Option<PoolId> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all = kept.by_name.now().values();
+        all.find(|volume| volume.is_bound && volume.claim.as_deref() == Some(claim))?
+            .pool
+    }
+
     /// Whether a PersistentVolume names this volume.
     pub fn names(&self, handle: &str) -> bool {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);

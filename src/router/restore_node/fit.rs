@@ -3,6 +3,8 @@
 //! It answers "yes" only if the scheduler would. What it does not evaluate counts as "no": then the
 //! volumes are created on the node for which the scheduler has evaluated everything.
 
+pub(in crate::router) mod peers;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
@@ -14,18 +16,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Fit;
 use super::quantity::thousandths;
+use peers::Peers;
 
 /// Resources by name, in thousandths.
 type Amounts = BTreeMap<String, i128>;
 type Labels = BTreeMap<String, String>;
 
 /// Whether the pod could run on the node. `volumes` are those to which claims of the pod are bound,
-/// and `here` are the pods that are on the node now.
+/// and `here` are the pods that are on the node now. Without the other pods of the cluster, `peers`,
+/// conditions about them count as not satisfied.
 pub(in crate::router) fn fits(
     pod: &Pod,
     volumes: &[PersistentVolume],
     node: &Node,
-    here: &[Pod],
+    (here, peers): (&[Pod], Option<&Peers>),
 ) -> Fit {
     let spec = pod.spec.as_ref().ok_or("the pod has no specification")?;
     let name = node.metadata.name.as_deref().unwrap_or_default();
@@ -35,7 +39,11 @@ pub(in crate::router) fn fits(
     accepts(node, name)?;
     tolerates(spec, node, name)?;
     selects(spec, volumes, node, name)?;
-    depends_on_no_others(spec)?;
+    match peers {
+        Some(peers) => peers.allow(pod, spec, node)?,
+        None => depends_on_no_others(spec)?,
+    }
+    is_known(spec)?;
     let repels = |other: &&Pod| is_running(other) && repels(other, pod);
     if let Some(other) = here.iter().find(repels) {
         let other = other.metadata.name.as_deref().unwrap_or_default();
@@ -87,9 +95,29 @@ pub(in crate::router) fn is_tolerated(taint: &Taint, toleration: &Toleration) ->
     is_meant && is_same
 }
 
-/// The node is matched by the pod's node selector and required node affinity, and by those of the
-/// volumes that it has already.
+/// The node is also matched by the volumes that the pod has already.
 fn selects(spec: &PodSpec, volumes: &[PersistentVolume], node: &Node, name: &str) -> Fit {
+    selects_itself(spec, node, name)?;
+    let none = Labels::new();
+    let labels = node.metadata.labels.as_ref().unwrap_or(&none);
+    for volume in volumes {
+        let matches =
+            |terms: &[NodeSelectorTerm]| terms.iter().any(|term| meets(term, labels, name));
+        let spec = volume.spec.as_ref();
+        let affinity = spec.and_then(|spec| spec.node_affinity.as_ref());
+        let required = affinity.and_then(|affinity| affinity.required.as_ref());
+        if required.is_some_and(|required| !matches(&required.node_selector_terms)) {
+            let volume = volume.metadata.name.as_deref().unwrap_or_default();
+            return Err(format!(
+                "PersistentVolume {volume} cannot be used on node {name}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The node is matched by the pod's node selector and required node affinity.
+fn selects_itself(spec: &PodSpec, node: &Node, name: &str) -> Fit {
     let none = Labels::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&none);
     let mut selector = spec.node_selector.iter().flatten();
@@ -110,18 +138,12 @@ fn selects(spec: &PodSpec, volumes: &[PersistentVolume], node: &Node, name: &str
             "node {name} is not matched by the pod's required node affinity"
         ));
     }
-    for volume in volumes {
-        let spec = volume.spec.as_ref();
-        let affinity = spec.and_then(|spec| spec.node_affinity.as_ref());
-        let required = affinity.and_then(|affinity| affinity.required.as_ref());
-        if required.is_some_and(|required| !matches(&required.node_selector_terms)) {
-            let volume = volume.metadata.name.as_deref().unwrap_or_default();
-            return Err(format!(
-                "PersistentVolume {volume} cannot be used on node {name}"
-            ));
-        }
-    }
     Ok(())
+}
+
+fn meets_own(spec: &PodSpec, node: &Node) -> bool {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    selects_itself(spec, node, name).is_ok()
 }
 
 fn meets(term: &NodeSelectorTerm, labels: &Labels, node: &str) -> bool {
@@ -161,16 +183,9 @@ fn holds(operator: &str, value: Option<&str>, wanted: &[String]) -> bool {
     }
 }
 
-/// The pod has no condition whose evaluation needs the other pods of the cluster, or objects that
-/// the router does not read.
-fn depends_on_no_others(spec: &PodSpec) -> Fit {
-    let affinity = spec.affinity.as_ref();
-    let with = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
-    let with = with.and_then(|with| {
-        let required = &with.required_during_scheduling_ignored_during_execution;
-        required.as_ref()
-    });
-    if with.is_some_and(|terms| !terms.is_empty()) {
+/// The pod has no condition whose evaluation needs the other pods of the cluster.
+pub(in crate::router) fn depends_on_no_others(spec: &PodSpec) -> Fit {
+    if !affinity(spec).is_empty() {
         return Err("the pod has a required pod affinity".into());
     }
     if !anti_affinity(spec).is_empty() {
@@ -180,6 +195,11 @@ fn depends_on_no_others(spec: &PodSpec) -> Fit {
     if spread.any(|one| one.when_unsatisfiable == "DoNotSchedule") {
         return Err("the pod has a topology spread constraint with DoNotSchedule".into());
     }
+    Ok(())
+}
+
+/// The pod has no condition whose evaluation needs objects that the router does not read.
+fn is_known(spec: &PodSpec) -> Fit {
     let claims = spec.resource_claims.as_ref();
     if claims.is_some_and(|claims| !claims.is_empty()) {
         return Err("the pod has resource claims, which are not evaluated".into());
@@ -191,6 +211,16 @@ fn depends_on_no_others(spec: &PodSpec) -> Fit {
         return Err("the pod has host ports, which are not evaluated".into());
     }
     Ok(())
+}
+
+fn affinity(spec: &PodSpec) -> &[PodAffinityTerm] {
+    let affinity = spec.affinity.as_ref();
+    let with = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let required = with.and_then(|with| {
+        let required = &with.required_during_scheduling_ignored_during_execution;
+        required.as_deref()
+    });
+    required.unwrap_or_default()
 }
 
 fn anti_affinity(spec: &PodSpec) -> &[PodAffinityTerm] {

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
 use super::decide::{ClaimState, Observed, Refusal};
+use super::others::peers_of;
 use super::pod_use::{has_ended, used};
 use super::propose::{Question, Room, choose, is_meant};
 use super::{MoveController, Moving, NOTE, snapshots_of};
@@ -325,6 +326,7 @@ impl Reader<'_> {
         let rooms = self.rooms(object, &targets).await?;
         let pods = self.pods(object).await?;
         let volumes = self.volumes_of(&pods, &object.spec.claim).await?;
+        let peers = peers_of(cluster, object, &pods).await?;
         let chosen = choose(&Question {
             to: &object.spec.to,
             source: parsed_pool(&from)?,
@@ -335,6 +337,7 @@ impl Reader<'_> {
             rooms: &rooms,
             pods: &pods,
             volumes: &volumes,
+            peers: peers.as_ref(),
         });
         let target = match chosen {
             Ok(target) => target,

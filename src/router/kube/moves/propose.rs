@@ -9,7 +9,7 @@ use super::decide::Refusal;
 use crate::model::PoolId;
 use crate::router::kube::volume_move::MoveTo;
 use crate::router::moved::TargetPool;
-use crate::router::restore_node::fit;
+use crate::router::restore_node::fit::{self, peers::Peers};
 
 /// A node to which a volume could be moved, and the pods on it.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +32,8 @@ pub(super) struct Question<'a> {
     /// The pods of the claim, and the PersistentVolumes of their other claims.
     pub(super) pods: &'a [Pod],
     pub(super) volumes: &'a [PersistentVolume],
+    /// The other pods of the cluster, if one of these has a condition about them.
+    pub(super) peers: Option<&'a Peers>,
 }
 
 /// Whether a pool is meant by a move.
@@ -97,7 +99,7 @@ impl Question<'_> {
             if let Some(spec) = &mut pod.spec {
                 spec.node_name = None;
             }
-            fit::fits(&pod, self.volumes, node, &room.pods)
+            fit::fits(&pod, self.volumes, node, (&room.pods, self.peers))
         })
     }
 
@@ -193,6 +195,7 @@ mod tests {
         targets: Vec<TargetPool>,
         rooms: BTreeMap<String, Room>,
         pods: Vec<Pod>,
+        peers: Option<Peers>,
     }
 
     impl Case {
@@ -203,6 +206,7 @@ mod tests {
                 targets: vec![target(1, "a", 90), target(2, "b", 50), target(3, "c", 70)],
                 rooms: ALL.map(|name| (name.to_string(), room(name, false))).into(),
                 pods: vec![pod("1", false)],
+                peers: None,
             }
         }
 
@@ -217,6 +221,7 @@ mod tests {
                 rooms: &self.rooms,
                 pods: &self.pods,
                 volumes: &[],
+                peers: self.peers.as_ref(),
             });
             chosen
                 .map(|target| target.node)

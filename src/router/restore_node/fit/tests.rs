@@ -52,7 +52,7 @@ fn examine([pod, volume, node, other]: &Case) -> Fit {
     let pod = serde_json::from_value(pod.clone()).unwrap();
     let volume = serde_json::from_value(volume.clone()).unwrap();
     let node = serde_json::from_value(node.clone()).unwrap();
-    fits(&pod, &[volume], &node, &[read(other).unwrap()])
+    fits(&pod, &[volume], &node, (&[read(other).unwrap()], None))
 }
 
 fn case() -> Case {
