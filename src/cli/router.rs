@@ -59,6 +59,7 @@ pub(super) async fn start(
             let cluster = begun.cluster;
             let router = Router::new(begun.agents, cluster.clone(), of_router);
             cluster.move_volumes(Arc::new(router.clone()));
+            cluster.lift_fences(Arc::new(router.clone()));
             Ok((router, Some(cluster)))
         }
     }

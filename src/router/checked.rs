@@ -33,6 +33,7 @@ const MOST_GROUPS: usize = 10_000;
 /// Maximum number of volumes that an agent may report as not grown.
 const MOST_NOT_GROWN: usize = 64;
 /// Maximum number of running copies that an agent may report.
+const MOST_FENCES: usize = 256;
 const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
 const MOST_PARTS: usize = 10_000;
@@ -368,6 +369,12 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         .not_grown
         .iter_mut()
         .for_each(|small| cut(&mut small.reason, TEXT_BYTES));
+    description.fences.retain(|fence| {
+        let pool = fence.volume_id.parse::<VolumeId>().map(|id| id.pool);
+        pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
+            && fence.move_uid.parse::<uuid::Uuid>().is_ok()
+    });
+    description.fences.truncate(MOST_FENCES);
     description.copies.truncate(MOST_COPIES);
     description
         .copies

@@ -15,6 +15,7 @@ mod endpoints;
 mod evacuate;
 mod evacuated;
 mod events;
+mod fences;
 mod fleet;
 pub mod hand_over;
 pub mod label;

@@ -270,6 +270,14 @@ impl<R: StoredRecord> RecordStore<R> {
         ready.take(limit).cloned().collect()
     }
 
+    /// What `look` finds in the records that are ready.
+    pub fn find_ready<T>(&self, look: impl Fn(&R) -> Option<T>) -> Vec<T> {
+        let index = self.index();
+        let records = known(&index.entries);
+        let ready = records.filter(|record| record.is_ready());
+        ready.filter_map(look).collect()
+    }
+
     /// Records that are not ready.
     pub fn unready(&self) -> Vec<R> {
         let index = self.index();

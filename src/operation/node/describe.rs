@@ -30,6 +30,8 @@ pub struct Description {
     pub guard: bool,
     /// Volumes in use whose file system is smaller than it should be.
     pub not_grown: Vec<NotGrown>,
+    /// Volumes that a move has fenced, with its UID.
+    pub fences: Vec<(VolumeId, Uuid)>,
 }
 
 /// A pool that was removed with `slackwater pool forget`.
@@ -71,7 +73,22 @@ impl Driver {
             busy_groups,
             guard: self.snapshots.guard_alive(),
             not_grown: self.usage.not_grown(),
+            fences: self.fences(),
         }
+    }
+
+    fn fences(&self) -> Vec<(VolumeId, Uuid)> {
+        let pools = self.pools.serving().into_iter();
+        let fences = pools.flat_map(|pool| {
+            let of = |uuid| VolumeId {
+                pool: pool.id(),
+                uuid,
+            };
+            let look =
+                |record: &crate::record::VolumeRecord| Some((of(record.uuid), record.fenced?));
+            pool.backend.volumes.find_ready(look)
+        });
+        fences.collect()
     }
 
     /// The ID that a name has on this node, also if its object is incomplete: only this node can

@@ -247,7 +247,10 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
 }
 
 /// The PersistentVolumes that are stored at a Pool object, by name.
-fn noted(pool: &Pool, prefix: &str) -> Result<BTreeMap<String, Manifest>> {
+pub(in crate::router::kube) fn noted(
+    pool: &Pool,
+    prefix: &str,
+) -> Result<BTreeMap<String, Manifest>> {
     let annotations = pool.metadata.annotations.iter().flatten();
     let notes = annotations.filter(|(key, _)| key.starts_with(prefix));
     let each = notes.map(|(key, text)| {

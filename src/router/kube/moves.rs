@@ -37,7 +37,7 @@ use decide::{Decision, Observed, decide};
 pub(super) const MOVES: &str = "VolumeMoves";
 /// The prefix of the annotations in which PersistentVolumes are stored during a move. `slackwater
 /// pool adopt` has another one, so that neither completes what the other has begun.
-const NOTE: &str = "move.slackwater.dev/";
+pub(super) const NOTE: &str = "move.slackwater.dev/";
 /// Between two looks for a CRD that the cluster does not have.
 const CRD_INTERVAL: Duration = Duration::from_secs(60);
 /// Steps that one pass does for a move. An exchange of a PersistentVolume needs ten.
@@ -106,7 +106,7 @@ impl InCluster {
 }
 
 /// All snapshots that a move may have.
-fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, SnapshotId> {
+pub(super) fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, SnapshotId> {
     let rounds = ROUNDS.map(Some).into_iter().chain([None]);
     let each = rounds.map(|round| (round, snapshot_of(source, mover, round)));
     each.collect()

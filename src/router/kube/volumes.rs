@@ -157,6 +157,14 @@ impl Volumes {
             .pool
     }
 
+    /// The PersistentVolumes that name this volume.
+    pub fn names_of(&self, handle: &str) -> Vec<String> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().iter();
+        let its = all.filter(|(_, volume)| volume.handle == handle);
+        its.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Whether a PersistentVolume names this volume.
     pub fn names(&self, handle: &str) -> bool {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tonic::Status;
 use uuid::Uuid;
 
+use crate::agent::describe_response::Fence;
 use crate::agent::find_request::Kind;
 use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
 use crate::error::Error;
-use crate::model::GroupId;
+use crate::model::{GroupId, VolumeId};
 use crate::operation::{CopyStatus, Description, Driver, Forgotten, Named, NotGrown, PoolStatus};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -83,6 +84,7 @@ impl Service {
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),
             peer_port: self.peer_port(),
+            fences: description.fences.iter().take(FENCES).map(fence).collect(),
             copies: self
                 .driver
                 .snapshots
@@ -123,6 +125,16 @@ const CHANGED: usize = 8;
 
 /// Maximum number of volumes that are reported as not grown.
 const NOT_GROWN: usize = 64;
+
+/// Maximum number of fenced volumes that are reported.
+const FENCES: usize = 256;
+
+fn fence((volume, mover): &(VolumeId, Uuid)) -> Fence {
+    Fence {
+        volume_id: volume.to_string(),
+        move_uid: mover.to_string(),
+    }
+}
 
 fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
     let each = volumes.iter().take(NOT_GROWN);

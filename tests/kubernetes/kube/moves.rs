@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use slackwater::agent::describe_response::Fence;
 use slackwater::error::{Error, Result};
 use slackwater::model::{PoolId, SnapshotId, VolumeId};
 use slackwater::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState};
@@ -262,7 +263,9 @@ fn start(api: &ApiServer, volumes: &Arc<Volumes>) -> Arc<InCluster> {
 }
 
 fn start_with(api: &ApiServer, volumes: &Arc<Volumes>, agents: &Arc<Agents>) -> Arc<InCluster> {
-    let started = cluster(api, agents, |_: &mut ClusterOptions| {});
+    let started = cluster(api, agents, |options: &mut ClusterOptions| {
+        options.orphans.age = Duration::ZERO;
+    });
     for node in ["node-a", "node-b"] {
         let object = json!({"apiVersion": "v1", "kind": "Node",
             "metadata": {"name": node, "uid": node, "labels": {KEY: format!("home-of-{node}")}},
@@ -272,6 +275,7 @@ fn start_with(api: &ApiServer, volumes: &Arc<Volumes>, agents: &Arc<Agents>) -> 
     }
     let _inside = api.runtime.enter();
     started.move_volumes(Arc::clone(volumes) as Arc<dyn MovingVolumes>);
+    started.lift_fences(Arc::clone(volumes) as Arc<dyn MovingVolumes>);
     started
 }
 
@@ -512,6 +516,46 @@ fn a_pool_that_is_evacuated_gets_moves_and_is_evacuated_once_nothing_is_left() {
         eventually(expected, || evacuation(&api, 1).1["reason"] == expected);
         let status = if is_there { "True" } else { "False" };
         assert_eq!(evacuation(&api, 1).1["status"], status);
+        api.runtime.block_on(cluster.shut_down());
+    }
+}
+
+#[test]
+fn a_fence_without_a_move_is_lifted_unless_a_copy_has_a_name() {
+    let copy = {
+        let name = slackwater::operation::snapshot_name(UID.parse().unwrap(), None);
+        let target = PoolId(pool(2).parse().unwrap());
+        VolumeId::of_name(target, slackwater::model::id::NameKind::Volume, &name).to_string()
+    };
+    for names_copy in [true, false] {
+        let api = prepared(json!({"claim": "data"}));
+        list(&api, MOVES, "VolumeMove", json!([]));
+        let mut volumes = vec![persistent_volume()];
+        if names_copy {
+            let mut other = persistent_volume();
+            other["metadata"]["name"] = json!("other");
+            other["spec"]["csi"]["volumeHandle"] = json!(copy);
+            volumes.push(other);
+        }
+        let path = "/api/v1/persistentvolumes";
+        list(&api, path, "PersistentVolume", json!(volumes));
+        let mut fencing = report("node-a", &[1]);
+        let (_, answer) = fencing.seen.as_mut().unwrap();
+        Arc::get_mut(answer).unwrap().fences = vec![Fence {
+            volume_id: source(),
+            move_uid: UID.into(),
+        }];
+        let agents = Arc::<Agents>::default();
+        *agents.0.lock().unwrap() = vec![fencing];
+        let volumes = Volumes::new();
+        let cluster = start_with(&api, &volumes, &agents);
+        if names_copy {
+            eventually("it was examined", || api.asked(VOLUME) > 3);
+            assert_eq!(volumes.ordered(), [""; 0]);
+        } else {
+            let is_lifted = || volumes.ordered().last().is_some_and(|last| last == "lift");
+            eventually("it is lifted", is_lifted);
+        }
         api.runtime.block_on(cluster.shut_down());
     }
 }

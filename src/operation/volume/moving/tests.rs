@@ -159,7 +159,10 @@ fn a_fenced_volume_is_kept_from_everything_but_its_move() {
         calls_are_refused(&driver, &id, "db");
         let found = driver.volumes.moving(&id, &[]).unwrap();
         assert_eq!((found.fenced, found.user), (Some(MOVE), None));
+        let fences = driver.describe().fences;
+        assert_eq!(fences, [(id.parse().unwrap(), MOVE)]);
         driver.volumes.lift_fence(&id, MOVE).unwrap();
+        assert_eq!(driver.describe().fences, []);
         driver.volumes.lift_fence(&id, MOVE).unwrap();
         stage(&driver, &id, ext4()).unwrap();
         driver.volumes.unstage_volume(&id, STAGING).unwrap();

@@ -38,6 +38,9 @@ enum Event {
     LoseFilled,
     Changes(u64),
     LoseTarget,
+    /// The object is removed together with its finalizer.
+    Remove,
+    LiftWithoutMove,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -57,6 +60,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<bool>().prop_map(Event::RefusesRounds),
         1 => proptest::sample::select(ROUNDS.to_vec()).prop_map(Event::LoseSnapshot),
         1 => Just(Event::LoseFilled),
+        1 => Just(Event::LiftWithoutMove),
         1 => (0_u64..2).prop_map(|many| Event::Changes(many << 40)),
     ]
 }
@@ -67,6 +71,7 @@ fn ending() -> impl Strategy<Value = Option<(usize, Event)>> {
         Just(Event::DeleteClaim),
         Just(Event::DeleteMove),
         Just(Event::LoseTarget),
+        Just(Event::Remove),
     ];
     proptest::option::of((0_usize..60, event))
 }
@@ -101,6 +106,8 @@ fn happen(world: &mut World, late: &mut Option<(Observed, Decision)>, event: Eve
         Event::LoseFilled => world.filled = None,
         Event::Changes(bytes) => world.changes = bytes,
         Event::LoseTarget => world.is_target_lost = true,
+        Event::Remove => (world.object, world.was_removed) = (None, true),
+        Event::LiftWithoutMove => world.lift_without_move(),
         Event::DeleteClaim => world.has_claim = false,
         Event::DeleteMove => {
             let now = Timestamp::from_second(world.seconds).unwrap();

@@ -9,6 +9,7 @@ use super::super::*;
 use crate::operation::MovedContent;
 use crate::router::kube::adopt::manifest::POLICY;
 use crate::router::kube::adopt::manifest::tests::{KEY, volume};
+use crate::router::kube::fences;
 use crate::router::kube::volume_move::{Ahead, FINALIZER, MoveSpec, When};
 
 pub(super) const UID: Uuid = Uuid::from_u128(7);
@@ -59,6 +60,8 @@ pub(super) struct World {
     pub(super) refuses_rounds: bool,
     /// Bytes that are written between two rounds.
     pub(super) changes: u64,
+    /// The object was removed together with its finalizer.
+    pub(super) was_removed: bool,
     /// A router has written something late that names no version: it may be left, and harms no data.
     pub(super) wrote_late: bool,
     pub(super) seconds: i64,
@@ -116,6 +119,7 @@ impl World {
             refuses: false,
             refuses_rounds: false,
             changes: 0,
+            was_removed: false,
             wrote_late: false,
             seconds: 1_800_000_000,
             versions: 10,
@@ -465,6 +469,20 @@ impl World {
         }
     }
 
+    /// What the controller of fences does.
+    pub(super) fn lift_without_move(&mut self) {
+        let seen = fences::Seen {
+            has_move: self.object.is_some(),
+            live: self.live.clone().filter(|_| self.handle() == Some(SOURCE)),
+            other: self.double.then(|| "other".into()),
+            is_stored: self.noted.is_some(),
+        };
+        if self.source.fenced && !self.is_source_away && fences::decide(&seen) == Next::Step(()) {
+            self.snapshots.clear();
+            self.order(&Step::LiftFence);
+        }
+    }
+
     /// What Kubernetes and the provisioner do by themselves.
     pub(super) fn others(&mut self) {
         if self.has_claim || self.uses() {
@@ -554,6 +572,7 @@ impl World {
             self.pod = None;
             self.seconds += 30;
             self.others();
+            self.lift_without_move();
             self.check();
             if let Some(decided) = self.decided() {
                 self.execute(&decided);
@@ -578,7 +597,16 @@ impl World {
             assert!(phase.is_final() || may_stay, "{phase:?}: {self:?}");
             assert!(!object.has_finalizer() || may_stay, "{self:?}");
         }
-        if self.is_target_lost {
+        if self.was_removed {
+            let live = self
+                .live
+                .as_ref()
+                .filter(|live| live.policy_before().is_none());
+            let is_certain = live.is_some() && self.noted.is_none();
+            let is_kept_off = self.handle() == Some(SOURCE) && self.source.fenced;
+            assert!(!is_certain || !is_kept_off, "{self:?}");
+        }
+        if self.is_target_lost || self.was_removed {
             return;
         }
         assert!(self.noted.is_none() || self.wrote_late, "{self:?}");
