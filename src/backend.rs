@@ -56,6 +56,11 @@ pub struct PoolSpace {
     pub own: u64,
     /// Bytes of blocks that snapshots have. A shared block is counted in each snapshot that has it.
     pub snapshots: u64,
+    /// Bytes of blocks that hidden bases have or keep from volumes, which are not counted in
+    /// `snapshots`.
+    pub bases: u64,
+    /// What `own` would be without hidden bases.
+    pub own_without_bases: u64,
     /// Bytes that are promised: the sizes of all volumes, thin and thick, and the bytes that copies
     /// of snapshots in progress will fill.
     pub promised: u64,
@@ -64,6 +69,21 @@ pub struct PoolSpace {
     pub claimed: u64,
     /// The metadata of a thin pool; `None` in other pools.
     pub metadata: Option<MetadataSpace>,
+}
+
+impl PoolSpace {
+    /// An upper bound of the space after all hidden bases were released: which of their blocks no
+    /// other image has is unknown.
+    pub fn without_bases(self) -> PoolSpace {
+        let most = self.total.saturating_sub(self.own_without_bases);
+        let freed = self.available.saturating_add(self.bases).min(most);
+        PoolSpace {
+            available: freed.max(self.available),
+            own: self.own_without_bases,
+            bases: 0,
+            ..self
+        }
+    }
 }
 
 /// The space for the maps of the thin devices of a pool.

@@ -32,7 +32,9 @@ pub use image::ImageRecord;
 pub use lvm_filter::LvmFilterRecord;
 pub use node::NodeRecord;
 pub use pool::PoolRecord;
-pub use snapshot::{CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState};
+pub use snapshot::{
+    Base, CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState,
+};
 pub use volume::{
     ContentSource, Formatted, FormattedAs, GrowthProgress, LastStage, VolumeRecord, VolumeState,
 };

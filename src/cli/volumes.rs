@@ -142,6 +142,7 @@ fn thin_row(entry: &VolumeEntry) -> Option<[String; 5]> {
 
 fn snapshot_state(entry: &SnapshotEntry) -> &'static str {
     match entry.record.state {
+        SnapshotState::Preparing if entry.record.is_base() => "base",
         SnapshotState::Preparing => "preparing",
         SnapshotState::Cut => "cut",
         SnapshotState::Ready => "ready",

@@ -28,6 +28,8 @@ pub enum Key {
     Snapshot(Uuid),
     /// A group snapshot.
     Group(Uuid),
+    /// The hidden base of a volume, while another snapshot becomes it or the volume is deleted.
+    Base(Uuid),
 }
 
 impl std::fmt::Display for Key {
@@ -39,6 +41,7 @@ impl std::fmt::Display for Key {
             Key::SnapshotName(name) => write!(f, "snapshot name {name:?}"),
             Key::Snapshot(uuid) => write!(f, "snapshot {uuid}"),
             Key::Group(uuid) => write!(f, "group snapshot {uuid}"),
+            Key::Base(uuid) => write!(f, "the hidden base of volume {uuid}"),
         }
     }
 }

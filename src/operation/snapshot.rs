@@ -1,6 +1,7 @@
 //! Snapshots, groups of snapshots, and volumes that are created from snapshots or other volumes.
 
 pub(in crate::operation) mod attempt;
+pub(in crate::operation) mod base;
 pub(in crate::operation) mod begun;
 pub(in crate::operation) mod copies;
 pub(in crate::operation) mod copy;
@@ -23,8 +24,11 @@ pub(in crate::operation) mod source;
 pub(in crate::operation) mod thick_space_watchdog;
 pub(in crate::operation) mod write;
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use uuid::Uuid;
 
 use self::copies::Copies;
 use self::cut_counts::CutCounts;
@@ -49,6 +53,9 @@ pub struct Snapshots {
     copied: AtomicU64,
     /// Snapshots that other nodes read.
     pub(in crate::operation) lent: Lent,
+    /// The base of a volume whose deletion has failed: it may be hidden, with blocks that are not free
+    /// yet. A start frees them, too.
+    unfreed_bases: Mutex<HashMap<Uuid, Uuid>>,
     /// Bytes sent to other nodes since the start.
     lent_bytes: AtomicU64,
     /// Bytes of snapshots that other nodes have sent.
@@ -72,6 +79,7 @@ impl Snapshots {
             copies: Copies::default(),
             copied: AtomicU64::default(),
             lent: Lent::default(),
+            unfreed_bases: Mutex::default(),
             lent_bytes: AtomicU64::default(),
             received_bytes: AtomicU64::default(),
         }

@@ -234,7 +234,7 @@ type PoolGauge = (
     fn(&PoolStatus) -> Option<u64>,
 );
 
-const POOL_GAUGES: [PoolGauge; 11] = [
+const POOL_GAUGES: [PoolGauge; 13] = [
     (
         "pool_served",
         "1 if the pool is served, 0 if it is not",
@@ -247,6 +247,12 @@ const POOL_GAUGES: [PoolGauge; 11] = [
     ("pool_snapshots", "Snapshots of the pool", None, |pool| {
         Some(pool.snapshots)
     }),
+    (
+        "pool_bases",
+        "Deleted snapshots that stay as hidden bases of volumes of the pool",
+        None,
+        |pool| Some(pool.bases),
+    ),
     (
         "pool_damaged_records",
         "Records of the pool that cannot be read",
@@ -282,6 +288,12 @@ const POOL_GAUGES: [PoolGauge; 11] = [
         "Space that is allocated to snapshots, in bytes; blocks shared by several snapshots count for each",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.snapshots),
+    ),
+    (
+        "pool_bases_allocated",
+        "Space that is allocated to hidden bases, in bytes; blocks shared with other images count as well",
+        Some(Unit::Bytes),
+        |pool| pool.space.map(|space| space.bases),
     ),
     (
         "pool_own",

@@ -13,7 +13,7 @@ use slackwater::host::memory::{FOREIGN_TOKEN, MemoryHost};
 use slackwater::host::{Freezer, Host};
 use slackwater::model::id::NameKind;
 use slackwater::model::size::image_bytes;
-use slackwater::model::{GroupId, Level, PoolId, SnapshotId, SnapshotParameters};
+use slackwater::model::{GroupId, Level, PoolId, SnapshotId, SnapshotParameters, VolumeId};
 use slackwater::operation::{
     CreateGroup, CreateSnapshot, CreateVolume, Driver, ListSnapshots, NamedGroup, Snapshot,
 };
@@ -53,6 +53,8 @@ pub struct Cuts {
     members: BTreeMap<&'static str, Vec<String>>,
     /// By group.
     foreign_writes: BTreeMap<&'static str, ForeignWrites>,
+    /// What hidden bases must have, by the name of the snapshot and the ID of its source.
+    bases: BTreeMap<(String, String), Vec<SourceContent>>,
     /// The time of the cut of each answered snapshot, by ID.
     cut_at: BTreeMap<String, u64>,
     /// Errors in answers.
@@ -62,9 +64,12 @@ pub struct Cuts {
 impl Cuts {
     /// Whether there may be a snapshot or copy, or has been one.
     pub(super) fn may_share(&self) -> bool {
-        !self.content.is_empty()
+        !self.content.is_empty() || !self.bases.is_empty()
     }
 }
+
+/// The class of these snapshots keeps them as bases.
+pub const KEPT: [&str; 2] = ["t", "u"];
 
 /// Removes foreign writes.
 fn without_foreign(tokens: Vec<u64>) -> Vec<u64> {
@@ -199,7 +204,9 @@ impl Simulation {
                 self.cuts.snapshots.remove(name);
                 let id = self.snapshot_id(name);
                 self.cuts.cut_at.remove(&id);
-                self.cuts.content.retain(|(of, _), _| of != name);
+                let ended = self.cuts.content.extract_if(.., |(of, _), _| of == name);
+                let ended: Vec<_> = ended.collect();
+                self.cuts.bases.extend(ended);
             }
             Step::DeleteGroup(name) => {
                 self.cuts.groups.remove(name);
@@ -324,7 +331,10 @@ impl Simulation {
                 .create_snapshot(&CreateSnapshot {
                     name: name.to_string(),
                     source_volume_id: self.id(volume),
-                    parameters: parameters(*level),
+                    parameters: SnapshotParameters {
+                        keep_base: KEPT.contains(name),
+                        ..parameters(*level)
+                    },
                     requisite: Vec::new(),
                 })
                 .map(|snapshot| describe(&snapshot)),
@@ -428,7 +438,43 @@ impl Simulation {
             }
             self.check_snapshot(snapshot, record)?;
         }
+        let bases: Vec<_> = unready.iter().filter(|one| one.is_base()).collect();
+        for base in &bases {
+            self.check_base(driver, base)?;
+            if bases.iter().filter(|one| one.source == base.source).count() > 1 {
+                return Err(format!("two bases of one volume: {bases:?}"));
+            }
+        }
         check_groups(&ready)
+    }
+
+    /// A base is a whole snapshot that was deleted, of a volume that exists.
+    fn check_base(
+        &self,
+        driver: &Driver,
+        record: &SnapshotRecord,
+    ) -> std::result::Result<(), String> {
+        let pool = self.pool_id().ok_or("no pool")?;
+        let (uuid, source) = (record.uuid, record.source);
+        let source = VolumeId { pool, uuid: source }.to_string();
+        if let Err(error) = driver.volumes.get_volume(&source) {
+            return Err(format!("{record:?} without its volume: {}", chain(&error)));
+        }
+        let image = self.image("snapshots", &uuid.to_string());
+        if let Some(flaw) = self.host.flaw(Path::new(&image)) {
+            return Err(format!("{record:?} is a base although {flaw}"));
+        }
+        let key = (record.name.clone(), source);
+        let tries = [self.cuts.bases.get(&key), self.cuts.content.get(&key)];
+        let found = without_foreign(self.image_tokens("snapshots", &uuid.to_string()));
+        let mut tries = tries.into_iter().flatten().flatten();
+        let is_cut = |content: &SourceContent| {
+            found.starts_with(&content.synced) && content.written.starts_with(&found)
+        };
+        match KEPT.contains(&record.name.as_str()) && tries.any(is_cut) {
+            true => Ok(()),
+            false => Err(format!("{record:?} has {found:?}")),
+        }
     }
 
     /// Checks a snapshot that is served.

@@ -108,6 +108,8 @@ pub struct SnapshotParameters {
     pub max_extents: Option<u64>,
     /// For a group: how its members are deleted.
     pub members: Members,
+    /// Once it is deleted, the snapshot stays as the hidden base of its volume.
+    pub keep_base: bool,
     /// For a group: csi-snapshotter generated its name for a Kubernetes object, so every repeated
     /// call names the same volumes.
     pub is_of_object: bool,
@@ -125,6 +127,7 @@ impl Default for SnapshotParameters {
             shared_volume: SharedVolume::All,
             max_extents: None,
             members: Members::Together,
+            keep_base: false,
             is_of_object: false,
         }
     }
@@ -169,8 +172,12 @@ impl fmt::Display for SnapshotParameters {
         // Printed only if it is not the default, because groups of earlier releases are compared by
         // this text.
         match self.members {
-            Members::Together => Ok(()),
-            Members::Independent => f.write_str(" members=independent"),
+            Members::Together => {}
+            Members::Independent => f.write_str(" members=independent")?,
+        }
+        match self.keep_base {
+            true => f.write_str(" base=keep"),
+            false => Ok(()),
         }
     }
 }
@@ -186,7 +193,7 @@ const MAX_QUIESCE_TIMEOUT: Duration = Duration::from_secs(600);
 const MOST_RETRIES: u32 = 20;
 const MOST_INTERVAL: Duration = Duration::from_secs(300);
 const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeout, retries, \
-                     retryInterval, sharedVolume, maxExtents, members (of groups)";
+                     retryInterval, sharedVolume, maxExtents, base, members (of groups)";
 
 impl SnapshotParameters {
     /// Parses the parameters of a class. `deletionPolicy` is a field of the class and not a
@@ -215,6 +222,7 @@ impl SnapshotParameters {
                 "sharedVolume" => parsed.shared_volume = shared_volume(value)?,
                 "maxExtents" => parsed.max_extents = Some(number(key, value, 1, u64::MAX)?),
                 "members" => parsed.members = members(value)?,
+                "base" => parsed.keep_base = keep_base(value)?,
                 "deletionPolicy" => slip = true,
                 GROUP_OBJECT => parsed.is_of_object = true,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
@@ -266,6 +274,14 @@ fn members(value: &str) -> Result<Members, Error> {
         "together" => Ok(Members::Together),
         "independent" => Ok(Members::Independent),
         _ => Err(bad("members", value, "together or independent")),
+    }
+}
+
+fn keep_base(value: &str) -> Result<bool, Error> {
+    match value {
+        "none" => Ok(false),
+        "keep" => Ok(true),
+        _ => Err(bad("base", value, "none or keep")),
     }
 }
 
@@ -336,6 +352,7 @@ mod tests {
             ("sharedVolume", "one"),
             ("maxExtents", "1000"),
             ("members", "independent"),
+            ("base", "keep"),
             ("csi.storage.k8s.io/volumesnapshot/name", "x"),
             ("deletionPolicy", "Delete"),
         ])
@@ -351,6 +368,7 @@ mod tests {
             shared_volume: SharedVolume::One,
             max_extents: Some(1000),
             members: Members::Independent,
+            keep_base: true,
             is_of_object: false,
         };
         assert_eq!(parsed, wanted);
@@ -365,6 +383,8 @@ mod tests {
         assert_eq!(text(&[("members", "together")]), before);
         let independent = text(&[("members", "independent")]);
         assert_eq!(independent, format!("{before} members=independent"));
+        assert_eq!(text(&[("base", "none")]), before);
+        assert_eq!(text(&[("base", "keep")]), format!("{before} base=keep"));
     }
 
     #[test]
@@ -376,6 +396,7 @@ mod tests {
             ("consistency", "total", "crash"),
             ("maxExtents", "0", "at least 1"),
             ("members", "alone", "together or independent"),
+            ("base", "true", "none or keep"),
             ("freezetimeout", "1s", "freezeTimeout"),
         ] {
             let text = parse(&[(key, value)]).unwrap_err().to_string();

@@ -78,3 +78,5 @@ pub fn check<T: Record + PartialEq + Debug>(kind: &str, expected: Vec<(&str, T)>
 
 #[cfg(test)]
 mod records;
+#[cfg(test)]
+mod snapshots;

@@ -65,12 +65,20 @@ pub struct SnapshotRecord {
     /// backend sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Uuid>,
+    /// Whether it stays as the hidden base of its volume once it is deleted, or stays as one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// As in [`super::VolumeRecord::image`].
     #[serde(default, skip_serializing_if = "super::volume::is_zero")]
     pub image: u32,
 }
 
 impl SnapshotRecord {
+    /// Whether it was deleted, and stays as the hidden base of its volume.
+    pub fn is_base(&self) -> bool {
+        self.state == SnapshotState::Preparing && self.base == Some(Base::Kept)
+    }
+
     /// The incarnation from which its blocks originate.
     pub fn lineage(&self) -> Uuid {
         self.lineage.unwrap_or(self.source_incarnation)
@@ -125,6 +133,17 @@ pub enum SnapshotState {
     Cut,
     /// Complete: it can be returned to callers.
     Ready,
+}
+
+/// The snapshot as a base to which later snapshots of its volume are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Base {
+    /// Its class keeps it as the hidden base of the volume once it is deleted.
+    Keep,
+    /// It was deleted, and is the hidden base. Its state is [`SnapshotState::Preparing`]: a program
+    /// that does not know this field deletes it, as any snapshot that was never returned.
+    Kept,
 }
 
 /// What a member records about its group, which is everything.

@@ -37,6 +37,9 @@ enum Role {
     /// A snapshot that was acknowledged. Blocks that it shared with a thick volume were un-shared
     /// before.
     Snapshot,
+    /// A deleted snapshot that stays as the hidden base of its volume. It shares blocks like any
+    /// other.
+    Base,
     /// A snapshot in progress.
     Cutting,
 }
@@ -123,11 +126,9 @@ impl PoolBackend {
         let volumes = self
             .volumes
             .map(|uuid, entry| (uuid, self.entry_of_volume(uuid, entry)));
-        let volumes: Vec<(Uuid, Occupant)> = volumes.into_iter().collect();
         let snapshots = self
             .snapshots
             .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
-        let snapshots: Vec<Occupant> = snapshots.into_iter().collect();
         let occupants = volumes.iter().map(|(_, it)| it).chain(&snapshots);
         let sizes = self.sizes_of(occupants, each)?;
         let size_of = |occupant: &Occupant| sizes.get(&occupant.image);
@@ -148,7 +149,10 @@ impl PoolBackend {
         };
         for occupant in snapshots {
             let blocks = size_of(&occupant).map_or(0, |image| image.allocated);
-            space.snapshots += blocks;
+            match occupant.role {
+                Role::Base => space.bases += blocks.max(gets(&occupant)),
+                _ => space.snapshots += blocks,
+            }
             let claim = self.claim(&occupant, blocks);
             space.claimed += claim;
             if self.facts.shares_blocks {
@@ -166,12 +170,19 @@ impl PoolBackend {
                 space.promised += claim;
             }
         }
-        space.own = match (each, self.facts.shares_blocks) {
-            (false, _) => 0,
-            (true, false) => space.allocated,
-            (true, true) => own(&held),
-        };
+        if each {
+            space.own = self.own(&held, space.allocated);
+            held.retain(|image| image.role != Role::Base);
+            space.own_without_bases = self.own(&held, space.allocated);
+        }
         Ok(space)
+    }
+
+    fn own(&self, held: &[Held], allocated: u64) -> u64 {
+        match self.facts.shares_blocks {
+            true => own(held),
+            false => allocated,
+        }
     }
 
     /// The metadata of a thin pool, with what is reserved of it.
@@ -284,7 +295,7 @@ impl PoolBackend {
     }
 
     fn snapshot_usage(&self, record: &SnapshotRecord) -> Occupant {
-        let unready = !record.is_ready();
+        let unready = !record.is_ready() && !record.is_base();
         let thick = record.allocation == Allocation::Thick;
         let grows = thick || record.copy.is_some();
         let keeps_sharing = thick && !self.facts.unshares;
@@ -292,10 +303,10 @@ impl PoolBackend {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
             lineage: Some(record.lineage()),
-            role: if unready {
-                Role::Cutting
-            } else {
-                Role::Snapshot
+            role: match (unready, record.is_base()) {
+                (true, _) => Role::Cutting,
+                (false, true) => Role::Base,
+                (false, false) => Role::Snapshot,
             },
             to_be_filled: unready && grows,
             gets: (unready || keeps_sharing).then_some(record.source),
@@ -336,7 +347,7 @@ fn own(held: &[Held]) -> u64 {
         let blocks = image.blocks;
         let Some(lineage) = image.lineage else {
             unknown += match image.role {
-                Role::Snapshot | Role::Cutting => blocks,
+                Role::Snapshot | Role::Base | Role::Cutting => blocks,
                 // It may share blocks with any image, and nothing is being made from it.
                 Role::Volume | Role::Filling | Role::Thick => 0,
             };
@@ -350,7 +361,7 @@ fn own(held: &[Held]) -> u64 {
                 family.filling += blocks;
             }
             Role::Thick => family.thick += blocks,
-            Role::Snapshot => family.snapshots += blocks,
+            Role::Snapshot | Role::Base => family.snapshots += blocks,
             Role::Cutting => family.cutting += blocks,
         }
     }

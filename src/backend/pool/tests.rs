@@ -101,6 +101,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         group: None,
         copy: None,
         lineage: None,
+        base: None,
         image: 0,
     }
 }

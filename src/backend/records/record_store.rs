@@ -91,7 +91,8 @@ impl StoredRecord for SnapshotRecord {
     }
 
     fn is_abandoned(&self) -> bool {
-        self.is_unanswered() && self.copy.is_none() && self.group.is_none()
+        let is_known = self.group.is_some() || self.is_base();
+        self.is_unanswered() && self.copy.is_none() && !is_known
     }
 
     fn is_begun_copy(&self) -> bool {
@@ -507,6 +508,13 @@ impl<R: StoredRecord> RecordStore<R> {
 }
 
 impl RecordStore<SnapshotRecord> {
+    /// The hidden bases of volumes.
+    pub fn bases(&self) -> Vec<SnapshotRecord> {
+        let index = self.index();
+        let records = known(&index.entries);
+        records.filter(|record| record.is_base()).cloned().collect()
+    }
+
     /// The fields of a snapshot's record from which its ID is derived, also from a record that
     /// cannot be parsed otherwise; `None` if they are missing. No other field of such a record may
     /// be trusted.

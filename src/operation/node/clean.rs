@@ -25,6 +25,7 @@ impl Driver {
         if let Ok(Some(pool)) = self.pools.pool(pool) {
             self.clean_up_inline(&pool);
             self.clean_up_leftovers(&pool, false);
+            self.snapshots.clean_up_bases(&pool);
         }
     }
 

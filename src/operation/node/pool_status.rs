@@ -36,6 +36,8 @@ pub struct PoolStatus {
     pub volumes: u64,
     /// Number of snapshots.
     pub snapshots: u64,
+    /// Number of hidden bases.
+    pub bases: u64,
     /// Number of records of volumes and snapshots that cannot be read.
     pub damaged: u64,
     /// The file system below it, if it is served.
@@ -76,6 +78,7 @@ impl Driver {
                 promisable: None,
                 volumes: 0,
                 snapshots: 0,
+                bases: 0,
                 damaged: 0,
                 changed: Vec::new(),
                 leftovers: Leftovers::default(),
@@ -99,6 +102,7 @@ impl Driver {
             promisable: None,
             volumes: 0,
             snapshots: 0,
+            bases: 0,
             damaged: 0,
             changed,
             leftovers: pool.leftovers,
@@ -118,6 +122,7 @@ impl Driver {
                 space,
                 volumes: pool.backend.volumes.count(),
                 snapshots: pool.backend.snapshots.count(),
+                bases: pool.backend.snapshots.bases().len() as u64,
                 ..known
             }
         };

@@ -253,7 +253,7 @@ impl Pools {
                 return Ok(nothing);
             }
         };
-        let available = available(&pool, &space, allocation);
+        let available = available(&pool, &space.without_bases(), allocation);
         Ok(Capacity {
             available,
             maximum: available.min(pool.backend.facts.largest),
@@ -281,7 +281,7 @@ impl Pool {
     /// Bytes that may still be promised with the overcommit of this pool.
     pub fn promisable(&self, space: &PoolSpace) -> u64 {
         let kept = super::capacity::kept_for_new(self, space);
-        super::capacity::promisable(space, self.definition.overcommit, kept)
+        super::capacity::promisable(&space.without_bases(), self.definition.overcommit, kept)
     }
 }
 

@@ -167,6 +167,24 @@ impl Pools {
         &self,
         snapshot_id: &str,
     ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
+        self.find_snapshot_if(snapshot_id, |record| record.state == SnapshotState::Ready)
+    }
+
+    /// Like [`Pools::find_snapshot`], also for a deleted snapshot that is the hidden base of its volume.
+    pub(in crate::operation) fn find_base(
+        &self,
+        snapshot_id: &str,
+    ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
+        self.find_snapshot_if(snapshot_id, |record| {
+            record.state == SnapshotState::Ready || record.is_base()
+        })
+    }
+
+    fn find_snapshot_if(
+        &self,
+        snapshot_id: &str,
+        is_right: impl Fn(&SnapshotRecord) -> bool,
+    ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
         let absent = || Error::NotFound {
             kind: Kind::Snapshot,
             id: snapshot_id.to_string(),
@@ -175,7 +193,7 @@ impl Pools {
             return Err(absent());
         };
         match pool.backend.snapshots.get(id.uuid)? {
-            Some(record) if record.state == SnapshotState::Ready => Ok((pool, id, record)),
+            Some(record) if is_right(&record) => Ok((pool, id, record)),
             Some(_) | None => Err(absent()),
         }
     }

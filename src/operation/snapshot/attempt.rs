@@ -22,7 +22,7 @@ use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRo
 use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises, check_setup};
-use crate::record::{SnapshotRecord, SnapshotState};
+use crate::record::{Base, SnapshotRecord, SnapshotState};
 
 /// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
 const RAW_IN_GROUP: &str = "common moment, device cache not flushed";
@@ -118,7 +118,11 @@ impl Snapshots {
             check_setup(&source.pool)?;
         }
         let uses = self.uses_of(&sources)?;
-        let planned: Vec<SnapshotRecord> = sources.iter().map(plan).collect();
+        let planned = sources.iter().map(plan).map(|record| SnapshotRecord {
+            base: parameters.keep_base.then_some(Base::Keep),
+            ..record
+        });
+        let planned: Vec<SnapshotRecord> = planned.collect();
         // For a single snapshot, the caller acquired this lock before it checked whether the
         // snapshot exists.
         let grouped = planned.iter().filter(|one| one.group.is_some());
@@ -162,8 +166,10 @@ impl Snapshots {
         // created.
         let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        pool.backend
-            .prepare_snapshot(record, &|space| admit_snapshot(pool, space, record))
+        self.before_bases(pool, || {
+            let admit = |space: &_| admit_snapshot(pool, space, record);
+            pool.backend.prepare_snapshot(record, &admit)
+        })
     }
 
     /// Cuts, keeps and commits the members of an attempt that is on this node only. On an error no
@@ -192,7 +198,7 @@ impl Snapshots {
         let mut judged = Vec::new();
         for pool in share.made.iter().map(|one| &one.pool) {
             if pool.snapshots() == SnapshotRoom::Reserved && !judged.contains(&pool.id()) {
-                check_promises(pool, &pool.backend.space()?)?;
+                self.before_bases(pool, || check_promises(pool, &pool.backend.space()?))?;
                 judged.push(pool.id());
             }
         }

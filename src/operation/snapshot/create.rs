@@ -151,14 +151,19 @@ impl Snapshots {
             return Ok(None);
         };
         let _lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
+        let found = pool.backend.snapshots.get(id.uuid)?;
         let delete = || {
             let _deleting = self.lent.begin_delete([id.uuid])?;
-            pool.backend.snapshots.delete(id.uuid).map(|()| None)
+            let ended = match found.clone() {
+                Some(record) => self.end_snapshot(&pool, record),
+                None => pool.backend.snapshots.delete(id.uuid),
+            };
+            ended.map(|()| None)
         };
-        let Some(record) = pool.backend.snapshots.get(id.uuid)? else {
-            return delete();
-        };
-        let Some(of) = &record.group else {
+        let Some((record, of)) = found
+            .as_ref()
+            .and_then(|one| Some((one, one.group.as_ref()?)))
+        else {
             return delete();
         };
         if !of.independent && !how.of_any_group {
@@ -172,7 +177,7 @@ impl Snapshots {
         }
         let group = GroupId(of.id);
         let _group = self.pools.locks.acquire(Key::Group(of.id))?;
-        if !self.is_settled(&record, of)? {
+        if !self.is_settled(record, of)? {
             let in_doubt = !self.members_of(of.id, SnapshotState::Cut).is_empty();
             if in_doubt || how.settled != Some(group) {
                 return Ok(Some(group));

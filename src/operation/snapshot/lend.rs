@@ -46,7 +46,7 @@ impl Snapshots {
         let named = bases.iter().filter(|_| can_compare);
         let comparable = named.filter_map(|base| {
             // Without this one, the copy takes longer.
-            let (_, _, found) = self.pools.find_snapshot(base).ok()?;
+            let (_, _, found) = self.pools.find_base(base).ok()?;
             are_of_one_volume(&found, &record).then(|| (identity(&found), base.clone()))
         });
         let grant = Grant {
@@ -94,7 +94,7 @@ impl Snapshots {
             Wanted::Differences(base) => Some(granted_base(&grant, base, from)?),
             Wanted::Data | Wanted::Digests => None,
         };
-        let uuid = |id: &str| Ok::<_, Error>(self.pools.find_snapshot(id)?.1.uuid);
+        let uuid = |id: &str| Ok::<_, Error>(self.pools.find_base(id)?.1.uuid);
         let mut uuids = vec![uuid(&grant.snapshot_id)?];
         if let Some(id) = base {
             uuids.push(uuid(id).map_err(|error| base_is_gone(id, &error))?);
@@ -130,7 +130,7 @@ impl Snapshots {
 
     /// The snapshot with an ID, unless another one has the ID by now.
     fn granted(&self, snapshot_id: &str, granted: u64) -> Result<(Arc<Pool>, Side)> {
-        let (pool, id, record) = self.pools.find_snapshot(snapshot_id)?;
+        let (pool, id, record) = self.pools.find_base(snapshot_id)?;
         if identity(&record) != granted {
             return Err(Error::not_found(Kind::Snapshot, snapshot_id));
         }

@@ -179,15 +179,20 @@ impl Snapshots {
         let mut deletes = Vec::new();
         for (id, pool) in ends {
             let record = pool.backend.snapshots.get(id.uuid)?;
-            if record.is_none_or(|record| record.group.is_some_and(|of| of.id == group)) {
-                deletes.push((id, pool));
+            let is_member =
+                |one: &SnapshotRecord| one.group.as_ref().is_some_and(|of| of.id == group);
+            if record.as_ref().is_none_or(is_member) {
+                deletes.push((id, pool, record));
             }
         }
         let _deleting = self
             .lent
-            .begin_delete(deletes.iter().map(|(id, _)| id.uuid))?;
+            .begin_delete(deletes.iter().map(|(id, ..)| id.uuid))?;
         let mut deletes = deletes.into_iter();
-        deletes.try_for_each(|(id, pool)| pool.backend.snapshots.delete(id.uuid))
+        deletes.try_for_each(|(id, pool, record)| match record {
+            Some(record) => self.end_snapshot(&pool, record),
+            None => pool.backend.snapshots.delete(id.uuid),
+        })
     }
 
     /// Groups with members here that are not committed: their cut is running, or a failed one left

@@ -8,11 +8,14 @@
 //! comparison, and it counts only if neither has changed: then both were valid at the same moment.
 //! More than what differs may be reported, never less.
 
+use std::sync::Arc;
+
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::Extent;
 use crate::host::difference::Differences;
-use crate::operation::{AskMetadata, MetadataOf, MetadataPage, Snapshots};
+use crate::model::SnapshotId;
+use crate::operation::{AskMetadata, MetadataOf, MetadataPage, Pool, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
@@ -35,11 +38,11 @@ impl Snapshots {
     /// One page of either call. A page may have no ranges and still have a next page. This changes
     /// nothing.
     pub fn snapshot_metadata(&self, request: &AskMetadata) -> Result<MetadataPage> {
-        let target = self.side(&request.snapshot_id)?;
+        let target = side(self.pools.find_snapshot(&request.snapshot_id)?)?;
         let base = request
             .base_snapshot_id
             .as_ref()
-            .map(|id| self.side(id))
+            .map(|id| side(self.pools.find_base(id)?))
             .transpose()?;
         if let Some(base) = &base {
             same_volume(request, base, &target)?;
@@ -95,22 +98,25 @@ impl Snapshots {
         }
     }
 
-    fn side(&self, id: &str) -> Result<Side> {
-        let (pool, id, record) = self.pools.find_snapshot(id)?;
-        let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
-        Ok(Side { record, image })
-    }
-
     fn still_there(&self, request: &AskMetadata, of: MetadataOf) -> Result<()> {
-        let now = |id: &str| Ok::<_, Error>(self.pools.find_snapshot(id)?.2.incarnation);
-        let base = request.base_snapshot_id.as_deref().map(now).transpose()?;
-        let target = now(&request.snapshot_id)?;
+        let base = |id: &str| Ok::<_, Error>(self.pools.find_base(id)?.2.incarnation);
+        let base = request.base_snapshot_id.as_deref().map(base).transpose()?;
+        let target = self
+            .pools
+            .find_snapshot(&request.snapshot_id)?
+            .2
+            .incarnation;
         if (MetadataOf { base, target }) == of {
             Ok(())
         } else {
             Err(gone(request))
         }
     }
+}
+
+fn side((pool, id, record): (Arc<Pool>, SnapshotId, SnapshotRecord)) -> Result<Side> {
+    let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
+    Ok(Side { record, image })
 }
 
 fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {

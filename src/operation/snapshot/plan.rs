@@ -58,6 +58,7 @@ impl Snapshots {
             wipe: record.wipe,
             lineage: None,
             image: 0,
+            base: None,
             cut_at: 0,
             level: Level::Crash,
             promised: None,

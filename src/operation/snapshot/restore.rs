@@ -275,8 +275,10 @@ impl Snapshots {
             allocation = Allocation::Thick;
         }
         let is_of_thick = pool.backend.shares_with_thick(record)?;
-        pool.backend.prepare(record, &|space| {
-            admit_copy(pool, space, allocation, is_of_thick, record.size)
+        self.before_bases(pool, || {
+            pool.backend.prepare(record, &|space| {
+                admit_copy(pool, space, allocation, is_of_thick, record.size)
+            })
         })
     }
 

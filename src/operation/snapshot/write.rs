@@ -42,8 +42,10 @@ impl Snapshots {
             (None, None) => {
                 let ended = pool.backend.volumes.delete_unanswered(planned.uuid);
                 ended.map_err(Error::into_indeterminate)?;
-                pool.backend.prepare(&planned, &|space| {
-                    admit(pool, space, planned.allocation, 0, planned.size)
+                self.before_bases(pool, || {
+                    pool.backend.prepare(&planned, &|space| {
+                        admit(pool, space, planned.allocation, 0, planned.size)
+                    })
                 })?;
                 planned
             }
@@ -94,12 +96,14 @@ impl Snapshots {
             had = record.growth.map_or(had, |growth| growth.written.max(had));
         }
         let admitted = |space: &_| admit(pool, space, record.allocation, had, size);
-        let mut reserve = || match &copying {
-            Some(copying) => self.write_beyond(copying, pool, record, image_bytes(size)),
-            None => Ok(()),
-        };
-        let grown = pool.backend.grow(record, size, &admitted, &mut reserve);
-        grown.map(drop)
+        self.before_bases(pool, || {
+            let mut reserve = || match &copying {
+                Some(copying) => self.write_beyond(copying, pool, record, image_bytes(size)),
+                None => Ok(()),
+            };
+            let grown = pool.backend.grow(record, size, &admitted, &mut reserve);
+            grown.map(drop)
+        })
     }
 
     /// Writes blocks beyond the end of a volume, to which its users cannot write yet.

@@ -149,8 +149,10 @@ impl Volumes {
         // The leftover of an attempt whose cleanup failed: no caller ever received its ID.
         let ended = pool.backend.volumes.delete_unanswered(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        let record = pool.backend.create(record, &|space| {
-            admit(&pool, space, request.parameters.allocation, 0, size)
+        let record = self.snapshots.before_bases(&pool, || {
+            pool.backend.create(record.clone(), &|space| {
+                admit(&pool, space, request.parameters.allocation, 0, size)
+            })
         })?;
         Ok(self.pools.volume(&pool, &record))
     }

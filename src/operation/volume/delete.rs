@@ -42,6 +42,7 @@ impl Volumes {
             check_fence(volume_id, &record, mover)?;
             self.refuse_if_used(&pool, &record, volume_id)?;
         }
+        let _base = self.snapshots.delete_base_of(&pool, id.uuid)?;
         pool.backend.volumes.delete(id.uuid)
     }
 

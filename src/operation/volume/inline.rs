@@ -173,8 +173,10 @@ impl Volumes {
         check_new("volume_context", "volume_capability", &record)?;
         let ended = pool.backend.volumes.delete_unanswered(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        pool.backend.create(record, &|space| {
-            admit(pool, space, parameters.allocation, 0, size)
+        self.snapshots.before_bases(pool, || {
+            pool.backend.create(record.clone(), &|space| {
+                admit(pool, space, parameters.allocation, 0, size)
+            })
         })
     }
 

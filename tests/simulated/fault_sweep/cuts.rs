@@ -4,6 +4,7 @@ use slackwater::model::{FsType, Level};
 
 use crate::fault_sweep::trial::Scenario;
 use crate::fault_sweep::{BTRFS, V, XFS, cut_offs, sweep, sweep_repeat, used};
+use crate::simulation::cuts::KEPT;
 use crate::simulation::remote::REMOTE_SIZE;
 use crate::simulation::{SIZE, Step, VolumeConfig};
 
@@ -88,6 +89,37 @@ fn delete_snapshot() {
     for config in [VolumeConfig::EXT4, VolumeConfig::THICK] {
         sweep(&after(busy(config), &[snapshot()]), Step::DeleteSnapshot(S));
     }
+}
+
+/// A volume with a base.
+fn with_base(config: VolumeConfig) -> Vec<Step> {
+    let [base, _] = KEPT;
+    let base = [
+        Step::Snapshot(base, V, FS),
+        Step::DeleteSnapshot(base),
+        Step::Write(V, 8),
+    ];
+    after(busy(config), &base)
+}
+
+#[test]
+fn delete_snapshot_that_stays_as_a_base() {
+    let [first, next] = KEPT;
+    for config in [XFS, VolumeConfig::THICK] {
+        let created = [Step::Snapshot(first, V, FS)];
+        sweep(&after(busy(config), &created), Step::DeleteSnapshot(first));
+        let created = [Step::Snapshot(next, V, FS)];
+        sweep(
+            &after(with_base(config), &created),
+            Step::DeleteSnapshot(next),
+        );
+    }
+}
+
+#[test]
+fn delete_volume_with_a_base() {
+    let unused = [Step::Unstage(V)];
+    sweep(&after(with_base(XFS), &unused), Step::Delete(V));
 }
 
 #[test]

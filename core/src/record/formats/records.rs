@@ -13,11 +13,11 @@ use crate::model::{
 use crate::record::node::KnownPool;
 use crate::record::*;
 
-fn uuid(n: u128) -> Uuid {
+pub(super) fn uuid(n: u128) -> Uuid {
     Uuid::from_u128(n)
 }
 
-fn mounted(fs: FsType, flags: &[&str]) -> Capability {
+pub(super) fn mounted(fs: FsType, flags: &[&str]) -> Capability {
     Capability {
         access_type: AccessType::Mount {
             fs_type: Some(fs),
@@ -65,7 +65,7 @@ fn volume() -> VolumeRecord {
 }
 
 /// Parameters of a VolumeGroupSnapshotClass in which no value is the default.
-fn everything_asked() -> SnapshotParameters {
+pub(super) fn everything_asked() -> SnapshotParameters {
     SnapshotParameters {
         consistency: Level::Application,
         on_quiesce_failure: OnQuiesceFailure::Degrade(Level::Crash),
@@ -76,6 +76,7 @@ fn everything_asked() -> SnapshotParameters {
         shared_volume: SharedVolume::Skip,
         max_extents: Some(1000),
         members: Members::Independent,
+        keep_base: false,
         is_of_object: true,
     }
 }
@@ -270,102 +271,6 @@ fn records_of_volumes_keep_their_format() {
     expected.push(("fence-lifted.json", lifted));
     expected.extend(formatted_volumes());
     check("volume", expected);
-}
-
-fn group() -> GroupMembership {
-    GroupMembership {
-        id: uuid(11),
-        members: vec!["p.1".into(), "p.2".into()],
-        sources: vec!["p.3".into(), "p.4".into()],
-        asked: None,
-        independent: false,
-    }
-}
-
-fn cut_snapshot() -> SnapshotRecord {
-    SnapshotRecord {
-        uuid: uuid(1),
-        name: "snapshot-1".into(),
-        incarnation: uuid(2),
-        state: SnapshotState::Cut,
-        attempt: uuid(3),
-        source: uuid(4),
-        source_incarnation: uuid(5),
-        size: 1 << 30,
-        block_size: 512,
-        allocation: Allocation::Thin,
-        formatted: Some(Formatted::complete(FormattedAs::Ext4, uuid(6))),
-        capabilities: vec![mounted(FsType::Ext4, &[])],
-        wipe: Wipe::Discard,
-        cut_at: 1_700_000_000_000_000_001,
-        level: Level::Filesystem,
-        promised: None,
-        reason: String::new(),
-        group: None,
-        copy: None,
-        lineage: None,
-        image: 0,
-    }
-}
-
-#[test]
-fn records_of_snapshots_keep_their_format() {
-    let (group, cut) = (group(), cut_snapshot());
-    let preparing = SnapshotRecord {
-        state: SnapshotState::Preparing,
-        cut_at: 0,
-        level: Level::default(),
-        ..cut.clone()
-    };
-    let degraded = SnapshotRecord {
-        state: SnapshotState::Ready,
-        allocation: Allocation::Thick,
-        wipe: Wipe::Zero,
-        level: Level::Crash,
-        promised: Some(Level::Application),
-        reason: "the hook of default/data failed".into(),
-        copy: Some(CopyProgress {
-            copied: 1 << 20,
-            source_modified: 1_700_000_001,
-            base: None,
-        }),
-        lineage: Some(uuid(7)),
-        ..cut.clone()
-    };
-    let member = |independent| SnapshotRecord {
-        state: SnapshotState::Ready,
-        level: Level::Application,
-        group: Some(GroupMembership {
-            asked: Some(everything_asked().to_string()),
-            independent,
-            ..group.clone()
-        }),
-        ..cut.clone()
-    };
-    check(
-        "snapshot",
-        vec![
-            ("preparing.json", preparing),
-            (
-                "ready.json",
-                SnapshotRecord {
-                    state: SnapshotState::Ready,
-                    ..cut.clone()
-                },
-            ),
-            (
-                "member-of-an-old-group.json",
-                SnapshotRecord {
-                    group: Some(group.clone()),
-                    ..cut.clone()
-                },
-            ),
-            ("cut.json", cut.clone()),
-            ("degraded-copy.json", degraded),
-            ("member.json", member(false)),
-            ("independent-member.json", member(true)),
-        ],
-    );
 }
 
 #[test]
