@@ -8,6 +8,7 @@ mod certificates;
 mod check;
 mod doctor;
 mod enrol;
+mod export;
 mod frozen;
 mod guard;
 mod hand_over;
@@ -121,6 +122,10 @@ enum Command {
     /// Request and renew this node's certificate, as a sidecar of its driver, in a cluster whose
     /// controller signs them
     Enrol(enrol::Arguments),
+    /// Write a snapshot of a node's driver to stdout, as an archive with checksums
+    Export(export::ExportArguments),
+    /// Create volumes on a node from an archive on stdin
+    Import(export::ImportArguments),
     /// Delete snapshots that no object of a cluster owns
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
@@ -378,6 +383,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         } => guard::run(&socket.0, &state_dir.0, with_parent),
         Command::Certificates(arguments) => certificates::run(&arguments),
         Command::Enrol(arguments) => enrol::run(arguments),
+        Command::Export(arguments) => export::export(arguments),
+        Command::Import(arguments) => export::import(arguments),
         Command::Snapshots(SnapshotsCommand::Delete(arguments)) => snapshots::delete(&arguments),
         Command::Volumes {
             command: Some(VolumesCommand::Check(arguments)),

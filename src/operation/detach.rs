@@ -270,6 +270,11 @@ impl Driver {
         }
     }
 
+    /// Whether no new operation begins any more, and long ones end early.
+    pub fn is_stopping(&self) -> bool {
+        self.pools.in_flight.is_stopping()
+    }
+
     /// Rejects new operations from now on.
     pub fn stop(&self) {
         self.pools.in_flight.stopping.store(true, Ordering::SeqCst);

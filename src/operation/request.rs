@@ -361,6 +361,29 @@ pub struct DeleteOne {
     pub settled: Option<GroupId>,
 }
 
+/// Arguments of an export.
+#[derive(Clone, Debug, Default)]
+pub struct Export {
+    /// The IDs of the snapshots, as received: one, or members of one group.
+    pub snapshot_ids: Vec<String>,
+    /// The IDs of snapshots of the same volumes, to which only the differences are exported.
+    pub base_snapshot_ids: Vec<String>,
+}
+
+/// Arguments of an import.
+#[derive(Clone, Debug, Default)]
+pub struct Import {
+    /// The name of the volume; `None` means the one in the archive, with the prefix.
+    pub name: Option<String>,
+    pub prefix: String,
+    /// The name of the pool; `None` means the one in the archive.
+    pub pool: Option<String>,
+    /// The size of each volume in bytes; `None` means the one in the archive.
+    pub size: Option<u64>,
+    /// An archive with differences follows: the volumes stay incomplete.
+    pub more: bool,
+}
+
 /// Arguments of GetMetadataAllocated (without a base) and GetMetadataDelta.
 #[derive(Clone, Debug)]
 pub struct AskMetadata {

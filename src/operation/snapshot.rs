@@ -1,5 +1,6 @@
 //! Snapshots, groups of snapshots, and volumes that are created from snapshots or other volumes.
 
+pub(in crate::operation) mod archive;
 pub(in crate::operation) mod attempt;
 pub(in crate::operation) mod base;
 pub(in crate::operation) mod begun;
@@ -8,6 +9,7 @@ pub(in crate::operation) mod copy;
 pub(in crate::operation) mod create;
 pub(in crate::operation) mod cut;
 pub(in crate::operation) mod cut_counts;
+pub(in crate::operation) mod export;
 pub(in crate::operation) mod fill;
 pub(in crate::operation) mod group;
 pub(in crate::operation) mod lend;

@@ -7,7 +7,8 @@
 
 use std::sync::Arc;
 
-use tonic::{Code, Request};
+use tonic::codegen::BoxStream;
+use tonic::{Code, Request, Streaming};
 
 use super::Router;
 use super::agents::Agent;
@@ -17,7 +18,7 @@ use super::route::Owner;
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteOneRequest, DeleteSnapshotRequest,
-    DeleteSnapshotResponse,
+    DeleteSnapshotResponse, ExportRequest, ExportResponse, ImportRequest, ImportResponse,
 };
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{self, DeleteSnapshotResponse as Deleted};
@@ -120,6 +121,24 @@ impl Admin for Router {
     ) -> RpcResult<CheckVolumeResponse> {
         Err(tonic::Status::unimplemented(
             "a volume is checked by the driver of its node; run this command in the container of that driver",
+        ))
+    }
+
+    async fn export(
+        &self,
+        _request: Request<ExportRequest>,
+    ) -> RpcResult<BoxStream<ExportResponse>> {
+        Err(tonic::Status::unimplemented(
+            "a snapshot is exported by the driver of its node; run this command in the container of that driver",
+        ))
+    }
+
+    async fn import(
+        &self,
+        _request: Request<Streaming<ImportRequest>>,
+    ) -> RpcResult<ImportResponse> {
+        Err(tonic::Status::unimplemented(
+            "a volume is imported by the driver of its node; run this command in the container of that driver",
         ))
     }
 

@@ -1,13 +1,17 @@
 //! The client of the Admin service: commands of this program call it while a driver is running.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use tokio::net::UnixStream;
-use tonic::transport::Endpoint;
+use tokio_stream::Stream;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::agent::admin_client::AdminClient;
-use crate::agent::{CheckVolumeRequest, CheckVolumeResponse};
+use crate::agent::{
+    CheckVolumeRequest, CheckVolumeResponse, ExportRequest, ImportRequest, ImportResponse,
+};
 use crate::error::{Error, Result, chain};
 
 /// Asks the driver at a socket to check a volume, and waits without a time limit. `None` if no
@@ -17,6 +21,53 @@ pub async fn check_volume(
     volume_id: &str,
     repair: bool,
 ) -> Result<Option<CheckVolumeResponse>> {
+    let Some(mut client) = client(socket).await? else {
+        return Ok(None);
+    };
+    let request = CheckVolumeRequest {
+        volume_id: volume_id.to_string(),
+        repair,
+    };
+    let answer = client.check_volume(request).await;
+    answer.map(|it| Some(it.into_inner())).map_err(forwarded)
+}
+
+/// Writes an archive of snapshots of the driver at a socket.
+pub async fn export(socket: &Path, request: ExportRequest, to: &mut impl Write) -> Result<()> {
+    let mut client = client(socket).await?.ok_or_else(|| absent(socket))?;
+    let answer = client.export(request).await.map_err(forwarded)?;
+    let mut messages = answer.into_inner();
+    let failed = |error: std::io::Error| Error::unreachable("the output", error.to_string());
+    while let Some(message) = messages.message().await.map_err(forwarded)? {
+        to.write_all(&message.data).map_err(failed)?;
+    }
+    to.flush().map_err(failed)
+}
+
+/// Sends an archive to the driver at a socket, which creates its volumes.
+pub async fn import(
+    socket: &Path,
+    messages: impl Stream<Item = ImportRequest> + Send + 'static,
+) -> Result<ImportResponse> {
+    let mut client = client(socket).await?.ok_or_else(|| absent(socket))?;
+    let answer = client.import(messages).await.map_err(forwarded)?;
+    Ok(answer.into_inner())
+}
+
+fn forwarded(status: Status) -> Error {
+    Error::Forwarded {
+        code: status.code() as i32,
+        message: status.message().to_string(),
+    }
+}
+
+fn absent(socket: &Path) -> Error {
+    let driver = format!("the driver at {}", socket.display());
+    Error::unreachable(driver, "nothing listens there")
+}
+
+/// `None` if no driver listens at the socket.
+async fn client(socket: &Path) -> Result<Option<AdminClient<Channel>>> {
     let failed = |error: &dyn std::error::Error| {
         Error::unreachable(format!("the driver at {}", socket.display()), chain(error))
     };
@@ -35,16 +86,5 @@ pub async fn check_volume(
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
-    let request = CheckVolumeRequest {
-        volume_id: volume_id.to_string(),
-        repair,
-    };
-    let answer = AdminClient::new(channel).check_volume(request).await;
-    match answer {
-        Ok(answer) => Ok(Some(answer.into_inner())),
-        Err(status) => Err(Error::Forwarded {
-            code: status.code() as i32,
-            message: status.message().to_string(),
-        }),
-    }
+    Ok(Some(AdminClient::new(channel)))
 }

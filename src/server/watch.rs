@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 16] = [
+const BESIDE_CSI: [(&str, &str); 18] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -72,6 +72,8 @@ const BESIDE_CSI: [(&str, &str); 16] = [
         "/slackwater.agent.v1.Admin/DeleteSnapshot",
         "Admin.DeleteSnapshot",
     ),
+    ("/slackwater.agent.v1.Admin/Export", "Admin.Export"),
+    ("/slackwater.agent.v1.Admin/Import", "Admin.Import"),
 ];
 
 /// The name of a call by its path, and whether it is a poll, which is logged at debug level.

@@ -1,13 +1,24 @@
 //! The Admin service: commands of an administrator for a running driver.
 
-use tonic::Request;
+mod archive;
 
-use super::{Rpc, RpcResult, Service, answer, request};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Streaming};
+
+use super::{Rpc, RpcResult, Service, answer, request, status};
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+    ExportRequest, ExportResponse, ImportRequest, ImportResponse, import_response,
 };
-use crate::operation::{DeleteOne, Driver};
+use crate::error::{Error, Result};
+use crate::operation::{DeleteOne, Driver, Export, Import, Volume, WorkClass};
+use archive::{Input, Output};
+
+/// Number of messages that may wait for the other side; each has about 1 MiB.
+const AHEAD: usize = 4;
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -42,5 +53,88 @@ impl Admin for Service {
         })
         .await?;
         answer(DeleteSnapshotResponse {})
+    }
+
+    async fn export(
+        &self,
+        request: Request<ExportRequest>,
+    ) -> RpcResult<BoxStream<ExportResponse>> {
+        let asked = export(request.into_inner());
+        let asked = asked.map_err(|error| status(Rpc::CreateSnapshot, &error))?;
+        let (to, sent) = mpsc::channel(AHEAD);
+        let mut output = Output::new(to.clone(), self.driver.clone());
+        let driver = self.driver.clone();
+        tokio::spawn(async move {
+            let work = move |driver: &Driver| driver.snapshots.export(&asked, &mut output);
+            let done = driver.detach_in(WorkClass::Long, work).await;
+            if let Err(error) = done {
+                // If the reader is gone, there is no one to tell.
+                let _ = to.send(Err(status(Rpc::CreateSnapshot, &error))).await;
+            }
+        });
+        answer(Box::pin(ReceiverStream::new(sent)))
+    }
+
+    async fn import(
+        &self,
+        request: Request<Streaming<ImportRequest>>,
+    ) -> RpcResult<ImportResponse> {
+        let mut messages = request.into_inner();
+        let first = messages.message().await?.unwrap_or_default();
+        let asked = import(&first).map_err(|error| status(Rpc::CreateVolume, &error))?;
+        let (to, read) = mpsc::channel(AHEAD);
+        // Ends when the import does not read any more.
+        tokio::spawn(async move {
+            let mut next = Ok(Some(first.data));
+            while let Ok(Some(data)) = next
+                && to.send(Ok(data)).await.is_ok()
+            {
+                next = messages.message().await.map(|it| it.map(|it| it.data));
+                if let Err(error) = &next {
+                    let _ = to.send(Err(error.message().to_string())).await;
+                }
+            }
+        });
+        let input = Input::new(read, self.driver.clone());
+        let work = move |driver: &Driver| driver.volumes.import(&asked, Box::new(input));
+        let made = self.driver.detach_in(WorkClass::Long, work).await;
+        let made = made.map_err(|error| status(Rpc::CreateVolume, &error))?;
+        answer(ImportResponse {
+            volumes: made.iter().map(imported).collect(),
+        })
+    }
+}
+
+/// Parses the request for an archive.
+pub(super) fn export(request: ExportRequest) -> Result<Export> {
+    if request.snapshot_ids.is_empty() {
+        return Err(Error::invalid("snapshot_ids", "are missing"));
+    }
+    Ok(Export {
+        snapshot_ids: request.snapshot_ids,
+        base_snapshot_ids: request.base_snapshot_ids,
+    })
+}
+
+/// Parses the first message of an import.
+pub(super) fn import(first: &ImportRequest) -> Result<Import> {
+    let options = first.options.as_ref();
+    let options =
+        options.ok_or_else(|| Error::invalid("options", "are missing in the first message"))?;
+    let given = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
+    Ok(Import {
+        name: given(&options.name),
+        prefix: options.prefix.clone(),
+        pool: given(&options.pool),
+        size: Some(options.size_bytes).filter(|size| *size > 0),
+        more: options.more,
+    })
+}
+
+fn imported(volume: &Volume) -> import_response::Volume {
+    import_response::Volume {
+        volume_id: volume.id.to_string(),
+        size_bytes: volume.size,
+        is_complete: volume.is_complete,
     }
 }

@@ -284,6 +284,7 @@ impl Service {
             source: Arc::new(source),
             purpose,
             verify: asked.verify,
+            is_archived: false,
         })
     }
 }

@@ -9,6 +9,7 @@
 )]
 
 mod access;
+mod archives;
 mod checks;
 mod crowd;
 mod found;

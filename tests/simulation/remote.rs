@@ -133,6 +133,7 @@ pub(super) fn receive(
         offer,
         purpose: Purpose::Restore,
         verify: true,
+        is_archived: false,
     };
     let volume = driver.volumes.receive_volume(&request, Ok(snapshot))?;
     Ok(format!("{volume:?}"))

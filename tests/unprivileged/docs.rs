@@ -307,6 +307,8 @@ fn help() -> String {
         &["volumes"],
         &["volumes", "check"],
         &["snapshots", "delete"],
+        &["export"],
+        &["import"],
         &["frozen"],
         &["guard"],
         &["certificates"],

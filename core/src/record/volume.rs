@@ -86,6 +86,9 @@ pub struct VolumeRecord {
     /// volume again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifted: Option<Uuid>,
+    /// The identity of the content with which it was imported, to recognize a repeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<u64>,
 }
 
 impl VolumeRecord {

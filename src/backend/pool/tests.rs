@@ -76,6 +76,7 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         image: 0,
         fenced: None,
         lifted: None,
+        imported: None,
     }
 }
 

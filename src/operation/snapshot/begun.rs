@@ -88,6 +88,7 @@ fn is_same(planned: &VolumeRecord, begun: &VolumeRecord) -> bool {
         copy: begun.copy,
         lineage: begun.lineage,
         image: begun.image,
+        imported: begun.imported,
         formatted: begun.formatted.clone(),
         ..planned.clone()
     };

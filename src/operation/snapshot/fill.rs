@@ -67,6 +67,11 @@ impl Snapshots {
         };
         let mut record = match begun {
             Some(begun) => begun,
+            None if content.has_only_differences() => {
+                let volume = format!("the content of volume {}", record.name);
+                let why = "the archive has only the differences to another content; import that first, with the same options and --more";
+                return Err(Error::unreachable(volume, why));
+            }
             None => {
                 let mut record = record;
                 record.copy = Some(begin);

@@ -67,7 +67,7 @@ impl SentRange {
 
     /// The differing parts without data; `None` if the parts or the data are not in ascending order,
     /// or are not within each other.
-    fn zeros(&self) -> Option<Vec<Range<u64>>> {
+    pub(super) fn zeros(&self) -> Option<Vec<Range<u64>>> {
         let (mut zeros, mut at) = (Vec::new(), self.offset);
         let mut pieces = self.pieces.iter().peekable();
         for Range { start, end } in self.changed.iter().cloned() {
@@ -90,7 +90,7 @@ impl SentRange {
         is_inside.then_some(zeros)
     }
 
-    pub(super) fn end(&self) -> u64 {
+    pub(in crate::operation) fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
 }
@@ -171,6 +171,8 @@ pub struct RemoteSnapshot {
     pub purpose: Purpose,
     /// Read the copy back, and compare it, before it is complete.
     pub verify: bool,
+    /// It is in an archive that is imported.
+    pub is_archived: bool,
 }
 
 impl RemoteSnapshot {

@@ -84,6 +84,22 @@ impl Content {
         }
     }
 
+    /// Whether it can only be copied into a volume that has the content of its base.
+    pub(super) fn has_only_differences(&self) -> bool {
+        match self {
+            Content::Remote(remote) => remote.is_archived && !remote.offer.bases.is_empty(),
+            Content::Snapshot { .. } | Content::Volume(_) => false,
+        }
+    }
+
+    /// What the record of an imported volume says about it.
+    fn imported(&self) -> Option<u64> {
+        match self {
+            Content::Remote(remote) => remote.is_archived.then_some(remote.offer.identity),
+            Content::Snapshot { .. } | Content::Volume(_) => None,
+        }
+    }
+
     /// Why a volume gets this content.
     pub(super) fn purpose(&self) -> Purpose {
         match self {
@@ -175,6 +191,7 @@ impl Snapshots {
             block_size,
             formatted,
             content_source: request.content_source.clone(),
+            imported: content.imported(),
             ..record
         })
     }

@@ -232,6 +232,7 @@ impl Volumes {
             image: 0,
             fenced: None,
             lifted: None,
+            imported: None,
         })
     }
 

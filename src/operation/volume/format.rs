@@ -160,6 +160,7 @@ mod tests {
             image: 0,
             fenced: None,
             lifted: None,
+            imported: None,
         }
     }
 

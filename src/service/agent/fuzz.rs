@@ -8,11 +8,12 @@ use super::describe::named;
 use super::*;
 use crate::agent::cut_request::{Begin, Keep, Step};
 use crate::agent::find_request::Kind;
+use crate::agent::import_request::Options;
 use crate::agent::receive_request::{self, Source};
-use crate::agent::{ReadRequest, SnapshotOffer};
+use crate::agent::{ExportRequest, ImportRequest, ReadRequest, SnapshotOffer};
 use crate::csi;
 use crate::model::SnapshotId;
-use crate::service::peer;
+use crate::service::{admin, peer};
 
 const ID: &str = "6f1a2b3c-0000-4000-8000-000000000001";
 
@@ -166,4 +167,22 @@ fn fuzz_requests_of_moves() {
             .collect::<Result<Vec<_>, _>>()
     };
     fuzz_message("LookForMove", &valid, parse);
+}
+
+#[test]
+fn fuzz_archives() {
+    let valid = ExportRequest {
+        snapshot_ids: vec![format!("{ID}.{ID}")],
+        base_snapshot_ids: vec![format!("{ID}.{ID}")],
+    };
+    fuzz_message("Export", &valid, |request| admin::export(request.clone()));
+    let valid = ImportRequest {
+        options: Some(Options {
+            name: "data".into(),
+            size_bytes: 1 << 30,
+            ..Options::default()
+        }),
+        data: b"SLACKWATER".to_vec(),
+    };
+    fuzz_message("Import", &valid, admin::import);
 }

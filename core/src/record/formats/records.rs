@@ -61,6 +61,7 @@ fn volume() -> VolumeRecord {
         image: 0,
         fenced: None,
         lifted: None,
+        imported: None,
     }
 }
 

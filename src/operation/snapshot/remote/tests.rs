@@ -217,6 +217,7 @@ fn remote(snapshot: &str, (offer, source): (Offer, Arc<Direct>)) -> RemoteSnapsh
         source,
         purpose: Purpose::Restore,
         verify: true,
+        is_archived: false,
     }
 }
 
