@@ -13,7 +13,7 @@ spec: {claim: $2, to: {node: $3}, keepSource: 1s}
 END
 }
 told_of_move() { # NAME: notes its result
-    note "$1: $(get "volumemove/$1" .status.bytesTotal) bytes, and the volume could not be used for $(get "volumemove/$1" .status.stillMs) ms"
+    note "$1: $(get "volumemove/$1" .status.bytesTotal) bytes, copied in advance $(get "volumemove/$1" .status.ahead.round) times, and the volume could not be used for $(get "volumemove/$1" .status.stillMs) ms"
 }
 # Moves keep no source for the check that nothing is left.
 moves_done() { # NAME...
@@ -139,9 +139,10 @@ test_postgresql_moves_while_its_node_is_drained() {
     gone pod --all --grace-period=1
 }
 
-test_a_node_with_ten_volumes_is_drained() {
+test_the_pool_of_a_node_with_ten_volumes_is_evacuated() {
     two_nodes
-    local i sums
+    local i sums pool
+    pool=$(pool_id 2)
     apply <<END
 apiVersion: apps/v1
 kind: StatefulSet
@@ -166,16 +167,21 @@ END
     all_sums() { for i in 0 1 2 3 4 5 6 7 8 9; do inside db-$i 'wc -c < /v/file; sha256sum < /v/file' || return; done; }
     sums=$(all_sums)
     is "their nodes" "$(k get pods -o 'jsonpath={.items[*].spec.nodeName}' | tr ' ' '\n' | sort | uniq -c | xargs)" "10 $NODE_2"
-    for i in 0 1 2 3 4 5 6 7 8 9; do move "db-$i" "v-db-$i" "$NODE_1"; done
-    for i in 0 1 2 3 4 5 6 7 8 9; do until_field "volumemove/db-$i" .status.phase Waiting; done
-    trap 'kubectl uncordon "$NODE_2" >/dev/null' EXIT
+    # shellcheck disable=SC2064 # this pool
+    trap "kubectl uncordon $NODE_2 >/dev/null; kubectl patch pool $pool --type merge -p '{\"spec\":{\"evacuate\":false}}' >/dev/null" EXIT
+    kubectl patch pool "$pool" --type merge -p '{"spec":{"evacuate":true}}' >/dev/null
+    all_wait() { [ "$(k get volumemoves -l "slackwater.dev/evacuates=$pool" -o 'jsonpath={.items[*].status.phase}' | tr ' ' '\n' | sort | uniq -c | xargs)" = "10 Waiting" ]; }
+    eventually 300 all_wait || fail "$(k get volumemoves)" || return 1
+    note "all volumes were copied in advance"
     kubectl drain "$NODE_2" --ignore-daemonsets --delete-emptydir-data --force --timeout="$WAIT" >/dev/null 2>&1
-    moves_done db-0 db-1 db-2 db-3 db-4 db-5 db-6 db-7 db-8 db-9
+    kubectl wait --for=condition=Evacuated --timeout="$WAIT" "pool/$pool" >/dev/null || fail "$(kubectl get pool "$pool" -o 'jsonpath={.status}')" || return 1
+    note "the volumes could not be used for these times in ms: $(k get volumemoves -o 'jsonpath={.items[*].status.stillMs}')"
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
     is "their nodes" "$(k get pods -o 'jsonpath={.items[*].spec.nodeName}' | tr ' ' '\n' | sort | uniq -c | xargs)" "10 $NODE_1"
     [ "$(all_sums)" = "$sums" ] || fail "the files differ: $sums, $(all_sums)" || return 1
     note "ten files are as they were before"
     is "volumes on the drained node" "$(pool_of 2 volumes | wc -l)" 0
+    kubectl patch pool "$pool" --type merge -p '{"spec":{"evacuate":false}}' >/dev/null
     kubectl uncordon "$NODE_2" >/dev/null
     trap - EXIT
     # Spread the routers again, for the tests that follow.
