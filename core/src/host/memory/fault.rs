@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::thread::{self, ThreadId};
 
 use nix::errno::Errno;
 
@@ -37,13 +38,29 @@ pub(super) struct Faults {
     /// Number of queries so far.
     pub(super) looks: usize,
     planned_looks: BTreeMap<usize, Errno>,
-    /// Queries are made by the test itself.
-    pub(super) aside: bool,
+    /// Threads whose queries are those of the test itself.
+    aside: Vec<ThreadId>,
     /// Number of queries so far that read the metadata of a thin pool.
     pub(super) metadata_reads: usize,
 }
 
 impl Faults {
+    /// Whether this thread makes queries for the test itself.
+    pub(super) fn is_aside(&self) -> bool {
+        !self.aside.is_empty() && self.aside.contains(&thread::current().id())
+    }
+
+    pub(super) fn begin_aside(&mut self) {
+        self.aside.push(thread::current().id());
+    }
+
+    pub(super) fn end_aside(&mut self) {
+        let own = thread::current().id();
+        if let Some(at) = self.aside.iter().position(|one| *one == own) {
+            self.aside.swap_remove(at);
+        }
+    }
+
     /// Plans a fault for the `n`-th effect from now on; 1 is the next.
     pub(super) fn plan(&mut self, n: usize, mode: FaultMode) {
         self.planned.insert(self.log.len() + n, mode);
@@ -64,7 +81,7 @@ impl Faults {
 
     /// Counts one query.
     pub(super) fn next_look(&mut self) -> Result<(), Errno> {
-        if self.aside {
+        if self.is_aside() {
             return Ok(());
         }
         self.looks += 1;
@@ -73,7 +90,7 @@ impl Faults {
 
     /// Counts a query that reads the metadata of a thin pool.
     pub(super) fn note_metadata_read(&mut self) {
-        self.metadata_reads += usize::from(!self.aside);
+        self.metadata_reads += usize::from(!self.is_aside());
     }
 
     pub(super) fn left(&self) -> usize {

@@ -323,7 +323,7 @@ impl Machine {
     }
 
     pub(super) fn check_alive(&self, folder: Ino) -> Result<(), Errno> {
-        match self.dead.contains(&folder) && !self.faults.aside {
+        match self.dead.contains(&folder) && !self.faults.is_aside() {
             true => Err(Errno::EIO),
             false => Ok(()),
         }
@@ -333,7 +333,10 @@ impl Machine {
     pub(super) fn read(&mut self, ino: Ino) -> Result<Vec<u8>, Errno> {
         let bytes = &self.disk.file(ino)?.live.bytes;
         let flawed = self.unreadable.get_mut(&ino);
-        match flawed.filter(|_| !self.faults.aside).and_then(Flawed::read) {
+        match flawed
+            .filter(|_| !self.faults.is_aside())
+            .and_then(Flawed::read)
+        {
             None => Ok(bytes.clone()),
             Some(Unreadable::Error) => Err(Errno::EIO),
             Some(Unreadable::Zeros) => Ok(vec![0; bytes.len()]),

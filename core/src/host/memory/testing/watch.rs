@@ -23,11 +23,11 @@ impl MemoryHost {
     }
 
     /// Queries that a test makes for itself: they are neither counted nor made to fail, and dead or
-    /// hanging disks do not affect them.
+    /// hanging disks do not affect them. Those of other threads at the same time are not changed.
     pub fn aside<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
-        let before = std::mem::replace(&mut self.lock().faults.aside, true);
+        self.lock().faults.begin_aside();
         let result = looks(self);
-        self.lock().faults.aside = before;
+        self.lock().faults.end_aside();
         result
     }
 
