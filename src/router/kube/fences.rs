@@ -220,6 +220,10 @@ impl Reconciler for FenceController {
 
     async fn execute(&self, fenced: &Fenced, (): ()) -> Result<Outcome> {
         let Fence { volume, mover } = fenced.fence;
+        // First: without the fence, nothing would look for what is left.
+        for snapshot in snapshots_of(volume, mover).into_values() {
+            self.volumes.delete_snapshot(snapshot).await?;
+        }
         self.volumes.fence(volume, mover, true).await?;
         let handle = volume.to_string();
         let uid = mover.to_string();
@@ -233,9 +237,6 @@ impl Reconciler for FenceController {
             let about = ObjectRef::Claim(claim);
             self.cluster
                 .record_event(&about, false, "FenceLifted", message.into());
-        }
-        for snapshot in snapshots_of(volume, mover).into_values() {
-            self.volumes.delete_snapshot(snapshot).await?;
         }
         Ok(Outcome::Done)
     }
