@@ -98,8 +98,8 @@ pub struct MoveStatus {
     pub bytes_done: u64,
     pub bytes_total: u64,
     /// The copies before the fence.
-    #[serde(skip_serializing_if = "Ahead::is_none")]
-    pub ahead: Ahead,
+    #[serde(skip_serializing_if = "PreCopy::is_none")]
+    pub pre_copy: PreCopy,
     /// Since when no pod uses the volume, because it is fenced.
     pub fenced_at: Option<Time>,
     /// Since when the PersistentVolume names the copy.
@@ -113,7 +113,7 @@ pub struct MoveStatus {
 /// from the one before is copied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Ahead {
+pub struct PreCopy {
     /// The round that was begun last, from 1 on.
     pub round: u32,
     /// When that was.
@@ -124,7 +124,7 @@ pub struct Ahead {
     pub problem: Option<String>,
 }
 
-impl Ahead {
+impl PreCopy {
     /// No round was begun.
     fn is_none(&self) -> bool {
         self.round == 0
@@ -309,15 +309,15 @@ mod tests {
         }
     }
 
-    fn ahead(phase: Phase, time: &Time) -> Ahead {
+    fn pre_copy(phase: Phase, time: &Time) -> PreCopy {
         match phase {
-            Phase::Copying => Ahead {
+            Phase::Copying => PreCopy {
                 round: 3,
                 begun_at: Some(time.clone()),
                 bytes: Some(1 << 20),
                 problem: Some("no space".into()),
             },
-            _ => Ahead::default(),
+            _ => PreCopy::default(),
         }
     }
 
@@ -365,7 +365,7 @@ mod tests {
             to: Some(place("node-2")),
             bytes_done: 1 << 20,
             bytes_total: 1 << 30,
-            ahead: ahead(phase, &time),
+            pre_copy: pre_copy(phase, &time),
             fenced_at: Some(time.clone()),
             switched_at: Some(time.clone()),
             still_ms: Some(1500),

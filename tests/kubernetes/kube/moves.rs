@@ -370,15 +370,15 @@ fn a_move_waits_for_the_end_of_its_pods_and_shows_what_fails() {
     eventually("it waits for the pod", || message().contains("pg-0"));
     assert_eq!(phase(&api), "Waiting");
     // It was copied while the pod used it.
-    let ahead = [
+    let pre_copied = [
         "snapshot 2",
         "fill 2",
         "snapshot 1 after 2",
         "fill 1",
         "delete snapshot",
     ];
-    assert_eq!(volumes.ordered(), ahead);
-    assert_eq!(at(&api, MOVE)["status"]["ahead"]["round"], 2);
+    assert_eq!(volumes.ordered(), pre_copied);
+    assert_eq!(at(&api, MOVE)["status"]["preCopy"]["round"], 2);
     let copied = at(&api, MOVE)["status"]["conditions"][1].clone();
     assert_eq!(
         (&copied["type"], &copied["status"]),
@@ -398,7 +398,7 @@ fn a_move_waits_for_the_end_of_its_pods_and_shows_what_fails() {
     object["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
     api.put(MOVE, object);
     eventually("it is gone", || at(&api, MOVE).is_null());
-    let ordered = volumes.ordered().split_off(ahead.len());
+    let ordered = volumes.ordered().split_off(pre_copied.len());
     // The incomplete copy might still be reading the snapshot.
     let undone = ["fence", "lift", "delete copy", "delete snapshot"];
     assert_eq!(ordered, undone);

@@ -6,7 +6,7 @@
 //! copies that can be written, whichever of them the PersistentVolume names.
 
 mod abort;
-mod ahead;
+mod pre_copy;
 
 use std::collections::BTreeMap;
 
@@ -283,13 +283,13 @@ impl Begun<'_> {
         if in_use.step == Some(Step::Fence) {
             return in_use;
         }
-        match self.copy_ahead() {
+        match self.pre_copy() {
             // It still waits for what it waits for.
-            Some(ahead) if ahead.phase == Phase::Waiting => Decision {
-                step: ahead.step,
+            Some(pre_copy) if pre_copy.phase == Phase::Waiting => Decision {
+                step: pre_copy.step,
                 ..in_use
             },
-            Some(ahead) => ahead,
+            Some(pre_copy) => pre_copy,
             None => in_use,
         }
     }

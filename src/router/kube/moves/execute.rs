@@ -20,7 +20,7 @@ use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::Goal;
 use crate::router::kube::adopt::step::Step as PvStep;
 use crate::router::kube::reconcile::{Outcome, written};
-use crate::router::kube::volume_move::{Ahead, FINALIZER, MoveStatus, Phase, Place, VolumeMove};
+use crate::router::kube::volume_move::{FINALIZER, MoveStatus, Phase, Place, PreCopy, VolumeMove};
 use crate::router::moved::{Copied, MoveCopy, ROUNDS, Round, snapshot_of};
 
 /// Writes the status if it has changed, and does the step.
@@ -161,12 +161,12 @@ impl Executor<'_> {
             }
             Step::Begin(begun) => return self.write(begun).await,
             Step::BeginRound(round) => {
-                let ahead = Ahead {
+                let pre_copy = PreCopy {
                     round: *round,
                     begun_at: Some(Time(self.seen.now)),
-                    ..Ahead::default()
+                    ..PreCopy::default()
                 };
-                return self.ahead(status, ahead).await;
+                return self.write_pre_copy(status, pre_copy).await;
             }
             Step::Evict(pod) => return self.evict(pod).await,
             Step::DeletePod(pod) => return self.delete_pod(pod).await,
@@ -249,11 +249,11 @@ impl Executor<'_> {
                 if let Step::Fill(_) = step {
                     self.controller.volumes.delete_copy(of.copy).await?;
                 }
-                let ahead = Ahead {
+                let pre_copy = PreCopy {
                     problem: Some(chain(&error)),
-                    ..status.ahead.clone()
+                    ..status.pre_copy.clone()
                 };
-                self.ahead(status, ahead).await
+                self.write_pre_copy(status, pre_copy).await
             }
             _ => self.failed(status, error).await,
         }
@@ -264,11 +264,11 @@ impl Executor<'_> {
         let mut others = ROUNDS.into_iter().filter(|other| *other != round);
         let wanted = self.wanted(of, Some(round));
         let taken = self.controller.volumes.snapshot(&wanted, others.find(has));
-        let ahead = Ahead {
+        let pre_copy = PreCopy {
             bytes: Some(taken.await?),
-            ..status.ahead.clone()
+            ..status.pre_copy.clone()
         };
-        self.ahead(status, ahead).await
+        self.write_pre_copy(status, pre_copy).await
     }
 
     async fn copy(&self, of: &Volumes<'_>, round: Round) -> Result<Outcome> {
@@ -279,9 +279,9 @@ impl Executor<'_> {
         })
     }
 
-    async fn ahead(&self, status: &MoveStatus, ahead: Ahead) -> Result<Outcome> {
+    async fn write_pre_copy(&self, status: &MoveStatus, pre_copy: PreCopy) -> Result<Outcome> {
         let status = MoveStatus {
-            ahead,
+            pre_copy,
             ..status.clone()
         };
         self.write(&status).await

@@ -10,7 +10,7 @@ use crate::router::kube::volume_move::{MoveStatus, Phase};
 /// The condition of a move: whether it proceeds.
 pub(super) const CONDITION: &str = "Proceeding";
 /// The condition of a move: whether its target has the content that the volume had a short time ago.
-const AHEAD: &str = "CopiedInAdvance";
+const PRE_COPIED: &str = "CopiedInAdvance";
 /// Its reason after a step has failed.
 pub(super) const FAILED: &str = "StepFailed";
 
@@ -59,12 +59,12 @@ pub(super) fn shown(seen: &Observed, decision: &Decision) -> MoveStatus {
 /// was.
 fn copied_in_advance(seen: &Observed, before: &MoveStatus) -> Option<Condition> {
     let mut conditions = before.conditions.iter();
-    let ahead = &before.ahead;
-    if ahead.round == 0 || before.fenced_at.is_some() || before.phase > Phase::Waiting {
-        return conditions.find(|one| one.type_ == AHEAD).cloned();
+    let pre_copy = &before.pre_copy;
+    if pre_copy.round == 0 || before.fenced_at.is_some() || before.phase > Phase::Waiting {
+        return conditions.find(|one| one.type_ == PRE_COPIED).cloned();
     }
     let content = seen.copy.as_ref().ok().and_then(|copy| copy.content);
-    let (status, reason, message) = match &ahead.problem {
+    let (status, reason, message) = match &pre_copy.problem {
         Some(problem) => ("False", "Refused", problem.clone()),
         None if content.is_some_and(|content| content.is_whole) => {
             ("True", "Copied", String::new())
@@ -77,6 +77,6 @@ fn copied_in_advance(seen: &Observed, before: &MoveStatus) -> Option<Condition> 
         observed_generation: None,
         reason: reason.into(),
         status: status.into(),
-        type_: AHEAD.into(),
+        type_: PRE_COPIED.into(),
     })
 }

@@ -2,7 +2,7 @@
 
 use super::world::{COPY, World};
 use super::*;
-use crate::router::kube::volume_move::Ahead;
+use crate::router::kube::volume_move::PreCopy;
 
 /// A world whose pod uses the volume, with a move that does what it can.
 fn copied_in_advance(changes: u64, when: When) -> World {
@@ -29,9 +29,9 @@ fn go_on(world: &mut World) {
     panic!("it does not end: {world:?}");
 }
 
-fn ahead(world: &World) -> Ahead {
+fn pre_copy(world: &World) -> PreCopy {
     let status = world.object.as_ref().unwrap().status.as_ref();
-    status.unwrap().ahead.clone()
+    status.unwrap().pre_copy.clone()
 }
 
 fn condition(world: &World, type_: &str) -> (String, String) {
@@ -49,7 +49,7 @@ fn rounds_are_made_until_little_is_written_and_at_most_five() {
     for (changes, rounds) in [(0, 2), ((256 << 20) - 1, 2), (256 << 20, 5), (1 << 40, 5)] {
         let mut world = copied_in_advance(changes, When::Drained);
         assert_eq!(
-            (phase(&world), ahead(&world).round),
+            (phase(&world), pre_copy(&world).round),
             (Phase::Waiting, rounds)
         );
         assert_eq!(world.snapshots.len(), 1, "the base of the next copy");
@@ -71,11 +71,11 @@ fn rounds_are_made_until_little_is_written_and_at_most_five() {
         // Another round every ten minutes, in the same phase.
         world.seconds += 599;
         go_on(&mut world);
-        assert_eq!(ahead(&world).round, rounds);
+        assert_eq!(pre_copy(&world).round, rounds);
         world.seconds += 1;
         go_on(&mut world);
         assert_eq!(
-            (phase(&world), ahead(&world).round),
+            (phase(&world), pre_copy(&world).round),
             (Phase::Waiting, rounds + 1)
         );
         world.end();

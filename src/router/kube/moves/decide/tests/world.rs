@@ -10,7 +10,7 @@ use crate::operation::MovedContent;
 use crate::router::kube::adopt::manifest::POLICY;
 use crate::router::kube::adopt::manifest::tests::{KEY, volume};
 use crate::router::kube::fences;
-use crate::router::kube::volume_move::{Ahead, FINALIZER, MoveSpec, When};
+use crate::router::kube::volume_move::{FINALIZER, MoveSpec, PreCopy, When};
 
 pub(super) const UID: Uuid = Uuid::from_u128(7);
 pub(super) const SOURCE: &str = "pool-a.source";
@@ -279,10 +279,10 @@ impl World {
         match step {
             Step::Begin(begun) if is_same => self.write(begun),
             Step::BeginRound(round) if is_same => self.write(&MoveStatus {
-                ahead: Ahead {
+                pre_copy: PreCopy {
                     round: *round,
                     begun_at: Some(Time(seen.now)),
-                    ..Ahead::default()
+                    ..PreCopy::default()
                 },
                 ..status
             }),
@@ -324,21 +324,21 @@ impl World {
 
     /// A step of a round, and what the router writes about it.
     pub(super) fn round(&mut self, step: &Step, is_same: bool, status: MoveStatus) {
-        let mut ahead = status.ahead.clone();
+        let mut pre_copy = status.pre_copy.clone();
         match step {
             Step::Fill(_) if self.refuses => {
                 self.order(&Step::DeleteCopy);
-                ahead.problem = Some("no room".into());
+                pre_copy.problem = Some("no room".into());
             }
-            Step::Snapshot(_) if self.refuses_rounds => ahead.problem = Some("no space".into()),
+            Step::Snapshot(_) if self.refuses_rounds => pre_copy.problem = Some("no space".into()),
             Step::Snapshot(_) => {
                 self.order(step);
-                ahead.bytes = Some(self.changes);
+                pre_copy.bytes = Some(self.changes);
             }
             step => return self.order(step),
         }
         if is_same {
-            self.write(&MoveStatus { ahead, ..status });
+            self.write(&MoveStatus { pre_copy, ..status });
         }
     }
 

@@ -28,8 +28,8 @@ fn snapshot_of_round(round: u32) -> u32 {
 
 impl Begun<'_> {
     /// What is to be done about the copies before the fence; `None` if nothing is now.
-    pub(super) fn copy_ahead(&self) -> Option<Decision> {
-        let (seen, ahead) = (self.seen, &self.status.ahead);
+    pub(super) fn pre_copy(&self) -> Option<Decision> {
+        let (seen, pre_copy) = (self.seen, &self.status.pre_copy);
         // A move that waits has what it waits for; the rounds after that are not shown as a phase.
         let phase = match self.status.phase {
             Phase::Waiting => Phase::Waiting,
@@ -40,21 +40,21 @@ impl Begun<'_> {
             Err(why) => return Some(wait(phase, "TargetUnknown", why)),
         };
         let step = |step| Some(act(phase, step));
-        let own = snapshot_of_round(ahead.round);
-        let other = snapshot_of_round(ahead.round + 1);
+        let own = snapshot_of_round(pre_copy.round);
+        let other = snapshot_of_round(pre_copy.round + 1);
         let [taken, base] = [own, other].map(|round| seen.snapshots.get(&Some(round)));
-        let begun_at = ahead.begun_at.as_ref();
+        let begun_at = pre_copy.begun_at.as_ref();
         let is_due = begun_at.is_none_or(|at| seen.now.duration_since(at.0) >= INTERVAL);
-        let was_taken = ahead.bytes.is_some();
-        if ahead.problem.is_some() || (was_taken && taken.is_none()) {
+        let was_taken = pre_copy.bytes.is_some();
+        if pre_copy.problem.is_some() || (was_taken && taken.is_none()) {
             let again = match (taken, base) {
-                (None, _) => Step::BeginRound(ahead.round),
+                (None, _) => Step::BeginRound(pre_copy.round),
                 (Some(_), Some(_)) => Step::DeleteSnapshot(Some(other)),
-                (Some(_), None) => Step::BeginRound(ahead.round + 1),
+                (Some(_), None) => Step::BeginRound(pre_copy.round + 1),
             };
             return is_due.then(|| act(phase, again));
         }
-        if ahead.round == 0 {
+        if pre_copy.round == 0 {
             return step(Step::BeginRound(1));
         }
         let Some(taken) = taken.filter(|taken| taken.is_ready && was_taken) else {
@@ -66,9 +66,9 @@ impl Begun<'_> {
         if base.is_some() {
             return step(Step::DeleteSnapshot(Some(other)));
         }
-        let is_small = ahead.bytes.is_some_and(|bytes| bytes < SMALL_BYTES);
-        let is_enough = ahead.round >= MAX_ROUNDS || (ahead.round > 1 && is_small);
-        (is_due || !is_enough).then(|| act(phase, Step::BeginRound(ahead.round + 1)))
+        let is_small = pre_copy.bytes.is_some_and(|bytes| bytes < SMALL_BYTES);
+        let is_enough = pre_copy.round >= MAX_ROUNDS || (pre_copy.round > 1 && is_small);
+        (is_due || !is_enough).then(|| act(phase, Step::BeginRound(pre_copy.round + 1)))
     }
 
     /// The snapshot whose copy is begun, and not complete. To complete it takes less than to copy
