@@ -32,8 +32,9 @@ pub(super) const MOST_POOLS: usize = 64;
 const MOST_GROUPS: usize = 10_000;
 /// Maximum number of volumes that an agent may report as not grown.
 const MOST_NOT_GROWN: usize = 64;
-/// Maximum number of running copies that an agent may report.
+/// Maximum number of fenced volumes that an agent may report.
 const MOST_FENCES: usize = 256;
+/// Maximum number of running copies that an agent may report.
 const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
 const MOST_PARTS: usize = 10_000;

@@ -390,11 +390,13 @@ impl Router {
     /// Whether an agent has a pool in which new volumes of a class are created.
     pub(super) fn takes_volumes(&self, agent: &Agent, class: Option<&str>) -> bool {
         let pool = agent.meant(class);
-        let is_evacuated = pool.is_some_and(|pool| {
-            let id = pool.id.parse();
-            id.is_ok_and(|id| self.cluster.is_evacuated(id))
-        });
-        self.usable_pool(agent, class).is_some() && !is_evacuated
+        pool.is_some_and(|pool| !self.is_closed(&pool.id))
+    }
+
+    /// Whether a pool is marked as lost or is being emptied, so that it gets no new volumes.
+    pub(super) fn is_closed(&self, pool: &str) -> bool {
+        let is_closed = |id| self.cluster.is_lost(id) || self.cluster.is_evacuated(id);
+        pool.parse().is_ok_and(is_closed)
     }
 
     /// Whether any agent has a pool that the class selects.

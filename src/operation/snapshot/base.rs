@@ -125,8 +125,8 @@ impl Snapshots {
         })
     }
 
-    /// Deletes bases that have been replaced or whose volume does not exist any more, and all that take space that the pool keeps
-    /// free.
+    /// Deletes bases that have been replaced or whose volume does not exist any more, and all that take
+    /// space that the pool keeps free.
     pub(in crate::operation) fn clean_up_bases(&self, pool: &Pool) {
         let bases = pool.backend.snapshots.bases();
         for base in &bases {

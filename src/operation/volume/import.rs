@@ -146,10 +146,10 @@ impl Volumes {
     pub fn import(&self, request: &Import, from: Box<dyn Read + Send>) -> Result<Vec<Volume>> {
         let archive = ArchiveReader::begin(from)?;
         let members = archive.manifest.members.clone();
-        let mut planned = Vec::new();
-        for snapshot in members {
-            planned.push(self.plan_import(request, snapshot, archive.manifest.members.len())?);
-        }
+        let count = members.len();
+        let planned = members.into_iter();
+        let planned = planned.map(|snapshot| self.plan_import(request, snapshot, count));
+        let planned: Vec<Planned> = planned.collect::<Result<_>>()?;
         let uuids: Vec<Uuid> = planned.iter().map(|one| one.uuid).collect();
         let (snapshots, host) = (self.snapshots.clone(), self.host.clone());
         let input = Arc::new(Input {

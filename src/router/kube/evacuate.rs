@@ -26,6 +26,7 @@ use decide::{Change, Seen, decide, left};
 
 /// The label of moves that were created for a pool: its UUID.
 pub(super) const EVACUATES: &str = "slackwater.dev/evacuates";
+
 /// A pool that is to be emptied, or for which there are moves.
 pub(super) struct EvacuatedPool {
     id: PoolId,

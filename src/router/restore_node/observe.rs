@@ -291,11 +291,9 @@ impl Router {
                 continue;
             }
             let class = question.class(claim)?.pool;
-            let usable = agent.meant(class.as_deref()).filter(|pool| {
-                let id = pool.id.parse();
-                let is_closed = |id| self.cluster.is_lost(id) || self.cluster.is_evacuated(id);
-                pool.refusal.is_empty() && !id.is_ok_and(is_closed)
-            });
+            let usable = agent
+                .meant(class.as_deref())
+                .filter(|pool| pool.refusal.is_empty() && !self.is_closed(&pool.id));
             let usable = usable.ok_or_else(|| {
                 let class = class.as_deref().unwrap_or("default");
                 format!("node {node} has no usable pool {class}")
