@@ -122,6 +122,32 @@ spec:
 END
 }
 
+# stateful_set REPLICAS COMMAND: a StatefulSet `db` whose pods prefer node 2, each with a claim at /v. They run
+# the command at their start.
+stateful_set() {
+    apply <<END
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  replicas: $1
+  podManagementPolicy: Parallel
+  serviceName: db
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [$NODE_2]}]}}]}}
+      containers:
+      - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "$2; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
+  volumeClaimTemplates:
+  - metadata: {name: v}
+    spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+END
+    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+}
+
 # class NAME KEY VALUE...: a StorageClass; deleted at the end of the run
 class() {
     local name=$1 parameters=''
@@ -183,6 +209,12 @@ members_told() {
 # The members of a group: name, claim, time.
 members() {
     k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
+}
+
+# Replaces one router, so that they are on two nodes again, for the tests that follow.
+spread_routers() {
+    kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
+    kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment >/dev/null
 }
 
 # Checks that nothing of the driver is left: objects, records, files, devices, freezes.

@@ -13,7 +13,7 @@ spec: {claim: $2, to: {node: $3}, keepSource: 1s}
 END
 }
 told_of_move() { # NAME: notes its result
-    note "$1: $(get "volumemove/$1" .status.bytesTotal) bytes, copied in advance $(get "volumemove/$1" .status.ahead.round) times, and the volume could not be used for $(get "volumemove/$1" .status.stillMs) ms"
+    note "$1: $(get "volumemove/$1" .status.bytesTotal) bytes, copied in advance $(get "volumemove/$1" .status.preCopy.round) times, and the volume could not be used for $(get "volumemove/$1" .status.stillMs) ms"
 }
 # Moves keep no source for the check that nothing is left.
 moves_done() { # NAME...
@@ -143,27 +143,7 @@ test_the_pool_of_a_node_with_ten_volumes_is_evacuated() {
     two_nodes
     local i sums pool
     pool=$(pool_id 2)
-    apply <<END
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {name: db}
-spec:
-  replicas: 10
-  podManagementPolicy: Parallel
-  serviceName: db
-  selector: {matchLabels: {app: db}}
-  template:
-    metadata: {labels: {app: db}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [$NODE_2]}]}}]}}
-      containers:
-      - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "[ -e /v/file ] || dd if=/dev/urandom of=/v/file bs=1M count=8; sync; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
-  volumeClaimTemplates:
-  - metadata: {name: v}
-    spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
-END
-    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+    stateful_set 10 '[ -e /v/file ] || dd if=/dev/urandom of=/v/file bs=1M count=8; sync'
     all_sums() { for i in 0 1 2 3 4 5 6 7 8 9; do inside db-$i 'wc -c < /v/file; sha256sum < /v/file' || return; done; }
     sums=$(all_sums)
     is "their nodes" "$(k get pods -o 'jsonpath={.items[*].spec.nodeName}' | tr ' ' '\n' | sort | uniq -c | xargs)" "10 $NODE_2"
@@ -184,9 +164,7 @@ END
     kubectl patch pool "$pool" --type merge -p '{"spec":{"evacuate":false}}' >/dev/null
     kubectl uncordon "$NODE_2" >/dev/null
     trap - EXIT
-    # Spread the routers again, for the tests that follow.
-    kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
-    kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment >/dev/null
+    spread_routers
 }
 
 # The members of a group are on both nodes, and one pod gets all of them: one member is copied to its node.

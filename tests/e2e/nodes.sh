@@ -109,26 +109,7 @@ END
 test_a_node_is_drained() {
     two_nodes
     local idle
-    apply <<END
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {name: db}
-spec:
-  replicas: 1
-  serviceName: db
-  selector: {matchLabels: {app: db}}
-  template:
-    metadata: {labels: {app: db}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [$NODE_2]}]}}]}}
-      containers:
-      - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "hostname >> /v/log; sync; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
-  volumeClaimTemplates:
-  - metadata: {name: v}
-    spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
-END
-    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+    stateful_set 1 'hostname >> /v/log; sync'
     is "its node" "$(node_of db-0)" "$NODE_2"
     claim idle 64Mi
     pod idle -n "$NODE_2" idle:/v
@@ -153,9 +134,7 @@ END
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
     is "its node again" "$(node_of db-0)" "$NODE_2"
     is "starts in its log" "$(inside db-0 'cat /v/log | wc -l')" 2
-    # Spread the routers again, for the tests that follow.
-    kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null
-    router_is_back
+    spread_routers
 }
 
 # Another machine takes the name and the disks: it has the same home and volumes.
