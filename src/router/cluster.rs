@@ -108,6 +108,12 @@ pub trait Cluster: Send + Sync + 'static {
         false
     }
 
+    /// Whether a pool is marked as lost or is being emptied, so that it gets no new volumes.
+    fn is_closed(&self, pool: &str) -> bool {
+        let is_closed = |id| self.is_lost(id) || self.is_evacuated(id);
+        pool.parse().is_ok_and(is_closed)
+    }
+
     /// Pools that this cluster has had, whether or not an agent reports them now, with the node and
     /// topology segment that they last had.
     fn known_pools(&self) -> Vec<KnownPool>;

@@ -390,13 +390,7 @@ impl Router {
     /// Whether an agent has a pool in which new volumes of a class are created.
     pub(super) fn takes_volumes(&self, agent: &Agent, class: Option<&str>) -> bool {
         let pool = agent.meant(class);
-        pool.is_some_and(|pool| !self.is_closed(&pool.id))
-    }
-
-    /// Whether a pool is marked as lost or is being emptied, so that it gets no new volumes.
-    pub(super) fn is_closed(&self, pool: &str) -> bool {
-        let is_closed = |id| self.cluster.is_lost(id) || self.cluster.is_evacuated(id);
-        pool.parse().is_ok_and(is_closed)
+        pool.is_some_and(|pool| !self.cluster.is_closed(&pool.id))
     }
 
     /// Whether any agent has a pool that the class selects.

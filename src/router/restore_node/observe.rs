@@ -293,7 +293,7 @@ impl Router {
             let class = question.class(claim)?.pool;
             let usable = agent
                 .meant(class.as_deref())
-                .filter(|pool| pool.refusal.is_empty() && !self.is_closed(&pool.id));
+                .filter(|pool| pool.refusal.is_empty() && !self.cluster.is_closed(&pool.id));
             let usable = usable.ok_or_else(|| {
                 let class = class.as_deref().unwrap_or("default");
                 format!("node {node} has no usable pool {class}")
