@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 pub use role::{AgentConfig, Agents, Config, ControllerConfig, NodeConfig, RoleConfig};
 pub use value::{
-    Address, AgentAddress, DriverName, Endpoint, Folder, InlineSize, LostAfter, NodeName, Role,
-    ServiceName,
+    Address, AgentAddress, CopyRate, DriverName, Endpoint, Folder, InlineSize, LostAfter, NodeName,
+    Role, ServiceName,
 };
 
 use crate::hook::HookDefinition;
@@ -92,6 +92,11 @@ pub struct Given {
     /// no inline volumes are created either [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_volumes: Option<NonZeroU16>,
+    /// Maximum rate at which all copies together read or write a pool, in bytes per second, such as
+    /// 100Mi [default: 256Mi]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(deserialize_with = "value::one")]
+    pub copy_rate: Option<CopyRate>,
     /// Address that serves /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
@@ -189,6 +194,7 @@ impl Given {
             node_record: self.node_record.or(file.node_record),
             allowed_path: list(self.allowed_path, file.allowed_path),
             inline_max_size: self.inline_max_size.or(file.inline_max_size),
+            copy_rate: self.copy_rate.or(file.copy_rate),
             max_volumes: self.max_volumes.or(file.max_volumes),
             metrics_address: self.metrics_address.or(file.metrics_address),
             log_format: self.log_format.or(file.log_format),
@@ -269,6 +275,7 @@ mod tests {
             allowed-path = ["/k/", "/l"]
             inline-max-size = "10Gi"
             max-volumes = 100
+            copy-rate = "100Mi"
             metrics-address = "[::1]:9810"
             log-format = "json"
             alpha = ["health", "get-volume"]

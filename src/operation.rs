@@ -85,6 +85,9 @@ pub struct Settings {
     /// `--inline-max-size`: the maximum size in bytes of a pod's inline volume. Without it, no
     /// inline volumes are created.
     pub inline_max_size: Option<u64>,
+    /// `--copy-rate`: the maximum rate at which all copies together read or write a pool, in bytes
+    /// per second. Without it, half of what a SATA disk delivers.
+    pub copy_rate: Option<u64>,
 }
 
 /// The driver of one node, with one part for each layer. Each part has the ones before it, and none

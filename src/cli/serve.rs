@@ -203,6 +203,7 @@ fn open(
         allowed_paths: node.allowed_paths,
         max_volumes: node.max_volumes,
         inline_max_size: node.inline_max_size,
+        copy_rate: node.copy_rate,
     };
     Ok(Driver::start(settings, seams)?)
 }

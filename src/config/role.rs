@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AgentAddress, BadConfig, Endpoint, Given, InlineSize, LostAfter, NODE_RECORD, Role, STATE_DIR,
-    ServiceName, allowed_paths, folder, hook,
+    AgentAddress, BadConfig, CopyRate, Endpoint, Given, InlineSize, LostAfter, NODE_RECORD, Role,
+    STATE_DIR, ServiceName, allowed_paths, folder, hook,
 };
 use crate::hook::HookDefinition;
 use crate::host::freezer::GracePeriods;
@@ -74,6 +74,8 @@ pub struct NodeConfig {
     pub inline_max_size: Option<u64>,
     /// Maximum number of volumes on the node, as reported to the scheduler.
     pub max_volumes: Option<NonZeroU16>,
+    /// Maximum rate of the copies of each pool in bytes per second, unless it is the default.
+    pub copy_rate: Option<u64>,
 }
 
 impl NodeConfig {
@@ -167,6 +169,7 @@ impl Given {
             ("--allowed-path", !self.allowed_path.is_empty()),
             ("--inline-max-size", self.inline_max_size.is_some()),
             ("--max-volumes", self.max_volumes.is_some()),
+            ("--copy-rate", self.copy_rate.is_some()),
         ];
         let hook = [("[[hook]]", !self.hook.is_empty())];
         let listen = [
@@ -299,6 +302,7 @@ impl Given {
             node_record: folder(self.node_record, NODE_RECORD),
             allowed_paths: allowed_paths(self.allowed_path),
             max_volumes: self.max_volumes,
+            copy_rate: self.copy_rate.map(|CopyRate(bytes)| bytes),
             inline_max_size: self.inline_max_size.map(|InlineSize(bytes)| bytes),
         })
     }

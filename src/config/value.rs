@@ -12,7 +12,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::BadConfig;
-use crate::model::size::parse_size;
+use crate::model::size::{MIB, parse_size};
 use crate::model::snapshot::parse_duration;
 use crate::model::{MountRule, PoolDefinition, PoolOptions, RawBlock, SnapshotRoom, TrimInterval};
 
@@ -307,6 +307,24 @@ impl FromStr for InlineSize {
     }
 }
 
+/// Maximum rate of the copies of a pool in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRate(pub u64);
+
+impl FromStr for CopyRate {
+    type Err = BadConfig;
+
+    fn from_str(text: &str) -> Result<CopyRate, BadConfig> {
+        match parse_size(text) {
+            Ok(bytes) if bytes >= MIB => Ok(CopyRate(bytes)),
+            Ok(_) => Err(BadConfig(format!(
+                "{text:?} is not a valid rate; give at least 1Mi, the number of bytes that copies may read or write per second"
+            ))),
+            Err(error) => Err(BadConfig(error.to_string())),
+        }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix://{}", self.0.display())
@@ -407,6 +425,18 @@ pub(super) fn pools<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PoolDefini
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rate_of_copies() {
+        let parse = |text: &str| text.parse::<CopyRate>().map(|CopyRate(bytes)| bytes);
+        assert_eq!(parse("100Mi"), Ok(100 * MIB));
+        assert_eq!(parse("1048576"), Ok(MIB));
+        for bad in ["0", "1", "1023Ki", "", "fast", "-1Mi"] {
+            parse(bad).unwrap_err();
+        }
+        let why = parse("256").unwrap_err().to_string();
+        assert!(why.contains("256") && why.contains("1Mi"), "{why}");
+    }
 
     #[test]
     fn a_time_after_which_a_pool_is_lost() {

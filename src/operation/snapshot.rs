@@ -73,12 +73,12 @@ impl Snapshots {
     ) -> Snapshots {
         Snapshots {
             host: pools.host.clone(),
+            copies: Copies::new(pools.settings.copy_rate),
             pools,
             usage,
             seams,
             backoffs: Backoffs::default(),
             cuts: CutCounts::default(),
-            copies: Copies::default(),
             copied: AtomicU64::default(),
             lent: Lent::default(),
             unfreed_bases: Mutex::default(),

@@ -12,9 +12,10 @@ use crate::error::{Error, Result};
 use crate::model::PoolId;
 use crate::model::size::MIB;
 
-/// Maximum rate of all copies together that read or write a pool, in bytes per second. It is half
-/// of what a SATA disk delivers, so that copies never use all of a disk.
-pub(super) const MAX_BYTES_PER_SECOND: u64 = 256 * MIB;
+/// Maximum rate of all copies together that read or write a pool, in bytes per second, unless
+/// `--copy-rate` sets another. It is half of what a SATA disk delivers, so that copies never use all
+/// of a disk.
+const BYTES_PER_SECOND: u64 = 256 * MIB;
 /// Maximum number of copies that run in parallel.
 pub(super) const MAX_COPIES: usize = 8;
 /// Maximum time that a copy waits for other copies before a step.
@@ -24,8 +25,10 @@ const MAX_STEP_DELAY: Duration = Duration::from_secs(2);
 const FORGOTTEN_AFTER_SECONDS: u64 = 3600;
 
 /// The copies that run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::operation) struct Copies {
+    /// Maximum rate of all copies together that read or write a pool.
+    bytes_per_second: u64,
     /// When a call last asked for each unfinished copy, in seconds since 1970, by the volume or
     /// snapshot that is filled.
     asked: Mutex<HashMap<Uuid, u64>>,
@@ -71,6 +74,18 @@ pub(in crate::operation) struct Copying<'a> {
 }
 
 impl Copies {
+    /// No copy runs yet. The rate is in bytes per second.
+    pub(super) fn new(rate: Option<u64>) -> Copies {
+        Copies {
+            bytes_per_second: rate.unwrap_or(BYTES_PER_SECOND),
+            asked: Mutex::default(),
+            of: Mutex::default(),
+            running: Mutex::default(),
+            paces: Mutex::default(),
+            into: Mutex::default(),
+        }
+    }
+
     /// Aborts the copy of a volume that is about to be used. What was copied is worthless.
     pub(in crate::operation) fn cancel(&self, volume: Uuid) {
         let copies = self.of.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +144,7 @@ impl Copies {
         pools: [PoolId; 2],
         length: u64,
     ) -> Instant {
-        let step = Duration::from_secs_f64(length as f64 / MAX_BYTES_PER_SECOND as f64);
+        let step = Duration::from_secs_f64(length as f64 / self.bytes_per_second as f64);
         let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
         let due = |paces: &HashMap<_, _>, pool| paces.get(pool).copied().unwrap_or(now).max(now);
         let due = due(&paces, &pools[0]).max(due(&paces, &pools[1]));

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::super::copies::{Copies, MAX_BYTES_PER_SECOND, MAX_COPIES};
+use super::super::copies::{Copies, MAX_COPIES};
 use super::*;
 use crate::cut::Seams;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::id::NameKind;
-use crate::model::size::GIB;
+use crate::model::size::{GIB, MIB};
 use crate::model::{CapacityRange, SnapshotParameters, VolumeId, VolumeParameters};
 use crate::operation::tests::{ext4, pool, settings};
 use crate::operation::{CreateVolume, Driver, ExpandVolume, StageVolume};
@@ -179,7 +179,7 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
 
 #[test]
 fn no_namespace_has_more_than_half_of_the_copies() {
-    let copies = Copies::default();
+    let copies = Copies::new(None);
     let pools = [PoolId(Uuid::nil()); 2];
     let begin = |claim| copies.begin(claim, pools);
     let mut running: Vec<_> = (0..MAX_COPIES / 2)
@@ -200,9 +200,10 @@ fn no_namespace_has_more_than_half_of_the_copies() {
 
 #[test]
 fn copies_of_a_pool_share_its_rate() {
-    let copies = Copies::default();
+    let rate = 64 * MIB;
+    let copies = Copies::new(Some(rate));
     let [a, b, c] = [1, 2, 3].map(|n| PoolId(Uuid::from_u128(n)));
-    let step = Duration::from_secs_f64(STEP as f64 / MAX_BYTES_PER_SECOND as f64);
+    let step = Duration::from_secs_f64(STEP as f64 / rate as f64);
     let first = copies.step(Instant::now(), [a, a], STEP);
     let second = copies.step(Instant::now(), [a, b], STEP);
     assert!(second >= first + step, "the pool that both read");
