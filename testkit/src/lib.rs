@@ -12,6 +12,7 @@
 )]
 
 pub mod client;
+pub mod cluster;
 pub mod disk;
 pub mod guest;
 pub mod image_pool;

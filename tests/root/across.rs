@@ -12,7 +12,6 @@
 
 mod agents;
 mod answers;
-mod cluster;
 mod copies;
 mod differences;
 mod hooks;

@@ -4,7 +4,8 @@
 use nix::sys::signal::Signal;
 use tonic::Status;
 
-use super::cluster::{Cluster, Volume, WAIT_TIMEOUT, ids};
+use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::cluster::{Cluster, Volume, ids};
 use slackwater_testkit::eventually;
 use slackwater_testkit::writers::Writers;
 

@@ -2,7 +2,7 @@
 
 use tonic::Code;
 
-use super::cluster::{Cluster, ids};
+use slackwater_testkit::cluster::{Cluster, ids};
 use slackwater_testkit::node::refused;
 use slackwater_testkit::snapshots::members;
 

@@ -23,8 +23,9 @@ use slackwater_testkit::{Sweep, disk, eventually, mount};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::cluster::{Agent, Cluster, Volume, WAIT_TIMEOUT};
-use super::restore::{delete_snapshot, image, request, restore};
+use super::restore::{delete_snapshot, request, restore};
+use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::cluster::{Agent, Cluster, Volume};
 use slackwater_testkit::disk::content_digest;
 
 const DATA: usize = 24 << 20;
@@ -49,7 +50,7 @@ impl Copy {
         let writers = Writers::start(&volumes);
         let snapshot = cluster.router.client.snapshot("s", &volumes[0].id, &[]);
         let snapshot = snapshot.await.unwrap().snapshot_id;
-        let sum = content_digest(&image(&cluster.agents[0], "snapshots", &snapshot));
+        let sum = content_digest(&cluster.agents[0].image("snapshots", &snapshot));
         Copy {
             cluster,
             volumes,
@@ -136,7 +137,7 @@ impl Copy {
         let id = &made.volume_id;
         let target = &self.cluster.agents[1];
         assert_eq!(
-            content_digest(&image(target, "volumes", id)),
+            content_digest(&target.image("volumes", id)),
             self.sum,
             "{context}"
         );

@@ -8,18 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prost::Message;
-use slackwater::agent::agent_client::AgentClient;
 use slackwater::agent::receive_request::{Purpose, Source};
 use slackwater::agent::{DescribeRequest, OfferRequest, ReceiveRequest};
 use slackwater::csi;
-use slackwater::tls::{Connector, Credentials, Name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::cluster::{Cluster, Volume, WAIT_TIMEOUT};
-use super::restore::{delete_snapshot, image, topology};
+use super::restore::delete_snapshot;
+use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::cluster::{Cluster, Volume};
 use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, write_pattern};
 use slackwater_testkit::writers::Writers;
@@ -101,7 +99,7 @@ impl Moving {
     async fn new() -> Moving {
         let cluster = Cluster::new(&["xfs", "xfs"]).await;
         let volume = create(&cluster, "data").await;
-        let mut source = agent(&cluster, 0);
+        let mut source = cluster.to_agent(0);
         let description = source.describe(DescribeRequest {}).await.unwrap();
         let port = description.into_inner().peer_port as u16;
         let wire = Wire::to((Ipv4Addr::LOCALHOST, port).into()).await;
@@ -131,7 +129,7 @@ impl Moving {
             reader_node: "node-1".into(),
             base_snapshot_ids: self.base.iter().cloned().collect(),
         };
-        let offer = agent(&self.cluster, 0).offer(offer).await?.into_inner();
+        let offer = self.cluster.to_agent(0).offer(offer).await?.into_inner();
         let offer = offer.offer.unwrap();
         assert_eq!(offer.base_identities.len(), self.base.iter().len());
         let create = request("moved");
@@ -144,7 +142,12 @@ impl Moving {
             purpose: purpose.into(),
             snapshot_id: snapshot.into(),
         };
-        let answer = agent(&self.cluster, 1).receive(request).await?.into_inner();
+        let answer = self
+            .cluster
+            .to_agent(1)
+            .receive(request)
+            .await?
+            .into_inner();
         let created = csi::CreateVolumeResponse::decode(&*answer.created).unwrap();
         let id = created.volume.unwrap().volume_id;
         Ok((id, !answer.is_incomplete))
@@ -168,8 +171,8 @@ impl Moving {
                 }
             }
         };
-        let copy = image(&self.cluster.agents[1], "volumes", &id);
-        let original = image(&self.cluster.agents[0], "snapshots", &snapshot);
+        let copy = self.cluster.agents[1].image("volumes", &id);
+        let original = self.cluster.agents[0].image("snapshots", &snapshot);
         assert_eq!(
             content_digest(&copy),
             content_digest(&original),
@@ -185,7 +188,7 @@ impl Moving {
     /// that differ.
     async fn measured(&mut self, context: &str) -> (u64, u64) {
         let snapshot = self.snapshot().await;
-        let path = |id: &String| image(&self.cluster.agents[0], "snapshots", id);
+        let path = |id: &String| self.cluster.agents[0].image("snapshots", id);
         let differs = differing(self.base.as_ref().map(path).as_deref(), &path(&snapshot));
         let before = self.wire.sent.load(Ordering::SeqCst);
         self.arrive(snapshot, context).await;
@@ -215,7 +218,7 @@ fn request(name: &str) -> csi::CreateVolumeRequest {
 async fn create(cluster: &Cluster, name: &str) -> Volume {
     let agent = &cluster.agents[0];
     let request = csi::CreateVolumeRequest {
-        accessibility_requirements: Some(topology(agent).await),
+        accessibility_requirements: Some(agent.topology().await),
         ..request(name)
     };
     let router = &cluster.router.client;
@@ -231,16 +234,6 @@ async fn create(cluster: &Cluster, name: &str) -> Volume {
         fs: "ext4",
         staging,
     }
-}
-
-pub fn agent(cluster: &Cluster, n: usize) -> AgentClient<Channel> {
-    let (files, list) = cluster.router_parts();
-    let credentials = Credentials::of_files(Name::controller().unwrap(), files).unwrap();
-    let (name, address) = &list[n];
-    let name = Name::node(name).unwrap();
-    let connector = Connector::new(Arc::new(credentials), name, address.parse().unwrap());
-    let endpoint = Endpoint::from_static("http://agent");
-    AgentClient::new(endpoint.connect_with_connector_lazy(connector))
 }
 
 /// Bytes of blocks that differ; without a base, bytes of blocks that are not zeros.
@@ -294,8 +287,8 @@ async fn a_copy_gets_the_differences_of_each_snapshot_while_its_volume_is_writte
     let [source, target] = moving.cluster.agents.as_slice() else {
         panic!("two agents were started");
     };
-    let original = image(source, "snapshots", &last);
-    let copy = image(target, "volumes", &id);
+    let original = source.image("snapshots", &last);
+    let copy = target.image("volumes", &id);
     assert_eq!(content_digest(&copy), content_digest(&original));
     let blocks = |path: &Path| std::fs::metadata(path).unwrap().blocks();
     assert!(

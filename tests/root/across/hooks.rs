@@ -14,7 +14,7 @@ use slackwater::router::{Agents, Cluster as Around, Options, Router, TlsDial};
 use slackwater::tls::{Credentials, Name};
 use tonic::{Code, Request, Status};
 
-use super::cluster::{Cluster, Volume, ids};
+use slackwater_testkit::cluster::{Cluster, Volume, ids};
 use slackwater_testkit::node::refused;
 use slackwater_testkit::writers::Writers;
 

@@ -17,9 +17,9 @@ use slackwater::tls::{Credentials, Name};
 use tonic::Code;
 use uuid::Uuid;
 
-use super::cluster::{Cluster, SIZE, Volume, WAIT_TIMEOUT};
-use super::differences::{METADATA, Wire, agent, differing};
-use super::restore::image as image_of;
+use super::differences::{METADATA, Wire, differing};
+use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::cluster::{Cluster, SIZE, Volume};
 use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, refused, write_pattern};
 use slackwater_testkit::writers::Writers;
@@ -46,10 +46,6 @@ async fn router_of(cluster: &Cluster, list: Vec<(String, String)>) -> Router {
         metrics: Arc::default(),
     };
     Router::new(agents, Arc::new(NoCluster), options)
-}
-
-fn image(cluster: &Cluster, node: usize, id: &str) -> PathBuf {
-    image_of(&cluster.agents[node], "volumes", id)
 }
 
 async fn until_copied(router: &Router, copy: &MoveCopy) {
@@ -132,8 +128,8 @@ async fn a_moved_volume_is_identical_and_its_source_is_fenced_until_it_is_delete
         assert_eq!((made.state, made.size), (MovingState::Ready, SIZE));
         let copied = copy.target.to_string();
         assert_eq!(
-            content_digest(&image(&cluster, 1, &copied)),
-            content_digest(&image(&cluster, 0, &volume.id)),
+            content_digest(&cluster.agents[1].image("volumes", &copied)),
+            content_digest(&cluster.agents[0].image("volumes", &volume.id)),
             "{fs}"
         );
         let snapshot = VolumeId::of_name(source.pool, NameKind::Snapshot, &name);
@@ -182,7 +178,8 @@ impl Moving {
         let of_router = Wire::at(address(0), list[0].1.parse().unwrap()).await;
         list[0].1 = of_router.address.to_string();
         let router = router_of(&cluster, list).await;
-        let described = agent(&cluster, 0)
+        let described = cluster
+            .to_agent(0)
             .describe(DescribeRequest {})
             .await
             .unwrap();
@@ -223,7 +220,7 @@ impl Moving {
 
     fn snapshot(&self, round: Option<u32>) -> PathBuf {
         let id = snapshot_of(self.copy.source, self.copy.mover, round);
-        image_of(&self.cluster.agents[0], "snapshots", &id.to_string())
+        self.cluster.agents[0].image("snapshots", &id.to_string())
     }
 
     fn sent(&self) -> u64 {
@@ -269,7 +266,7 @@ async fn after_copies_in_advance_only_what_was_written_since_is_sent_under_the_f
     assert_eq!(router.snapshot(&first, None).await.unwrap(), SIZE);
     until_copied(router, &first).await;
     let all = moving.sent();
-    let image_of_copy = image(&moving.cluster, 1, &copy.target.to_string());
+    let image_of_copy = moving.cluster.agents[1].image("volumes", &copy.target.to_string());
     assert_eq!(
         content_digest(&image_of_copy),
         content_digest(&moving.snapshot(Some(2)))
@@ -321,7 +318,7 @@ async fn after_copies_in_advance_only_what_was_written_since_is_sent_under_the_f
     assert!(last * 10 < all, "{last} of {all}");
     assert_eq!(
         content_digest(&image_of_copy),
-        content_digest(&image(&moving.cluster, 0, &moving.volume.id))
+        content_digest(&moving.cluster.agents[0].image("volumes", &moving.volume.id))
     );
     for round in [None, Some(1)] {
         moving.delete_snapshot(round).await;

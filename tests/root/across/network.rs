@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::cluster::{Cluster, ids};
+use slackwater_testkit::cluster::{Cluster, ids};
 use slackwater_testkit::eventually;
 use slackwater_testkit::writers::Writers;
 
@@ -21,7 +21,7 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_no_snapshot_is_kept() {
     let call = tokio::spawn(async move { client.group("g", &asked, &LONG).await });
     // All file systems are frozen, and the router sends nothing.
     eventually("all are frozen", || {
-        let frozen = |agent: &super::cluster::Agent| agent.frozen() == 1;
+        let frozen = |agent: &slackwater_testkit::cluster::Agent| agent.frozen() == 1;
         let before = writers.rounds.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(400));
         let stands = writers.rounds.load(Ordering::Relaxed) == before;
@@ -68,7 +68,7 @@ async fn a_router_that_is_cut_off_from_a_node_gives_up_and_names_the_node() {
     cluster.agents[1].wire.cut();
     let agent = &cluster.agents[1];
     agent.server.signal(nix::sys::signal::Signal::SIGCONT);
-    let answer = tokio::time::timeout(super::cluster::WAIT_TIMEOUT, call).await;
+    let answer = tokio::time::timeout(slackwater_testkit::WAIT_TIMEOUT, call).await;
     let status = answer.expect("the call ends").unwrap().unwrap_err();
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
     assert!(status.message().contains("node-1"), "{status}");

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::cluster::{Cluster, ids};
+use slackwater_testkit::cluster::{Cluster, ids};
 use slackwater_testkit::snapshots::members;
 use slackwater_testkit::writers::{Writers, is_consistent};
 

@@ -1,28 +1,18 @@
 //! Volumes that are restored on another node than that of their snapshot.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use slackwater::csi;
 use tonic::Code;
 
-use super::cluster::{Agent, Cluster, SIZE};
+use slackwater_testkit::cluster::{Agent, Cluster, SIZE};
 use slackwater_testkit::disk::content_digest;
-use slackwater_testkit::node::{check_pattern, refused, volume_uuid, write_pattern};
+use slackwater_testkit::node::{check_pattern, refused, write_pattern};
 use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Client, Scratch, block, mount};
 
 const PATTERN: usize = 24 << 20;
-
-pub async fn topology(agent: &Agent) -> csi::TopologyRequirement {
-    let mut node = agent.client.node();
-    let info = node.node_get_info(csi::NodeGetInfoRequest {}).await;
-    let home = info.unwrap().into_inner().accessible_topology;
-    csi::TopologyRequirement {
-        requisite: home.clone().into_iter().collect(),
-        preferred: home.into_iter().collect(),
-    }
-}
 
 /// The request for a volume of a snapshot, on a node that is allowed alone.
 pub(super) async fn request(
@@ -39,7 +29,7 @@ pub(super) async fn request(
         volume_capabilities: vec![capability],
         parameters: [("restore".to_string(), "pod".to_string())].into(),
         volume_content_source: Some(from_snapshot(snapshot)),
-        accessibility_requirements: Some(topology(on).await),
+        accessibility_requirements: Some(on.topology().await),
         ..Default::default()
     }
 }
@@ -64,11 +54,6 @@ pub(super) async fn delete_snapshot(router: &Client, id: &str) {
     };
     let deleted = router.controller().delete_snapshot(request).await;
     deleted.unwrap();
-}
-
-pub(super) fn image(agent: &Agent, part: &str, id: &str) -> PathBuf {
-    let root = agent.disk.mount_point.join(part);
-    root.join(volume_uuid(id)).join("data.img")
 }
 
 #[test]
@@ -112,8 +97,8 @@ async fn a_volume_on_another_node_is_identical_to_its_snapshot() {
         let restored = restored.unwrap();
         let again = restore(&cluster, ("restored", &snapshot), mount(fs), target).await;
         assert_eq!(again.unwrap(), restored, "a repeat");
-        let copied = image(target, "volumes", &restored.volume_id);
-        let original = image(source, "snapshots", &snapshot);
+        let copied = target.image("volumes", &restored.volume_id);
+        let original = source.image("snapshots", &snapshot);
         assert_eq!(content_digest(&copied), content_digest(&original), "{fs}");
         let blocks = |path: &Path| {
             let found = std::fs::metadata(path).unwrap();
@@ -151,7 +136,7 @@ async fn a_raw_block_volume_is_restored_on_another_node_after_its_source_was_awa
             limit_bytes: 0,
         }),
         volume_capabilities: vec![block()],
-        accessibility_requirements: Some(topology(source).await),
+        accessibility_requirements: Some(source.topology().await),
         ..Default::default()
     };
     let router = cluster.router.client.clone();
@@ -188,7 +173,10 @@ async fn a_raw_block_volume_is_restored_on_another_node_after_its_source_was_awa
             Ok(restored) => break restored,
             Err(status) => {
                 assert_eq!(status.code(), Code::Unavailable, "{status}");
-                assert!(start.elapsed() < super::cluster::WAIT_TIMEOUT, "{status}");
+                assert!(
+                    start.elapsed() < slackwater_testkit::WAIT_TIMEOUT,
+                    "{status}"
+                );
                 tokio::time::sleep(std::time::Duration::from_millis(200)).await;
             }
         }
@@ -196,10 +184,10 @@ async fn a_raw_block_volume_is_restored_on_another_node_after_its_source_was_awa
     let [source, target] = cluster.agents.as_slice() else {
         panic!("two agents were started");
     };
-    let copied = image(target, "volumes", &restored.volume_id);
+    let copied = target.image("volumes", &restored.volume_id);
     assert_eq!(
         content_digest(&copied),
-        content_digest(&image(source, "snapshots", &snapshot))
+        content_digest(&source.image("snapshots", &snapshot))
     );
     router.delete_unused(&restored.volume_id).await;
     router.delete_unused(&volume).await;

@@ -1,6 +1,7 @@
 //! Routers that die at any step, and two routers with requests for the same group.
 
-use super::cluster::{Cluster, WAIT_TIMEOUT, ids, until_made};
+use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::cluster::{Cluster, ids, until_made};
 use slackwater_testkit::eventually;
 use slackwater_testkit::snapshots::members;
 use slackwater_testkit::writers::{Writers, is_consistent};

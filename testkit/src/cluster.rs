@@ -9,21 +9,23 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use slackwater::agent::agent_client::AgentClient;
 use slackwater::csi;
+use slackwater::tls::{Connector, Credentials, Name};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tonic::transport::{Channel, Endpoint};
 
-use slackwater_testkit::node::{GIB, definition};
-use slackwater_testkit::snapshots::{from_snapshot, members};
-use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
-use slackwater_testkit::{
-    Client, Disk, Scratch, Server, binary, eventually, free_port, mount, run, slackwater,
+use crate::node::{GIB, definition, volume_uuid};
+use crate::snapshots::{from_snapshot, members};
+use crate::writers::{WRITERS, Writers, is_consistent, shown};
+use crate::{
+    Client, Disk, Scratch, Server, WAIT_TIMEOUT, binary, eventually, free_port, mount, run,
+    slackwater,
 };
 
 /// The minimum size of xfs.
 pub const SIZE: u64 = GIB / 2;
-/// Longer than any call takes here, unless it hangs.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One of our programs; it is killed when this is dropped.
 pub struct Process {
@@ -148,7 +150,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    fn start(name: &str, fs: &str, certificates: &Path) -> Agent {
+    fn start(name: &str, fs: &str, certificates: &Path, options: &[&str]) -> Agent {
         let scratch = Scratch::new();
         let disk = Disk::new(&scratch, "pool", fs, 8 * GIB);
         let guard = guard(&scratch, &[]);
@@ -173,7 +175,8 @@ impl Agent {
             "--tls-ca".into(),
             file("ca.crt"),
         ];
-        let more: Vec<&str> = more.iter().map(String::as_str).collect();
+        let more = more.iter().map(String::as_str);
+        let more: Vec<&str> = more.chain(options.iter().copied()).collect();
         let pool = definition(&disk.mount_point);
         let server = Server::spawn(&scratch, &[&pool], &more, &[]);
         server.wait_ready();
@@ -222,6 +225,23 @@ impl Agent {
         output["frozen"].as_array().unwrap().len()
     }
 
+    /// Requires this node.
+    pub async fn topology(&self) -> csi::TopologyRequirement {
+        let mut node = self.client.node();
+        let info = node.node_get_info(csi::NodeGetInfoRequest {});
+        let home = info.await.unwrap().into_inner().accessible_topology;
+        csi::TopologyRequirement {
+            requisite: home.clone().into_iter().collect(),
+            preferred: home.into_iter().collect(),
+        }
+    }
+
+    /// The image of a volume or snapshot, in "volumes" or "snapshots".
+    pub fn image(&self, part: &str, id: &str) -> PathBuf {
+        let root = self.disk.mount_point.join(part);
+        root.join(volume_uuid(id)).join("data.img")
+    }
+
     pub fn staging(&self, name: &str) -> PathBuf {
         self.scratch.dir("kubelet").join(format!("{name}.staging"))
     }
@@ -246,7 +266,7 @@ impl Drop for Agent {
             self.guard.kill();
             let state = self.scratch.join("state");
             let words = ["frozen", "--thaw", "--state-dir", state.to_str().unwrap()];
-            let _ = slackwater_testkit::succeeds(binary(), &words);
+            let _ = crate::succeeds(binary(), &words);
         }
     }
 }
@@ -284,6 +304,11 @@ pub struct Cluster {
 impl Cluster {
     /// Starts agents with pools on these file systems, and one router.
     pub async fn new(pools: &[&str]) -> Cluster {
+        Cluster::with(pools, &[]).await
+    }
+
+    /// The same, with further options of the agents.
+    pub async fn with(pools: &[&str], options: &[&str]) -> Cluster {
         let scratch = Scratch::new();
         let certificates = scratch.join("tls");
         let names: Vec<String> = (0..pools.len()).map(|n| format!("node-{n}")).collect();
@@ -292,7 +317,7 @@ impl Cluster {
         run(binary(), &words);
         let agents = names.iter().zip(pools);
         let agents: Vec<Agent> = agents
-            .map(|(name, fs)| Agent::start(name, fs, &certificates))
+            .map(|(name, fs)| Agent::start(name, fs, &certificates, options))
             .collect();
         let router = start_router(&scratch, "router", &agents, &certificates, &[]).await;
         Cluster {
@@ -314,6 +339,17 @@ impl Cluster {
         let agents = self.agents.iter();
         let agents = agents.map(|agent| (agent.name.clone(), agent.wire.address.to_string()));
         (files, agents.collect())
+    }
+
+    /// A client of an agent, with the rights of a router.
+    pub fn to_agent(&self, n: usize) -> AgentClient<Channel> {
+        let (files, list) = self.router_parts();
+        let credentials = Credentials::of_files(Name::controller().unwrap(), files).unwrap();
+        let (name, address) = &list[n];
+        let name = Name::node(name).unwrap();
+        let connector = Connector::new(Arc::new(credentials), name, address.parse().unwrap());
+        let endpoint = Endpoint::from_static("http://agent");
+        AgentClient::new(endpoint.connect_with_connector_lazy(connector))
     }
 
     /// Starts another router of the same agents.
@@ -361,9 +397,6 @@ impl Cluster {
 
     /// Creates a volume on a node, as the scheduler would select it.
     async fn create_on(&self, agent: &Agent, name: &str, fs: &str) -> String {
-        let mut node = agent.client.node();
-        let info = node.node_get_info(csi::NodeGetInfoRequest {});
-        let topology = info.await.unwrap().into_inner().accessible_topology;
         let request = csi::CreateVolumeRequest {
             name: name.into(),
             capacity_range: Some(csi::CapacityRange {
@@ -371,10 +404,7 @@ impl Cluster {
                 limit_bytes: 0,
             }),
             volume_capabilities: vec![mount(fs)],
-            accessibility_requirements: Some(csi::TopologyRequirement {
-                requisite: topology.clone().into_iter().collect(),
-                preferred: topology.into_iter().collect(),
-            }),
+            accessibility_requirements: Some(agent.topology().await),
             ..Default::default()
         };
         let created = self.router.client.controller().create_volume(request).await;
