@@ -181,7 +181,7 @@ fn test_names() -> BTreeSet<String> {
         });
         names.extend(found);
     }
-    for folder in ["src", "core/src", "guard/src", "tests"] {
+    for folder in ["src", "core/src", "guard/src", "populate", "tests"] {
         for file in files(&root().join(folder), ".rs") {
             let text = read(&file);
             let marked = text.split("test]").chain(text.split("::test(")).skip(1);

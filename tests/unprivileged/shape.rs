@@ -6,6 +6,7 @@
 
 mod calls;
 mod layers;
+mod linked;
 mod rules;
 mod tokens;
 
@@ -18,16 +19,19 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The sources of the workspace. Modules of `core` are named like the driver's; `guard` is one
-/// module.
+/// The sources of the workspace. Modules of `core` are named like the driver's; `guard` and
+/// `populate` are one module each.
 fn sources() -> Vec<Source> {
     let mut sources = below("src");
     let core = below("core/src").into_iter();
     sources.extend(core.filter(|source| source.path != "lib.rs"));
-    sources.extend(below("guard/src").into_iter().map(|source| Source {
-        path: format!("guard/{}", source.path),
-        ..source
-    }));
+    for member in ["guard", "populate"] {
+        let own = below(&format!("{member}/src")).into_iter();
+        sources.extend(own.map(|source| Source {
+            path: format!("{member}/{}", source.path),
+            ..source
+        }));
+    }
     sources
 }
 
@@ -88,7 +92,7 @@ fn the_map_names_every_module_and_only_files_that_exist() {
             continue;
         }
         let named = match module {
-            "guard" => ["guard/src/lib.rs".to_string(), "guard/".to_string()],
+            "guard" | "populate" => [format!("{module}/src/lib.rs"), format!("{module}/")],
             "error" | "fault" | "fuzz" | "model" | "host" | "record" => [
                 format!("core/src/{module}.rs"),
                 format!("core/src/{module}/"),
@@ -104,7 +108,7 @@ fn the_map_names_every_module_and_only_files_that_exist() {
     let named = map
         .split('`')
         .filter(|text| {
-            ["src/", "core/", "guard/"]
+            ["src/", "core/", "guard/", "populate/"]
                 .iter()
                 .any(|top| text.starts_with(top))
         })
@@ -153,7 +157,8 @@ fn temporary_files_have_the_projects_prefix() {
         "NamedTempFile::new()",
         "NamedTempFile::new_in(",
     ];
-    let sources = sources().into_iter().chain(below("tests"));
+    let tests = ["tests", "populate/tests"].map(below).into_iter().flatten();
+    let sources = sources().into_iter().chain(tests);
     for source in sources.filter(|source| !source.path.starts_with("unprivileged/shape")) {
         for word in nameless {
             assert!(

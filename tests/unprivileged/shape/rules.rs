@@ -39,6 +39,14 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("guard", &["fault", "host", "record", "model", "error"]),
+    // The modules of that member itself: it uses nothing of the driver, and nothing uses it.
+    (
+        "populate",
+        &[
+            "archive", "config", "confine", "decode", "disk", "failure", "format", "name", "net",
+            "oci", "qcow2", "received", "report", "run", "s3", "source", "target", "tree",
+        ],
+    ),
     ("hook", &["host", "model", "error"]),
     (
         "cut",
@@ -136,6 +144,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
             "main",
             "cli",
             "demo",
+            "populate",
         ],
         "blocking below, async above",
     ),

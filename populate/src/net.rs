@@ -1,0 +1,7 @@
+//! Requests over connections of our own, with the rules of addresses, redirects and Secrets.
+
+pub mod address;
+pub mod client;
+pub mod dial;
+pub mod download;
+pub mod secret;

@@ -1,0 +1,14 @@
+//! The program against servers on this machine that misbehave.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test starts programs and writes files"
+)]
+
+mod archives;
+mod blocks;
+mod kill;
+mod network;
+mod program;
+mod server;
+mod support;

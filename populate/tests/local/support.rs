@@ -1,0 +1,174 @@
+//! One attempt in this process, and what it left behind.
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use slackwater_populate::config::Config;
+use slackwater_populate::failure::{Failure, Result};
+use slackwater_populate::net::address::{Policy, Reach};
+use slackwater_populate::received::{hex, sha256};
+use slackwater_populate::report::Report;
+use slackwater_populate::run;
+
+#[derive(Clone, Default)]
+struct Output(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The servers of tests are on this machine: 127.0.0.1 is like a private network for them, and
+/// 127.0.0.2 like the internet. No configuration can say this.
+pub fn policy() -> Policy {
+    let reach = |text: &str, reach| (text.parse().expect("an address"), reach);
+    Policy {
+        private_networks: true,
+        known: vec![
+            reach("127.0.0.1", Reach::Private),
+            reach("127.0.0.2", Reach::Public),
+        ],
+    }
+}
+
+/// A volume with a file system: a folder.
+pub struct Volume {
+    pub folder: tempfile::TempDir,
+}
+
+impl Volume {
+    pub fn new() -> Volume {
+        let folder = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");
+        fs::create_dir(folder.path().join("root")).expect("a folder");
+        Volume { folder }
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.root().join(name)).unwrap_or_default()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root()).expect("a folder");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        let mut names: Vec<_> = entries
+            .map(|entry| name(entry).into_string().expect("text"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// A configuration that fills this volume, with other fields.
+    pub fn config(&self, url: &str, more: Value) -> Value {
+        let mut config = json!({
+            "source": {"http": {"url": url, "unverified": true}},
+            "target": {"filesystem": self.root()},
+            "limits": {"seconds": 60, "silenceSeconds": 2},
+        });
+        merge(&mut config, more);
+        config
+    }
+
+    /// A Secret with one header, for these origins.
+    pub fn secret(&self, origins: &[String], authority: &str) -> Value {
+        let folder = self.folder.path().join("secret");
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join("header.Authorization"), "Bearer hunter2").expect("a file");
+        fs::write(folder.join("ca.crt"), authority).expect("a file");
+        json!({"directory": folder, "origins": origins})
+    }
+}
+
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+/// What an attempt returned, and its last line.
+pub struct Outcome {
+    pub result: Result<()>,
+    pub last: Value,
+}
+
+impl Outcome {
+    pub fn failure(&self, reason: &str) -> &Failure {
+        let failure = self.result.as_ref().expect_err("it fails");
+        assert_eq!(failure.reason, reason, "{failure}");
+        failure
+    }
+
+    pub fn good(&self) {
+        if let Err(failure) = &self.result {
+            panic!("{}: {failure}", failure.reason);
+        }
+    }
+}
+
+pub fn fill(config: &Value) -> Outcome {
+    fill_with(config, policy())
+}
+
+pub fn fill_with(config: &Value, policy: Policy) -> Outcome {
+    let output = Output::default();
+    let report = Report::new(output.clone());
+    let result =
+        Config::parse(&config.to_string()).and_then(|config| run::run(&config, policy, &report));
+    report.print();
+    let text = String::from_utf8(output.0.borrow().clone()).expect("text");
+    let last = text.lines().last().expect("a line");
+    Outcome {
+        result,
+        last: serde_json::from_str(last).expect("JSON"),
+    }
+}
+
+pub fn digest(bytes: &[u8]) -> String {
+    let mut hash = sha256();
+    hash.update(bytes);
+    hex(hash.finish().as_ref())
+}
+
+/// Bytes without a pattern that are the same in each run.
+pub fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// An archive that the program tar has made of a folder.
+pub fn tar(folder: &Path, flags: &[&str]) -> Vec<u8> {
+    let output = std::process::Command::new("tar")
+        .args(["--create", "--directory"])
+        .arg(folder)
+        .args(flags)
+        .arg(".")
+        .output()
+        .expect("tar starts");
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
