@@ -66,8 +66,8 @@ fn refused(what: impl std::fmt::Display) -> Failure {
     Failure::refused("ArchiveRefused", what)
 }
 
-fn corrupt(error: &io::Error) -> Failure {
-    Failure::refused("Corrupt", format!("read the archive: {error}"))
+fn corrupt(error: io::Error) -> Failure {
+    Failure::content("the archive", error)
 }
 
 impl<R: Read> Archive<R> {
@@ -92,7 +92,7 @@ impl<R: Read> Archive<R> {
                     io::ErrorKind::UnexpectedEof => {
                         refused("the archive ends without its end mark")
                     }
-                    _ => corrupt(&error),
+                    _ => corrupt(error),
                 })?;
             if block == [0; BLOCK] {
                 return Ok(None);
@@ -125,7 +125,7 @@ impl<R: Read> Archive<R> {
                 Ok(count)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => self.read(into),
-            Err(error) => Err(corrupt(&error)),
+            Err(error) => Err(corrupt(error)),
         }
     }
 
@@ -138,7 +138,7 @@ impl<R: Read> Archive<R> {
         let rest = self.content.saturating_add(self.padding);
         (self.content, self.padding) = (0, 0);
         let skipped = io::copy(&mut self.inner.by_ref().take(rest), &mut io::sink());
-        match skipped.map_err(|error| corrupt(&error))? == rest {
+        match skipped.map_err(corrupt)? == rest {
             true => Ok(()),
             false => Err(refused("the archive ends within a file")),
         }

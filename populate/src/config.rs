@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::confine::Confinement;
 use crate::failure::{Failure, Result};
 use crate::format::Format;
 use crate::net::address::{API_SERVER, Net, Policy};
@@ -25,6 +26,10 @@ pub struct Config {
     /// Keeps owners, setuid and setgid of archives; needs CHOWN.
     #[serde(default)]
     pub preserve_owners: bool,
+    /// A folder for temporary files.
+    pub scratch: Option<PathBuf>,
+    #[serde(default)]
+    pub confinement: Confinement,
     /// The Secret of the source.
     pub secret: Option<Secret>,
     #[serde(default)]
@@ -254,6 +259,10 @@ mod tests {
             (
                 "\"unverified\": true",
                 "\"unverified\": true, \"sha256\": \"12\"",
+            ),
+            (
+                "\"unverified\": true",
+                "\"unverified\": true, \"sha512\": \"12\"",
             ),
             ("disk.img", "../disk.img"),
             ("disk.img", ".hidden"),

@@ -66,6 +66,14 @@ impl Failure {
         }
     }
 
+    /// A failure of reading content: one of ours on its way through a decoder, or that of a decoder.
+    pub fn content(what: &str, error: io::Error) -> Failure {
+        match error.downcast::<Failure>() {
+            Ok(failure) => failure,
+            Err(error) => Failure::refused("Corrupt", format!("read {what}: {error}")),
+        }
+    }
+
     /// The exit code of the program.
     pub fn exit_code(&self) -> u8 {
         match self.next {

@@ -13,17 +13,20 @@
 //! | [`received`] | received bytes are counted, limited and hashed |
 //! | [`format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
 //! | [`name`], [`archive`], [`tree`] | names, headers and entries of archives; the folder that is filled |
-//! | [`disk`] | the blocks of a device, or of a file |
+//! | [`disk`], [`qcow2`] | the blocks of a device, or of a file; images whose blocks are in another order |
+//! | [`confine`] | what this process may open from here on |
 //! | [`run`] | one attempt |
 
 pub mod archive;
 pub mod config;
+pub mod confine;
 pub mod decode;
 pub mod disk;
 pub mod failure;
 pub mod format;
 pub mod name;
 pub mod net;
+pub mod qcow2;
 pub mod received;
 pub mod report;
 pub mod run;

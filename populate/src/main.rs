@@ -5,9 +5,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use slackwater_populate::config::Config;
+use slackwater_populate::confine::confine;
 use slackwater_populate::failure::{Failure, Result};
 use slackwater_populate::report::Report;
-use slackwater_populate::run;
+use slackwater_populate::run::Attempt;
 
 /// The environment variable with the configuration.
 const CONFIG: &str = "SLACKWATER_POPULATE";
@@ -52,5 +53,7 @@ fn populate(report: &Report) -> Result<()> {
     let api_server = std::env::var("KUBERNETES_SERVICE_HOST").ok();
     let api_server = api_server.filter(|host| host.parse::<std::net::IpAddr>().is_ok());
     let policy = config.policy(api_server.as_deref())?;
-    run::run(&config, policy, report)
+    let attempt = Attempt::prepare(&config, policy, report)?;
+    confine(&attempt.folders(), config.confinement)?;
+    attempt.run()
 }

@@ -44,6 +44,11 @@ impl<'a> Meter<'a> {
         self.state.borrow().failure.clone().unwrap_or(other)
     }
 
+    /// How many bytes, with those of earlier attempts.
+    pub fn bytes(&self) -> u64 {
+        self.state.borrow().bytes
+    }
+
     /// The SHA-256 of everything.
     pub fn digest(&self) -> Vec<u8> {
         self.state.borrow().hash.clone().finish().as_ref().to_vec()

@@ -58,6 +58,9 @@ pub struct Rules {
     pub bytes: u64,
 }
 
+/// Reads more of the content of an entry.
+type Content<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<usize>;
+
 /// A folder that is being filled.
 pub struct Tree<'a> {
     root: OwnedFd,
@@ -95,14 +98,7 @@ impl<'a> Tree<'a> {
     pub fn add_all<R: Read>(&mut self, archive: &mut Archive<R>) -> Result<()> {
         self.layer.clear();
         while let Some(entry) = archive.next_entry()? {
-            self.entries += 1;
-            if self.entries > self.rules.entries {
-                let what = format!("the archive has more than {} entries", self.rules.entries);
-                return Err(Failure::refused("TooLarge", what));
-            }
-            self.add(entry, archive)?;
-            let entries = self.entries;
-            self.report.count(|numbers| numbers.entries = entries);
+            self.add(entry, &mut |into| archive.read(into))?;
         }
         Ok(())
     }
@@ -124,7 +120,15 @@ impl<'a> Tree<'a> {
         synced.map_err(|errno| Failure::target("make the volume durable", &errno.into()))
     }
 
-    fn add<R: Read>(&mut self, entry: Entry, archive: &mut Archive<R>) -> Result<()> {
+    /// Adds one entry, whose content the function reads.
+    pub fn add(&mut self, entry: Entry, content: Content) -> Result<()> {
+        self.entries += 1;
+        if self.entries > self.rules.entries {
+            let what = format!("the source has more than {} entries", self.rules.entries);
+            return Err(Failure::refused("TooLarge", what));
+        }
+        let entries = self.entries;
+        self.report.count(|numbers| numbers.entries = entries);
         // The root, and the folder of mkfs, keep what they have.
         let Some(name) = entry
             .name
@@ -143,7 +147,7 @@ impl<'a> Tree<'a> {
             self.keep_name(&name)?;
         }
         match &entry.kind {
-            Kind::File => self.add_file(&entry, &name, &parent, &last, archive),
+            Kind::File => self.add_file(&entry, &name, &parent, &last, content),
             Kind::Folder => self.add_folder(entry, &name, &parent, &last),
             Kind::Symlink(text) => {
                 let text = OsStr::from_bytes(text);
@@ -164,13 +168,13 @@ impl<'a> Tree<'a> {
         }
     }
 
-    fn add_file<R: Read>(
+    fn add_file(
         &mut self,
         entry: &Entry,
         name: &Name,
         parent: &OwnedFd,
         last: &OsStr,
-        archive: &mut Archive<R>,
+        content: Content,
     ) -> Result<()> {
         self.bytes = self.bytes.saturating_add(entry.size);
         if self.bytes > self.rules.bytes {
@@ -187,7 +191,7 @@ impl<'a> Tree<'a> {
         let created = self.make(name, parent, last, || openat2(parent, last, how))?;
         let mut file = File::from(created);
         loop {
-            let count = archive.read(&mut self.buffer)?;
+            let count = content(&mut self.buffer)?;
             if count == 0 {
                 break;
             }

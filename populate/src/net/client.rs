@@ -37,7 +37,27 @@ pub struct Get {
     pub url: Url,
     pub headers: HeaderMap,
     /// Sent to the origin of the URL alone, and only over https.
-    pub secret: HeaderMap,
+    pub secret: Auth,
+    /// Whether a server with a public address has named this URL.
+    pub from_public: bool,
+}
+
+/// What a request proves who it is from with.
+#[derive(Clone, Debug)]
+pub enum Auth {
+    None,
+    Headers(HeaderMap),
+}
+
+impl Get {
+    pub fn new(url: Url, secret: Auth) -> Get {
+        Get {
+            url,
+            headers: HeaderMap::new(),
+            secret,
+            from_public: false,
+        }
+    }
 }
 
 /// A client with one thread, which works while it is waited for.
@@ -52,6 +72,8 @@ pub struct Reply {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Body,
+    /// Whether this server, or one that redirected to it, has a public address.
+    pub from_public: bool,
 }
 
 /// The body of a reply. Bytes are received while it is read.
@@ -102,7 +124,7 @@ impl Client {
     /// Sends a request, and follows redirects.
     pub fn get(self: &Rc<Client>, get: &Get) -> Result<Reply> {
         let mut get = get.clone();
-        let mut from_public = false;
+        let mut from_public = get.from_public;
         for _ in 0..=self.patience.redirects {
             let reply = self.send(&get, &mut from_public)?;
             if !is_redirect(reply.status) {
@@ -110,7 +132,7 @@ impl Client {
             }
             let next = redirected(&get.url, &reply.headers)?;
             if next.origin() != get.url.origin() {
-                get.secret.clear();
+                get.secret = Auth::None;
             }
             get.url = next;
         }
@@ -148,33 +170,37 @@ impl Client {
             status: head.status,
             headers: head.headers,
             body,
+            from_public: *from_public,
         })
     }
 
     /// Waits for a server, as long as it may be silent.
     fn wait<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let now = Instant::now();
-        let left = self.patience.deadline.saturating_duration_since(now);
-        let is_over = || {
-            Err(Failure::again(
-                "TimeLimit",
-                "the time limit of the attempt is over",
-            ))
-        };
-        if left.is_zero() {
-            return is_over();
-        }
+        self.check_time()?;
+        let left = self
+            .patience
+            .deadline
+            .saturating_duration_since(Instant::now());
         let limit = left.min(self.patience.silence);
         let waited = self
             .runtime
             .block_on(async { tokio::time::timeout(limit, work).await });
         waited.unwrap_or_else(|_| {
-            if limit == left {
-                return is_over();
-            }
+            self.check_time()?;
             let what = format!("{name} sent nothing for {} s", limit.as_secs());
             Err(Failure::again("ServerSilent", what))
         })
+    }
+
+    /// Fails when the time of the attempt is over, which also work without a server has to end with.
+    pub fn check_time(&self) -> Result<()> {
+        match Instant::now() < self.patience.deadline {
+            true => Ok(()),
+            false => Err(Failure::again(
+                "TimeLimit",
+                "the time limit of the attempt is over",
+            )),
+        }
     }
 
     /// Sleeps, if that is within the time limit.
@@ -205,8 +231,9 @@ fn request(get: &Get) -> Result<Request<Empty<Bytes>>> {
     let agent = concat!("slackwater-populate/", env!("CARGO_PKG_VERSION"));
     headers.insert(USER_AGENT, HeaderValue::from_static(agent));
     headers.extend(get.headers.clone());
-    if get.url.scheme() == "https" {
-        headers.extend(get.secret.clone());
+    match &get.secret {
+        Auth::Headers(secret) if get.url.scheme() == "https" => headers.extend(secret.clone()),
+        _ => {}
     }
     Ok(request)
 }
@@ -286,6 +313,12 @@ impl Body {
                 return Err(Failure::refused("TooLarge", what));
             }
         }
+    }
+}
+
+impl io::Read for Body {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.receive(into).map_err(io::Error::from)
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use slackwater_populate::failure::Next;
 
 use crate::server::{Server, Step, broken, object, reply, serves};
-use crate::support::{Volume, digest, fill, noise};
+use crate::support::{Volume, digest, fill, noise, qcow2};
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -280,4 +280,52 @@ fn a_range_that_was_not_requested_is_not_written() {
     assert_eq!(outcome.failure("TransferFailed").next, Next::Again);
     let outcome = fill(&volume.config(&server.url("/x"), json!({})));
     assert_eq!(outcome.failure("ServerRefused").next, Next::Nothing);
+}
+
+#[test]
+fn a_qcow2_image_becomes_its_disk() {
+    let content = [noise(200_000), vec![0; 100_000], noise(65_536)].concat();
+    let image = qcow2(&content);
+    for packed in [image.clone(), gzip(&image)] {
+        let volume = Volume::new();
+        let sum = digest(&packed);
+        let source = json!({"source": {"http": {"unverified": false, "sha256": sum}}});
+        let outcome = fill(&volume.config(&serves(packed).url("/x"), source));
+        outcome.good();
+        let disk = volume.read("disk.img");
+        assert!(disk.starts_with(&content) && disk.len().is_multiple_of(65_536));
+        assert_eq!(volume.names(), ["disk.img"]);
+        assert!(outcome.last.get("durable").is_none());
+    }
+}
+
+#[test]
+fn a_qcow2_image_is_judged_before_all_of_it_is_received() {
+    let mut image = qcow2(&noise(8 << 20));
+    image[8..16].copy_from_slice(&64_u64.to_be_bytes());
+    image[64..64 + 11].copy_from_slice(b"/etc/passwd");
+    let volume = Volume::new();
+    let begin = image[..65_536].to_vec();
+    let server = Server::new(move |request| {
+        let mut steps = broken(object(request, "\"1\"", &image), begin.len());
+        steps.push(Step::Wait(std::time::Duration::from_secs(60)));
+        steps
+    });
+    let outcome =
+        fill(&volume.config(&server.url("/x"), json!({"limits": {"silenceSeconds": 30}})));
+    assert_eq!(outcome.failure("FormatRefused").next, Next::Nothing);
+    assert!(volume.names().is_empty());
+    let mut large = qcow2(&noise(1000));
+    large[24..32].copy_from_slice(&(1_u64 << 60).to_be_bytes());
+    let outcome = fill(&volume.config(&serves(large).url("/x"), json!({})));
+    assert_eq!(outcome.result.expect_err("too large").next, Next::Nothing);
+}
+
+#[test]
+fn a_wrong_checksum_of_a_qcow2_image_is_noticed_before_it_is_converted() {
+    let server = serves(qcow2(&noise(1000)));
+    let volume = Volume::new();
+    let source = json!({"source": {"http": {"unverified": false, "sha256": "ab".repeat(32)}}});
+    fill(&volume.config(&server.url("/x"), source)).failure("ChecksumMismatch");
+    assert!(volume.names().is_empty());
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use slackwater_populate::config::Config;
 use slackwater_populate::report::Report;
-use slackwater_populate::run;
+use slackwater_populate::run::Attempt;
 
 use crate::server::{Server, Step, broken, object, serves};
 use crate::support::{Volume, digest, fill, noise, policy};
@@ -22,7 +22,8 @@ fn an_attempt_that_another_test_kills() {
         return;
     };
     let config = Config::parse(&text).expect("it is valid");
-    let result = run::run(&config, policy(), &Report::new(std::io::stdout()));
+    let report = Report::new(std::io::stdout());
+    let result = Attempt::prepare(&config, policy(), &report).and_then(|attempt| attempt.run());
     panic!("it ends before it is killed: {result:?}");
 }
 

@@ -7,6 +7,7 @@
 
 mod archives;
 mod blocks;
+mod confined;
 mod kill;
 mod network;
 mod program;

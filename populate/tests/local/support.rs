@@ -12,7 +12,7 @@ use slackwater_populate::failure::{Failure, Result};
 use slackwater_populate::net::address::{Policy, Reach};
 use slackwater_populate::received::{hex, sha256};
 use slackwater_populate::report::Report;
-use slackwater_populate::run;
+use slackwater_populate::run::Attempt;
 
 #[derive(Clone, Default)]
 struct Output(Rc<RefCell<Vec<u8>>>);
@@ -129,8 +129,8 @@ pub fn fill(config: &Value) -> Outcome {
 pub fn fill_with(config: &Value, policy: Policy) -> Outcome {
     let output = Output::default();
     let report = Report::new(output.clone());
-    let result =
-        Config::parse(&config.to_string()).and_then(|config| run::run(&config, policy, &report));
+    let result = Config::parse(&config.to_string())
+        .and_then(|config| Attempt::prepare(&config, policy, &report)?.run());
     report.print();
     let text = String::from_utf8(output.0.borrow().clone()).expect("text");
     let last = text.lines().last().expect("a line");
@@ -171,4 +171,30 @@ pub fn tar(folder: &Path, flags: &[&str]) -> Vec<u8> {
         .expect("tar starts");
     assert!(output.status.success(), "{output:?}");
     output.stdout
+}
+
+/// An image in the format qcow2 with 64 KiB clusters that has this content, at most 8192 of them.
+pub fn qcow2(content: &[u8]) -> Vec<u8> {
+    const CLUSTER: usize = 1 << 16;
+    let count = content.len().div_ceil(CLUSTER);
+    let mut bytes = vec![0; 3 * CLUSTER];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0, b"QFI\xfb\0\0\0\x03");
+    put(20, &16_u32.to_be_bytes());
+    put(24, &((count * CLUSTER) as u64).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &(CLUSTER as u64).to_be_bytes());
+    put(100, &104_u32.to_be_bytes());
+    put(CLUSTER, &(2 * CLUSTER as u64).to_be_bytes());
+    for index in 0..count {
+        // The last block of the disk is the first in the file.
+        let at = (3 + count - 1 - index) * CLUSTER;
+        put(2 * CLUSTER + 8 * index, &(at as u64).to_be_bytes());
+    }
+    for chunk in content.chunks(CLUSTER).rev() {
+        let at = bytes.len();
+        bytes.extend_from_slice(chunk);
+        bytes.resize(at + CLUSTER, 0);
+    }
+    bytes
 }

@@ -20,7 +20,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use server::{Server, broken, object, reply, serves};
 use slackwater_populate::failure::Next;
-use support::{Volume, digest, fill, noise, tar};
+use support::{Volume, digest, fill, noise, qcow2, tar};
 
 /// A loop device, which is detached at the end.
 struct Device {
@@ -154,4 +154,22 @@ fn an_attempt_on_a_device_continues_an_earlier_one() {
     let mut expected = content;
     expected.resize(4 << 20, 0);
     assert!(device.content() == expected);
+}
+
+#[test]
+fn a_qcow2_image_for_a_device_needs_scratch() {
+    let content = noise(300_000);
+    let server = serves(qcow2(&content));
+    let device = Device::new(&noise(1 << 20));
+    let outcome = device.fill(&server.url("/x"), json!({}));
+    assert_eq!(outcome.failure("ScratchNeeded").next, Next::Nothing);
+    let scratch = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");
+    device
+        .fill(&server.url("/x"), json!({"scratch": scratch.path()}))
+        .good();
+    let mut expected = content;
+    expected.resize(1 << 20, 0);
+    assert!(device.content() == expected);
+    let left = fs::read_dir(scratch.path()).expect("a folder").count();
+    assert_eq!(left, 0);
 }
