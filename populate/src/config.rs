@@ -11,6 +11,7 @@ use crate::net::address::{API_SERVER, Net, Policy};
 use crate::net::client::parse_url;
 use crate::net::download::{Point, is_strong};
 use crate::net::secret::Secret;
+use crate::oci::{Platform, Reference};
 
 /// What one attempt does.
 #[derive(Clone, Debug, Deserialize)]
@@ -45,6 +46,7 @@ pub struct Config {
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Source {
     Http(Http),
+    Oci(Oci),
 }
 
 /// One object of a server.
@@ -54,6 +56,17 @@ pub struct Http {
     pub url: String,
     #[serde(flatten)]
     pub checksum: Checksum,
+}
+
+/// An image of a registry. It is verified by its digests.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Oci {
+    pub image: String,
+    /// One file that is a disk, or a folder with one such file.
+    pub path: Option<String>,
+    #[serde(default)]
+    pub platform: Platform,
 }
 
 /// What is known about the bytes that are received.
@@ -162,6 +175,9 @@ impl Config {
             Source::Http(http) => {
                 parse_url(&http.url)?;
                 http.checksum.get()?;
+            }
+            Source::Oci(oci) => {
+                Reference::parse(&oci.image)?;
             }
         }
         config.point()?;

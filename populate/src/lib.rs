@@ -14,6 +14,7 @@
 //! | [`format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
 //! | [`name`], [`archive`], [`tree`] | names, headers and entries of archives; the folder that is filled |
 //! | [`disk`], [`qcow2`] | the blocks of a device, or of a file; images whose blocks are in another order |
+//! | [`oci`] | what registries expect and reply |
 //! | [`confine`] | what this process may open from here on |
 //! | [`run`] | one attempt |
 
@@ -26,6 +27,7 @@ pub mod failure;
 pub mod format;
 pub mod name;
 pub mod net;
+pub mod oci;
 pub mod qcow2;
 pub mod received;
 pub mod report;

@@ -1,6 +1,7 @@
 //! One attempt, from its configuration to a volume that is filled and durable.
 
 mod blocks;
+mod image;
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -51,6 +52,8 @@ impl Opened {
 enum Keys {
     None,
     Auth(Auth),
+    /// Of a registry, in the form of Docker's configuration.
+    Registry(Vec<u8>),
 }
 
 /// An attempt, with everything that it needs opened and read.
@@ -110,6 +113,7 @@ impl<'a> Attempt<'a> {
     pub fn run(&self) -> Result<()> {
         let filled = match &self.config.source {
             Source::Http(http) => self.http(http),
+            Source::Oci(oci) => self.image(oci),
         };
         filled.map_err(|failure| match self.has_part.get() {
             true => failure.after_a_part(),
@@ -216,6 +220,10 @@ fn keys(config: &Config) -> Result<Keys> {
                 false => Keys::Auth(Auth::Headers(headers)),
             })
         }
+        Source::Oci(_) => Ok(match secret.find(".dockerconfigjson")? {
+            Some(docker) => Keys::Registry(docker),
+            None => Keys::None,
+        }),
     }
 }
 

@@ -66,6 +66,18 @@ impl Attempt<'_> {
         }
     }
 
+    /// Like [`Attempt::deliver`], for content that must be a disk.
+    pub(super) fn deliver_disk(&self, inner: impl Read) -> Result<Option<Disk>> {
+        let (head, inner) = peek(inner)?;
+        match self.config.format.unwrap_or_else(|| Format::of(&head)) {
+            Format::Tar => Err(Failure::refused(
+                "FormatRefused",
+                "the file of the image is an archive",
+            )),
+            _ => self.deliver(io::Cursor::new(head).chain(inner), None),
+        }
+    }
+
     /// Writes blocks from a position to the end. With a validator, prints how much is durable.
     pub(super) fn raw(
         &self,
