@@ -47,6 +47,7 @@ pub struct Config {
 pub enum Source {
     Http(Http),
     Oci(Oci),
+    S3(S3),
 }
 
 /// One object of a server.
@@ -67,6 +68,20 @@ pub struct Oci {
     pub path: Option<String>,
     #[serde(default)]
     pub platform: Platform,
+}
+
+/// Objects of a bucket: one, or all whose names begin with a prefix.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct S3 {
+    pub endpoint: String,
+    #[serde(default = "region")]
+    pub region: String,
+    pub bucket: String,
+    pub key: Option<String>,
+    pub prefix: Option<String>,
+    #[serde(flatten)]
+    pub checksum: Checksum,
 }
 
 /// What is known about the bytes that are received.
@@ -150,6 +165,10 @@ pub struct Resume {
     pub validator: String,
 }
 
+fn region() -> String {
+    "us-east-1".to_string()
+}
+
 fn file_name() -> String {
     "disk.img".to_string()
 }
@@ -179,6 +198,7 @@ impl Config {
             Source::Oci(oci) => {
                 Reference::parse(&oci.image)?;
             }
+            Source::S3(s3) => s3.check()?,
         }
         config.point()?;
         config.proxy()?;
@@ -217,6 +237,20 @@ impl Config {
         match is_strong(&validator) {
             true => Ok(Some(Point { bytes, validator })),
             false => Err(invalid("resume.validator is not a strong ETag")),
+        }
+    }
+}
+
+impl S3 {
+    fn check(&self) -> Result<()> {
+        parse_url(&self.endpoint)?;
+        let checksum = self.checksum.get()?;
+        match (&self.key, &self.prefix, checksum) {
+            (Some(_), None, _) | (None, Some(_), None) => Ok(()),
+            (None, Some(_), Some(_)) => Err(invalid(
+                "many objects have no checksum: `unverified: true` is needed",
+            )),
+            _ => Err(invalid("source.s3 needs either key or prefix")),
         }
     }
 }

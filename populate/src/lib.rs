@@ -14,7 +14,7 @@
 //! | [`format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
 //! | [`name`], [`archive`], [`tree`] | names, headers and entries of archives; the folder that is filled |
 //! | [`disk`], [`qcow2`] | the blocks of a device, or of a file; images whose blocks are in another order |
-//! | [`oci`] | what registries expect and reply |
+//! | [`oci`], [`s3`] | what registries and object stores expect and reply |
 //! | [`confine`] | what this process may open from here on |
 //! | [`run`] | one attempt |
 
@@ -32,4 +32,5 @@ pub mod qcow2;
 pub mod received;
 pub mod report;
 pub mod run;
+pub mod s3;
 pub mod tree;

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod image;
+mod objects;
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -22,6 +23,7 @@ use crate::net::dial::Dialer;
 use crate::net::download::Download;
 use crate::received::{Meter, Received, hex, sha256};
 use crate::report::Report;
+use crate::s3::Signer;
 use crate::tree::{Rules, Style, Tree, check_empty};
 
 /// The target, opened before anything is received.
@@ -114,6 +116,7 @@ impl<'a> Attempt<'a> {
         let filled = match &self.config.source {
             Source::Http(http) => self.http(http),
             Source::Oci(oci) => self.image(oci),
+            Source::S3(s3) => self.objects(s3),
         };
         filled.map_err(|failure| match self.has_part.get() {
             true => failure.after_a_part(),
@@ -224,6 +227,15 @@ fn keys(config: &Config) -> Result<Keys> {
             Some(docker) => Keys::Registry(docker),
             None => Keys::None,
         }),
+        Source::S3(s3) => Ok(Keys::Auth(Auth::Signed(Signer {
+            access_key: secret.get_text("accessKeyId")?,
+            secret_key: secret.get_text("secretAccessKey")?,
+            session_token: match secret.find("sessionToken")? {
+                Some(_) => Some(secret.get_text("sessionToken")?),
+                None => None,
+            },
+            region: s3.region.clone(),
+        }))),
     }
 }
 

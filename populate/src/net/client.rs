@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
@@ -16,6 +16,7 @@ use url::Url;
 
 use super::dial::Dialer;
 use crate::failure::{Failure, Next, Result};
+use crate::s3::Signer;
 
 /// The most headers of a reply, and the most bytes of them.
 const HEADERS: usize = 100;
@@ -47,6 +48,7 @@ pub struct Get {
 pub enum Auth {
     None,
     Headers(HeaderMap),
+    Signed(Signer),
 }
 
 impl Get {
@@ -233,6 +235,9 @@ fn request(get: &Get) -> Result<Request<Empty<Bytes>>> {
     headers.extend(get.headers.clone());
     match &get.secret {
         Auth::Headers(secret) if get.url.scheme() == "https" => headers.extend(secret.clone()),
+        Auth::Signed(signer) if get.url.scheme() == "https" => {
+            signer.sign(&get.url, SystemTime::now(), headers)?;
+        }
         _ => {}
     }
     Ok(request)

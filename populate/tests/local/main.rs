@@ -11,6 +11,7 @@ mod confined;
 mod images;
 mod kill;
 mod network;
+mod objects;
 mod program;
 mod server;
 mod support;
