@@ -10,10 +10,14 @@
 
 use std::fs;
 use std::future::Future;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use slackwater::csi::VolumeCapability;
+use slackwater::host::linux::LinuxHost;
+use slackwater::host::{Device, Host};
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::{Client, Scratch, Server, WAIT_TIMEOUT, block, disk, mount, run};
 use tonic::Code;
@@ -183,5 +187,23 @@ fn holders_of_a_volumes_device_are_named_and_keep_it_attached() {
             client.delete_unused(&used.id).await;
             assert!(!image.exists());
         });
+    });
+}
+
+#[test]
+fn a_device_that_is_being_removed_is_not_claimed() {
+    let test = "guest_dm::a_device_that_is_being_removed_is_not_claimed";
+    in_guest(test, &DISKS, || {
+        let host = LinuxHost::new(Vec::new());
+        let goes = Linear::on(&guest::disk("well"), "goes");
+        let device = Device {
+            path: "/run/guest/no-node".into(),
+            rdev: fs::metadata(goes.device()).unwrap().rdev(),
+        };
+        // Its node can be missing for another reason.
+        host.is_claimed(&device).unwrap_err();
+        let mut removal = Command::new("dmsetup").args(["remove", "goes"]).spawn();
+        assert!(!host.is_claimed(&device).unwrap());
+        assert!(removal.as_mut().unwrap().wait().unwrap().success());
     });
 }

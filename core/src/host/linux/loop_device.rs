@@ -490,18 +490,23 @@ pub(super) fn bytes(device: &Device) -> Result<u64> {
 pub(super) fn is_claimed(device: &Device) -> Result<bool> {
     match open_exclusive(device) {
         Ok(_) => Ok(false),
-        Err(error) if error.code() == Some(Errno::EBUSY) => Ok(true),
-        // The kernel removes a mapped device when its last opener closes it.
-        Err(error) if error.code() == Some(Errno::ENOENT) && !exists(device) => Ok(false),
-        Err(error) => Err(error),
+        Err(error) => match error.code() {
+            Some(Errno::EBUSY) => Ok(true),
+            // The kernel removes a mapped device when its last opener closes it.
+            Some(Errno::ENOENT | Errno::ENXIO) if is_gone(device) => Ok(false),
+            _ => Err(error),
+        },
     }
 }
 
-/// Whether the kernel has a block device with this number. A missing node does not tell: a container
-/// may have a /dev of its own.
-fn exists(device: &Device) -> bool {
+/// Whether the kernel has no block device with this number any more. A missing node does not tell: a
+/// container may have a /dev of its own. The kernel removes the node a moment before the number.
+fn is_gone(device: &Device) -> bool {
     let entry = Path::new("/sys/dev/block").join(number_text(device.rdev));
-    !matches!(entry.try_exists(), Ok(false))
+    (0..NODE_TRIES).any(|tried| {
+        thread::sleep(NODE_WAIT * tried.min(1));
+        matches!(entry.try_exists(), Ok(false))
+    })
 }
 
 /// Describes what is missing if the control device cannot be used.
