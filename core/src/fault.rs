@@ -19,7 +19,7 @@
 //! | `hang` | each thread that reaches the step waits forever |
 //! | `error=ERRNO` | the effect is not performed, and fails once |
 //! | `delay=SECONDS` | the step comes later |
-//! | `log=FILE` | appends `number name` of each effect that begins, or `name number` of each section that ends, with its number of allocations |
+//! | `log=FILE` | appends `number name` of each effect that begins and each fault that sends a signal, or `name number` of each section that ends, with its number of allocations |
 //! | `after=FILE` | effects are counted and logged only once the file exists |
 //!
 //! A driver gives the faults of the scope `guard` to the guard that it starts.
@@ -32,7 +32,7 @@ mod plan;
 #[cfg(feature = "fault")]
 pub use {
     memory::{with_memory, without_memory},
-    plan::{around, check, delay, effect, for_guard},
+    plan::{around, check, delay, effect, effects, for_guard},
 };
 
 #[cfg(not(feature = "fault"))]

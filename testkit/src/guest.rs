@@ -114,7 +114,9 @@ fn guest_with(options: &[&str], test: &str, disks: &[impl AsRef<str>]) -> Comman
     command.args(options);
     command.args(disks.iter().flat_map(|disk| ["--disk", disk.as_ref()]));
     match std::env::var_os("SLACKWATER_SOAK") {
-        Some(_) => command.args(["--env", "SLACKWATER_SOAK", "--timeout", SOAK_LIMIT]),
+        Some(_) => command
+            .args(["--env", "SLACKWATER_SOAK", "--env", "SLACKWATER_SWEEP"])
+            .args(["--timeout", SOAK_LIMIT]),
         None => command.args(["--timeout", LIMIT]),
     };
     command

@@ -27,7 +27,7 @@ pub mod writers;
 pub use client::{Client, block, capability, mount};
 pub use disk::{Disk, Scratch};
 pub use left_out::left_out;
-pub use server::{Server, binary};
+pub use server::{Server, archive_command, binary};
 pub use sweep::Sweep;
 
 use std::net::TcpListener;

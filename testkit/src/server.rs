@@ -1,5 +1,6 @@
 //! The driver as a separate process.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
@@ -7,7 +8,7 @@ use std::sync::LazyLock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Client, Scratch, eventually, state_of, without_configuration};
+use super::{Client, Scratch, eventually, slackwater, state_of, without_configuration};
 
 /// The program under test, which cargo builds next to the folder of test programs.
 pub fn binary() -> &'static str {
@@ -140,6 +141,22 @@ impl Server {
         }
     }
 
+    /// Runs `slackwater export` or `slackwater import`. Returns whether it succeeded, stdout and stderr.
+    pub fn archive(&self, words: &[&str], input: &[u8]) -> (bool, Vec<u8>, String) {
+        let mut command = archive_command(&self.socket, words);
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        // A refused import closes its stdin early.
+        let sent = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let output = child.wait_with_output().unwrap();
+        sent.join().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), output.stdout, said)
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
@@ -186,6 +203,14 @@ impl Server {
     pub fn restart(&mut self) {
         self.restart_with(&[]);
     }
+}
+
+/// A command of archives, which connects to the driver at this socket.
+pub fn archive_command(socket: &Path, words: &[&str]) -> Command {
+    let endpoint = format!("unix://{}", socket.display());
+    let mut command = slackwater();
+    command.args(words).args(["--endpoint", &endpoint]);
+    command
 }
 
 fn launch(

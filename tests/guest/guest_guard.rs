@@ -8,7 +8,7 @@
 
 mod deaths;
 mod driver;
-mod fixture;
+pub(crate) mod fixture;
 mod refused;
 mod two_processors;
 mod waiting;

@@ -24,9 +24,16 @@ const MIB: u64 = 1 << 20;
 pub(crate) const DISKS: [&str; 1] = ["pool:1G"];
 const GROUP: &str = "slackwater-vg";
 /// Device mapper's name for the thin pool `thin` of this group.
-const MAPPED: &str = "slackwater--vg-thin";
+pub(crate) const MAPPED: &str = "slackwater--vg-thin";
 pub(crate) const POOL: &str =
     "default=lvm:slackwater-vg/thin,init,overcommit=4,rawBlock=unfiltered";
+
+/// A second pool, in the same group.
+pub(crate) const OTHER: &str = "other=lvm:slackwater-vg/other,init,rawBlock=unfiltered";
+
+pub(crate) fn create_other_pool() {
+    create_thin_pool("other", "400M", "4M");
+}
 
 fn create_group(device: &str) {
     run("vgcreate", &[GROUP, device]);
@@ -42,17 +49,15 @@ pub(crate) fn create_pool_with(size: &str, metadata: &str) {
 
 pub(crate) fn create_pool_on(device: &str, size: &str, metadata: &str) {
     create_group(device);
+    create_thin_pool("thin", size, metadata);
+}
+
+fn create_thin_pool(name: &str, size: &str, metadata: &str) {
     let size = ["--size", size, "--poolmetadatasize", metadata];
-    let named = [
-        "--chunksize",
-        "64k",
-        "--type",
-        "thin-pool",
-        "--name",
-        "thin",
-    ];
-    run("lvcreate", &[&size[..], &named[..], &[GROUP]].concat());
-    run("lvchange", &["--errorwhenfull", "y", "slackwater-vg/thin"]);
+    let how = ["--chunksize", "64k", "--type", "thin-pool", "--name", name];
+    run("lvcreate", &[&size[..], &how[..], &[GROUP]].concat());
+    let place = format!("{GROUP}/{name}");
+    run("lvchange", &["--errorwhenfull", "y", &place]);
 }
 
 /// Runs a program that must fail, and returns what it prints.
@@ -173,20 +178,35 @@ pub(crate) fn end_pool(server: Server) {
     check_pool();
 }
 
+/// The same for a driver that also has the other pool.
+pub(crate) fn end_both_pools(server: Server) {
+    end(server);
+    let other = "other=lvm:slackwater-vg/other";
+    run(binary(), &["pool", "release", other]);
+    check_released("other");
+    check_pool();
+}
+
 /// Checks a pool that no driver serves any more: only its records are mapped, no metadata snapshot
 /// is reserved, and its metadata and its volume group have no error.
 pub(crate) fn check_pool() {
     release();
-    let status = run("dmsetup", &["status", MAPPED]);
-    let held = status.split_whitespace().nth(6);
-    assert_eq!(held, Some("-"), "{status}");
-    // This fails while the pool has another device.
-    run("dmsetup", &["remove", MAPPED]);
-    run("thin_check", &[&format!("/dev/mapper/{MAPPED}_tmeta")]);
+    check_released("thin");
     run("vgchange", &["--activate", "n", GROUP]);
     let left = run("dmsetup", &["ls"]);
     assert_eq!(left.trim(), "No devices found");
     run("vgck", &[GROUP]);
+}
+
+/// The same for one released thin pool of the group, which is not mapped afterwards.
+fn check_released(name: &str) {
+    let mapped = format!("slackwater--vg-{name}");
+    let status = run("dmsetup", &["status", &mapped]);
+    let held = status.split_whitespace().nth(6);
+    assert_eq!(held, Some("-"), "{status}");
+    // This fails while the pool has another device.
+    run("dmsetup", &["remove", &mapped]);
+    run("thin_check", &[&format!("/dev/mapper/{mapped}_tmeta")]);
 }
 
 #[test]
@@ -346,17 +366,7 @@ fn pools_as_other_programs_leave_them_are_refused_and_not_changed() {
             ("lvchange --errorwhenfull y slackwater-vg/thin", &queueing),
         ];
         for (expected, use_it) in cases {
-            let size = ["--size", "512M", "--poolmetadatasize", "8M"];
-            let named = [
-                "--chunksize",
-                "64k",
-                "--type",
-                "thin-pool",
-                "--name",
-                "thin",
-            ];
-            run("lvcreate", &[&size[..], &named[..], &[GROUP]].concat());
-            run("lvchange", &["--errorwhenfull", "y", "slackwater-vg/thin"]);
+            create_thin_pool("thin", "512M", "8M");
             use_it();
             let before = run("dmsetup", &["status"]);
             let node_record = Scratch::new();

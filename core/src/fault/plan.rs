@@ -144,6 +144,11 @@ fn parse(text: &str) -> Result<Fault, String> {
     })
 }
 
+/// The names of all effects.
+pub fn effects() -> impl Iterator<Item = &'static str> {
+    EFFECTS.iter().copied().filter(|name| *name != NUMBER)
+}
+
 fn load() -> &'static Result<Vec<Fault>, String> {
     static PLAN: OnceLock<Result<Vec<Fault>, String>> = OnceLock::new();
     PLAN.get_or_init(|| {
@@ -174,11 +179,12 @@ fn turn() -> MutexGuard<'static, u64> {
 }
 
 impl Fault {
-    /// Sends a signal to this process, once. Other threads that reach the step, or begin an effect,
-    /// wait until it is sent: SIGSTOP reaches them a moment later.
+    /// Sends a signal to this process, once, and logs that. Other threads that reach the step, or begin
+    /// an effect, wait until it is sent: SIGSTOP reaches them a moment later.
     fn raise(&self, signal: Signal) {
         let _turn = turn();
         if !self.met.swap(true, Ordering::SeqCst) {
+            log("effect", "all", &self.text);
             raise(signal).expect("a process can send a signal to itself");
         }
     }

@@ -57,7 +57,7 @@ fn the_process_is_killed_before_or_after_the_effect_of_the_number() {
         assert_eq!(ended.status.signal(), Some(9), "{fault}: {ended:?}");
         assert_eq!(created(folder.path()), left, "{fault}");
         let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
-        assert_eq!(log, "1 make_dir\n2 make_dir\n");
+        assert_eq!(log, format!("1 make_dir\n2 make_dir\n{fault}\n"));
     }
 }
 

@@ -1,35 +1,14 @@
 //! `slackwater export` and `slackwater import` between real images, with a hidden base.
 
-use std::io::Write;
-use std::process::Stdio;
-
 use super::{GIB, MIB, Node, check_pattern, volume_uuid, write_pattern};
-use slackwater_testkit::{mount, slackwater};
+use slackwater_testkit::mount;
 
 const BYTES: usize = 3 << 20;
-
-/// Runs a command of an archive. Returns whether it succeeded, stdout and stderr.
-fn archive(node: &Node, words: &[&str], input: &[u8]) -> (bool, Vec<u8>, String) {
-    let endpoint = format!("unix://{}", node.server.socket().display());
-    let mut command = slackwater();
-    command.args(words).args(["--endpoint", &endpoint]);
-    command.stdin(Stdio::piped());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    let input = input.to_vec();
-    // A refused import closes its stdin early.
-    let sent = std::thread::spawn(move || drop(stdin.write_all(&input)));
-    let output = child.wait_with_output().unwrap();
-    sent.join().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.success(), output.stdout, said)
-}
 
 /// The IDs of the volumes that an import has created.
 fn import(node: &Node, words: &[&str], input: &[u8]) -> Vec<String> {
     let words = [&["import", "--json"], words].concat();
-    let (done, printed, said) = archive(node, &words, input);
+    let (done, printed, said) = node.server.archive(&words, input);
     assert!(done, "{said}");
     let printed: serde_json::Value = serde_json::from_slice(&printed).unwrap();
     let volumes = printed["volumes"].as_array().unwrap().iter();
@@ -61,7 +40,7 @@ async fn a_chain_of_archives_is_imported_with_a_deleted_base() {
         .await
         .unwrap()
         .snapshot_id;
-    let (done, full, said) = archive(&node, &["export", &first], &[]);
+    let (done, full, said) = node.server.archive(&["export", &first], &[]);
     assert!(done, "{said}");
     node.client.delete_snapshot(&first).await.unwrap();
     write_pattern(&staging.join("data"), 2, BYTES);
@@ -78,7 +57,9 @@ async fn a_chain_of_archives_is_imported_with_a_deleted_base() {
         .unwrap();
     assert_eq!(base["state"], "base");
     assert_eq!(node.client.snapshots("").await.unwrap(), [second.as_str()]);
-    let (done, more, said) = archive(&node, &["export", &second, "--base", &first], &[]);
+    let (done, more, said) = node
+        .server
+        .archive(&["export", &second, "--base", &first], &[]);
     assert!(done, "{said}");
     let sizes = (full.len() as u64, more.len() as u64);
     assert!(
@@ -88,13 +69,11 @@ async fn a_chain_of_archives_is_imported_with_a_deleted_base() {
 
     // Truncated: nothing is there, and the driver may be killed.
     let names = ["import", "--prefix", "copy-", "--more"];
-    let (done, _, said) = archive(&node, &names, &full[..full.len() - 1]);
+    let (done, _, said) = node.server.archive(&names, &full[..full.len() - 1]);
     assert!(!done && said.contains("truncated"), "{said}");
-    let (done, _, said) = archive(
-        &node,
-        &["import", "--prefix", "copy-"],
-        &more[..more.len() / 2],
-    );
+    let (done, _, said) = node
+        .server
+        .archive(&["import", "--prefix", "copy-"], &more[..more.len() / 2]);
     assert!(!done && said.contains("ends within frame"), "{said}");
     assert_eq!(node.client.list().await.unwrap(), [id.as_str()]);
     node.restart_with(&[]);
@@ -104,7 +83,7 @@ async fn a_chain_of_archives_is_imported_with_a_deleted_base() {
     let copy = import(&node, &larger, &more).remove(0);
     check(&node, &copy, 2).await;
     // The bytes of the snapshot, apart from what the mounts above have written: a second import.
-    let whole = archive(&node, &["export", &second], &[]).1;
+    let whole = node.server.archive(&["export", &second], &[]).1;
     let again = import(&node, &["--name", "again"], &whole).remove(0);
     let image = node
         .disk
