@@ -423,7 +423,12 @@ impl Store for ThinStore {
         let doing = || format!("open the thin device of {image}");
         let found = self.get_image(image).context(doing)?;
         let held = self.open_device(found)?;
-        self.handle(held, image_bytes(found.size)).context(doing)
+        let mut handle = self.handle(held, image_bytes(found.size)).context(doing)?;
+        if let Image::Snapshot(_) = image {
+            // Nothing writes to it, and no other image gets its ID. Its device is new each time.
+            handle.modified = u64::from(found.id);
+        }
+        Ok(handle)
     }
 
     fn copier(&self, source: Image, copy: Image, _: &Arc<Budget>) -> Result<Box<dyn Copier>> {

@@ -1,6 +1,7 @@
 //! Tests of functions that the running kernel may lack or refuse. Each test runs in a guest kernel
 //! (README.md), for which it needs root.
 
+mod guest_archives;
 mod guest_block_groups;
 mod guest_databases;
 mod guest_dm;
