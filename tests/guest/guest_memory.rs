@@ -10,10 +10,11 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -21,7 +22,7 @@ use slackwater_testkit::guest::{in_guest, in_guest_with};
 use slackwater_testkit::{Scratch, Server, block, eventually, mount};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end, end_pool, runtime};
 use crate::guest_suspended::suspended;
 
 /// The sections in a log, each as `name number`.
@@ -115,6 +116,32 @@ fn dirty(volume: &Volume, stop: &AtomicBool, writes: &AtomicUsize) {
     }
 }
 
+const FREEZE_TIMEOUT: &str = "3s";
+/// The longest time for which a writer waits: that timeout, and as long for a machine without memory.
+const LONGEST: Duration = Duration::from_secs(6);
+
+/// Watches for how long a mapped device is suspended at a time. It starts no program and so needs
+/// little memory.
+fn longest_suspension(stop: &AtomicBool) -> Duration {
+    let flags = fs::read_dir("/sys/block").unwrap().filter_map(|block| {
+        let flag = block.unwrap().path().join("dm/suspended");
+        flag.exists().then_some(flag)
+    });
+    let flags: Vec<PathBuf> = flags.collect();
+    let mut since = vec![None; flags.len()];
+    let mut longest = Duration::ZERO;
+    while !stop.load(Ordering::Relaxed) {
+        for (flag, since) in flags.iter().zip(&mut since) {
+            let is_suspended = fs::read(flag).is_ok_and(|read| read.starts_with(b"1"));
+            let begun = is_suspended.then(|| since.unwrap_or_else(Instant::now));
+            longest = longest.max(begun.map_or(Duration::ZERO, |begun| begun.elapsed()));
+            *since = begun;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    longest
+}
+
 /// Makes cuts while memory is short: each one ends, and then the writers continue.
 async fn cuts(server: &Server, ids: &[String], writes: &[AtomicUsize; 2]) {
     let client = server.client();
@@ -122,7 +149,11 @@ async fn cuts(server: &Server, ids: &[String], writes: &[AtomicUsize; 2]) {
         let seen = writes.each_ref().map(|one| one.load(Ordering::Relaxed));
         // Another class each time, because a failed cut is not repeated for a minute.
         let extents = (1_000_000 + cut).to_string();
-        let class = [("retries", "0"), ("maxExtents", extents.as_str())];
+        let class = [
+            ("retries", "0"),
+            ("maxExtents", extents.as_str()),
+            ("freezeTimeout", FREEZE_TIMEOUT),
+        ];
         match client.group(&format!("cut-{cut}"), ids, &class).await {
             Ok(group) => client.delete_all_of(&group).await,
             Err(status) => {
@@ -163,20 +194,30 @@ fn a_cut_without_free_memory_ends_and_leaves_nothing_frozen() {
                 let stop = &stop;
                 scope.spawn(move || dirty(volume, stop, writes));
             }
+            let watching = scope.spawn(|| longest_suspension(&stop));
             let eater = Eater::start();
             eventually("the memory is used up", || oom_kills() > before);
             runtime.block_on(cuts(&server, &ids, &writes));
             println!("{} programs killed for memory", oom_kills() - before);
             drop(eater);
             stop.store(true, Ordering::Relaxed);
+            let longest = watching.join().unwrap();
+            println!("suspended for {longest:?} at most");
+            assert!(longest < LONGEST, "{longest:?}");
         });
         runtime.block_on(async {
+            for volume in &volumes {
+                volume.down(&client).await;
+                volume.up(&client).await;
+            }
+            let group = client.group("after", &ids, &[]).await.unwrap();
+            client.delete_all_of(&group).await;
             for volume in volumes {
                 volume.down(&client).await;
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }
 
