@@ -135,6 +135,12 @@ pub struct Given {
     #[arg(long, value_name = "DURATION")]
     #[serde(deserialize_with = "value::one")]
     pub lost_after: Option<LostAfter>,
+    /// Role controller: delete claims with onNodeLost=recreate whose node is lost, so that their
+    /// StatefulSet creates them again, if more than half of its replicas have been Ready for this long,
+    /// such as 5m [default: never]
+    #[arg(long, value_name = "DURATION")]
+    #[serde(deserialize_with = "value::one")]
+    pub recreate_ready_for: Option<LostAfter>,
     /// Roles node and controller: certificate of this process, PEM; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
@@ -205,6 +211,7 @@ impl Given {
             agent: list(self.agent, file.agent),
             agent_service: self.agent_service.or(file.agent_service),
             lost_after: self.lost_after.or(file.lost_after),
+            recreate_ready_for: self.recreate_ready_for.or(file.recreate_ready_for),
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
             tls_ca: self.tls_ca.or(file.tls_ca),
@@ -302,8 +309,9 @@ mod tests {
         );
         let controller = format!("endpoint = \"unix:///x/csi.sock\"\n{tls}role = \"controller\"\n");
         let agents = format!("{controller}agent = [\"n1=10.0.0.1:9820\", \"n2=[::1]:1\"]");
-        let service =
-            format!("{controller}agent-service = \"slackwater/agents\"\nlost-after = \"24h\"");
+        let service = format!(
+            "{controller}agent-service = \"slackwater/agents\"\nlost-after = \"24h\"\nrecreate-ready-for = \"5m\""
+        );
         insta::assert_debug_snapshot!(
             [node, agents, service].map(|text| file(&text).finish().unwrap())
         );

@@ -26,6 +26,7 @@ pub(super) async fn start(
         agents,
         tls,
         lost_after,
+        recreate_ready_for,
     } = controller;
     let name = Name::controller().map_err(Failure::run)?;
     let given = tls.map(|files| credentials(name, files)).transpose()?;
@@ -60,6 +61,9 @@ pub(super) async fn start(
             let router = Router::new(begun.agents, cluster.clone(), of_router);
             cluster.move_volumes(Arc::new(router.clone()));
             cluster.lift_fences(Arc::new(router.clone()));
+            if let Some(ready_for) = recreate_ready_for {
+                cluster.recreate_claims(ready_for);
+            }
             Ok((router, Some(cluster)))
         }
     }

@@ -109,6 +109,9 @@ pub struct ControllerConfig {
     /// How long a pool's Node object and agent must be gone before the pool is marked as lost;
     /// never if `None`.
     pub lost_after: Option<Duration>,
+    /// How long the other replicas must have been Ready for a claim of a lost node to be deleted; no
+    /// claim is if `None`.
+    pub recreate_ready_for: Option<Duration>,
 }
 
 /// How a router finds agents.
@@ -180,7 +183,10 @@ impl Given {
             ("--agent", !self.agent.is_empty()),
             ("--agent-service", self.agent_service.is_some()),
         ];
-        let lost = [("--lost-after", self.lost_after.is_some())];
+        let lost = [
+            ("--lost-after", self.lost_after.is_some()),
+            ("--recreate-ready-for", self.recreate_ready_for.is_some()),
+        ];
         let tls = [
             ("--tls-cert", self.tls_cert.is_some()),
             ("--tls-key", self.tls_key.is_some()),
@@ -257,11 +263,16 @@ impl Given {
             Some(self.tls())
         };
         let LostAfter(lost_after) = self.lost_after.unwrap_or_default();
-        if lost_after.is_some() && self.agent_service.is_none() {
-            return Err(BadConfig(
-                "--lost-after needs --agent-service: only with the Kubernetes API does the controller learn which nodes are gone"
-                    .into(),
-            ));
+        let LostAfter(recreate_ready_for) = self.recreate_ready_for.unwrap_or_default();
+        let flags = [
+            ("--lost-after", lost_after),
+            ("--recreate-ready-for", recreate_ready_for),
+        ];
+        let mut flags = flags.iter().filter(|(_, time)| time.is_some());
+        if let (Some((flag, _)), None) = (flags.next(), &self.agent_service) {
+            return Err(BadConfig(format!(
+                "{flag} needs --agent-service: only with the Kubernetes API does the controller learn which nodes are gone"
+            )));
         }
         let agents = match (self.agent_service, self.agent) {
             (Some(service), given) if given.is_empty() => Agents::Of(service),
@@ -281,6 +292,7 @@ impl Given {
             agents,
             tls: tls.transpose()?,
             lost_after,
+            recreate_ready_for,
         }))
     }
 

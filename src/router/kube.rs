@@ -21,6 +21,7 @@ pub mod hand_over;
 pub mod label;
 pub mod lease;
 mod moves;
+mod node_lost;
 mod note;
 pub mod orphans;
 mod pod_claims;
@@ -342,12 +343,6 @@ impl InCluster {
         self.has_read_objects() && has_agents
     }
 
-    /// Whether a PersistentVolume names a volume; `None` if this is not known yet.
-    pub fn names_volume(&self, handle: &str) -> Option<bool> {
-        let is_known = self.following.is_complete(VOLUMES);
-        is_known.then(|| self.volumes.names(handle))
-    }
-
     /// Whether everything that is decided about pools and labels is in memory.
     fn has_read_objects(&self) -> bool {
         let mut all = [NODES, POOLS, VOLUMES].into_iter();
@@ -486,6 +481,7 @@ impl Cluster for InCluster {
             snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
             orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
             moves: self.count_moves(),
+            quarantined: self.count_quarantined(),
         })
     }
 

@@ -67,8 +67,10 @@ impl Router {
         mut message: CreateVolumeRequest,
     ) -> Result<CreateVolumeResponse> {
         let asked = request::create_volume(&message, &self.topology_key())?;
-        // It is for the router. Agents of an earlier release do not know it.
-        message.parameters.remove("restore");
+        // They are for the router. Agents of an earlier release do not know them.
+        for parameter in ["restore", "onNodeLost"] {
+            message.parameters.remove(parameter);
+        }
         match &asked.content_source {
             Some(source) => self.place_from(call, message, &asked, source).await,
             None => self.place(call, message, &asked).await,

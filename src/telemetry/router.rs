@@ -66,6 +66,8 @@ pub struct ClusterStatus {
     pub orphans: Option<Orphans>,
     /// The number of VolumeMoves in each phase; `None` if another router is the leader.
     pub moves: Option<BTreeMap<&'static str, u64>>,
+    /// The number of volumes in quarantine; `None` if another router is the leader.
+    pub quarantined: Option<u64>,
 }
 
 /// Objects of agents that no object of the cluster references.
@@ -258,6 +260,12 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
             let labels = [("phase", *phase)];
             ConstGauge::new(*count as f64).encode(metric.encode_family(&labels)?)?;
         }
+    }
+    if let Some(count) = cluster.quarantined {
+        let help = "Volumes in quarantine, whose claims were deleted because their node was lost";
+        let name = "quarantined_volumes";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(count as f64).encode(metric)?;
     }
     let help = "Kubernetes events that were not recorded, because there were too many or the API server rejected them";
     let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;

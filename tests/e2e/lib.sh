@@ -122,8 +122,8 @@ spec:
 END
 }
 
-# stateful_set REPLICAS COMMAND: a StatefulSet `db` whose pods prefer node 2, each with a claim at /v. They run
-# the command at their start.
+# stateful_set REPLICAS COMMAND: a StatefulSet `db` whose pods prefer node 2, each with a claim at /v, of the
+# class in CLASS. They run the command at their start.
 stateful_set() {
     apply <<END
 apiVersion: apps/v1
@@ -143,7 +143,7 @@ spec:
       - {name: main, image: "docker.io/library/busybox:1.35.0", command: [sh, -c, "$2; trap exit TERM; sleep 100000 & wait"], volumeMounts: [{name: v, mountPath: /v}]}
   volumeClaimTemplates:
   - metadata: {name: v}
-    spec: {storageClassName: slackwater, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+    spec: {storageClassName: ${CLASS:-slackwater}, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
 END
     k rollout status --timeout="$WAIT" statefulset/db >/dev/null
 }

@@ -217,6 +217,64 @@ test_a_node_is_replaced_with_blank_disks() {
     kubectl delete pool "$pool" >/dev/null
 }
 
+# The application replicates its data, so that it can do without the volume of one replica. When the node returns,
+# its disk still has that volume, which no pod uses, until a person decides about it.
+test_a_replica_of_a_lost_node_is_created_again() {
+    two_nodes
+    local volume uid pool taint=node.kubernetes.io/out-of-service
+    class replicated onNodeLost recreate
+    trap 'kubectl uncordon "$NODE_1" "$NODE_2" >/dev/null 2>&1; kubectl taint node "$NODE_2" '$taint'- >/dev/null 2>&1; node_start 2 >/dev/null 2>&1' EXIT
+    # Two replicas on node 1, and one on node 2.
+    kubectl cordon "$NODE_2" >/dev/null
+    CLASS=replicated stateful_set 2 'hostname >> /v/log; sync'
+    kubectl uncordon "$NODE_2" >/dev/null
+    kubectl cordon "$NODE_1" >/dev/null
+    k scale --replicas=3 statefulset/db >/dev/null
+    k rollout status --timeout="$WAIT" statefulset/db >/dev/null
+    kubectl uncordon "$NODE_1" >/dev/null
+    is "nodes of the replicas" "$(node_of db-0) $(node_of db-1) $(node_of db-2)" "$NODE_1 $NODE_1 $NODE_2"
+    inside db-2 'echo precious > /v/file; sync'
+    volume=$(volume_of v-db-2) uid=$(get pvc/v-db-2 .metadata.uid) pool=$(pool_id 2)
+    off_node 2
+    eventually 180 has_event v-db-2 NodeLostWaits
+    note "an event on the claim: $(events_of v-db-2 NodeLostWaits)"
+    sleep 20
+    is "the claim while the node may return" "$(get pvc/v-db-2 .metadata.uid) $(get pvc/v-db-2 .status.phase)" "$uid Bound"
+    kubectl taint node "$NODE_2" "$taint=nodeshutdown:NoExecute" >/dev/null
+    created_again() { [ "$(get pvc/v-db-2 .metadata.uid)" != "$uid" ] && [ "$(get pvc/v-db-2 .status.phase)" = Bound ]; }
+    eventually 400 created_again
+    ready pod/db-2
+    is "its new node" "$(node_of db-2)" "$NODE_1"
+    is "starts in its log" "$(inside db-2 'cat /v/log | wc -l')" 1
+    is "the file" "$(inside db-2 'ls /v/file 2>/dev/null | wc -l')" 0
+    state_of() { kubectl get pv "$1" -o 'jsonpath={.status.phase} {.spec.persistentVolumeReclaimPolicy}'; }
+    is "the old volume" "$(state_of "$volume")" "Released Retain"
+
+    kubectl taint node "$NODE_2" "$taint-" >/dev/null
+    on_node 2
+    trap - EXIT
+    until_health "$pool" Healthy 2
+    sleep 30
+    is "the old volume when its node is back" "$(state_of "$volume")" "Released Retain"
+    is "volumes on its disk" "$(pool_of 2 volumes | wc -l)" 1
+    # What docs/troubleshooting.md describes for volumes in quarantine.
+    kubectl patch pv "$volume" --type json -p '[{"op":"remove","path":"/spec/claimRef"}]' >/dev/null
+    apply <<END
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: rescued}
+spec: {storageClassName: replicated, volumeName: $volume, accessModes: [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}
+END
+    pod rescued -n "$NODE_2" rescued:/v
+    ready pod/rescued
+    is "the file" "$(inside rescued 'cat /v/file')" precious
+    gone pod/rescued
+    gone pvc/rescued
+    is "it is kept again" "$(state_of "$volume")" "Released Retain"
+    kubectl patch pv "$volume" --type merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}' >/dev/null
+    pv_gone "$volume"
+}
+
 # The objects of a pool that is marked as lost can simply be deleted. If the pool returns, it is not used until
 # an administrator removes the mark.
 test_a_pool_is_lost_and_returns() {

@@ -16,6 +16,7 @@ mod hooks;
 mod kubelet;
 mod leading;
 mod moves;
+mod node_lost;
 mod orphans;
 mod plane;
 mod pod_claims;

@@ -145,6 +145,8 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{controller} --agent n=1.2.3.4:5 --lost-after 24h {tls}"),
         format!("{controller} --agent-service a/b --lost-after 24"),
         format!("{serve} --lost-after 24h"),
+        format!("{controller} --agent n=1.2.3.4:5 --recreate-ready-for 5m {tls}"),
+        format!("{controller} --agent-service a/b --recreate-ready-for 5s"),
         format!("{serve} --grace-periods soon"),
         format!("{controller} --agent n=1.2.3.4:5 --grace-periods normal {tls}"),
         "certificates".into(),

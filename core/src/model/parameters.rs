@@ -122,7 +122,8 @@ pub struct MutableParameters {
     pub wipe: Option<Wipe>,
 }
 
-const KNOWN: &str = "pool, allocation, blockSize, mkfsOptions, wipe, blockGroups, restore";
+const KNOWN: &str =
+    "pool, allocation, blockSize, mkfsOptions, wipe, blockGroups, restore, onNodeLost";
 const KNOWN_MUTABLE: &str = "wipe";
 
 impl VolumeParameters {
@@ -143,6 +144,7 @@ impl VolumeParameters {
                 "wipe" => parsed.wipe = parse_wipe(field, value)?,
                 "blockGroups" => parsed.block_groups = parse_block_groups(field, value)?,
                 "restore" => parsed.restore = parse_restore(field, value)?,
+                "onNodeLost" => check_on_node_lost(field, value)?,
                 _ if key.starts_with(SIDECAR_PREFIX) => {}
                 _ => return Err(unknown(field, key, KNOWN)),
             }
@@ -314,6 +316,14 @@ fn parse_restore(field: &str, value: &str) -> Result<Restore, Error> {
         "pod" => Ok(Restore::Pod),
         "auto" => Ok(Restore::Auto),
         _ => Err(bad(field, "restore", value, "source, pod or auto")),
+    }
+}
+
+/// What happens to a claim whose node is lost. Only the router of a cluster reads it, from the class.
+fn check_on_node_lost(field: &str, value: &str) -> Result<(), Error> {
+    match value {
+        "keep" | "recreate" => Ok(()),
+        _ => Err(bad(field, "onNodeLost", value, "keep or recreate")),
     }
 }
 

@@ -1,13 +1,29 @@
 //! The PersistentVolumes of this driver: the claims of volumes, and the homes that are in use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{PoisonError, RwLock};
 
 use ::kube::runtime::watcher::Event;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
+use super::adopt::manifest::QUARANTINED_FROM;
 use super::watch::Store;
+use super::{InCluster, VOLUMES};
 use crate::model::{PoolId, VolumeId};
+use crate::router::cluster::Cluster;
+
+impl InCluster {
+    /// Whether a PersistentVolume names a volume; `None` if this is not known yet.
+    pub fn names_volume(&self, handle: &str) -> Option<bool> {
+        let is_known = self.following.is_complete(VOLUMES);
+        is_known.then(|| self.volumes.names(handle))
+    }
+
+    /// The number of volumes in quarantine, if this router leads.
+    pub(super) fn count_quarantined(&self) -> Option<u64> {
+        self.is_leader().then(|| self.volumes.quarantined())
+    }
+}
 
 /// What is kept of a PersistentVolume. 20,000 of them need a few MB.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +33,8 @@ struct Volume {
     claim: Option<String>,
     /// Its claim exists, and is bound to it.
     is_bound: bool,
+    /// Its claim is or was deleted because its node is lost.
+    is_quarantined: bool,
     homes: Vec<String>,
 }
 
@@ -107,6 +125,10 @@ impl Volumes {
                 let status = volume.status.as_ref();
                 status.and_then(|status| status.phase.as_deref()) == Some("Bound")
             },
+            is_quarantined: {
+                let annotations = volume.metadata.annotations.as_ref();
+                annotations.is_some_and(|all| all.contains_key(QUARANTINED_FROM))
+            },
             homes,
         })
     }
@@ -155,6 +177,32 @@ impl Volumes {
         let mut all = kept.by_name.now().values();
         all.find(|volume| volume.is_bound && volume.claim.as_deref() == Some(claim))?
             .pool
+    }
+
+    /// The bound PersistentVolumes of these pools and those that are about to be in quarantine: names, and
+    /// whether they are the latter, by the namespaces of their claims.
+    pub fn at_risk(&self, pools: &BTreeSet<PoolId>) -> BTreeMap<String, BTreeMap<String, bool>> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found = BTreeMap::<String, BTreeMap<String, bool>>::new();
+        for (name, volume) in kept.by_name.now() {
+            let is_of = volume.pool.is_some_and(|pool| pools.contains(&pool));
+            let claim = volume.claim.as_ref().filter(|_| volume.is_bound);
+            if let Some((namespace, _)) = claim.and_then(|claim| claim.split_once('/'))
+                && (is_of || volume.is_quarantined)
+            {
+                let names = found.entry(namespace.into()).or_default();
+                names.insert(name.clone(), volume.is_quarantined);
+            }
+        }
+        found
+    }
+
+    /// The number of volumes in quarantine, whose claims are gone.
+    pub fn quarantined(&self) -> u64 {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().values();
+        all.filter(|volume| volume.is_quarantined && !volume.is_bound)
+            .count() as u64
     }
 
     /// The PersistentVolumes that name this volume.

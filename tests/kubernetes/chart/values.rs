@@ -31,6 +31,7 @@ const ISSUER: &[&str] = &[
 const POOL: &[&str] = &["--set=pools[0].name=a,pools[0].path=/disks/a"];
 const LVM_POOL: &[&str] = &["--set=pools[0].name=a,pools[0].lvm=vg/pool,pools[0].path=null"];
 
+const RECREATE: &[&str] = &["--set=onNodeLost.recreate=true"];
 const ATTACH: &[&str] = &["--set=csiDriver.attach=true"];
 const INLINE: &[&str] = &["--set=csiDriver.inlineEphemeral=true"];
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -59,6 +60,8 @@ const CHANGES: &[Change] = &[
     ("logLevel", "debug", &[]),
     ("alpha", "{health}", &[]),
     ("poolLostAfter", "30d", &[]),
+    ("onNodeLost.recreate", "true", &[]),
+    ("onNodeLost.readyFor", "10m", RECREATE),
     ("csiDriver.attach", "true", &[]),
     ("csiDriver.inlineEphemeral", "true", &[]),
     ("csiDriver.inlineMaxSize", "20Gi", INLINE),
@@ -421,6 +424,11 @@ fn invalid_values_are_refused_by_name() {
         (
             &["singleNode=true,poolLostAfter=1d"],
             &["poolLostAfter must be empty with singleNode"],
+        ),
+        (&["onNodeLost.readyFor=0s"], &["/onNodeLost/readyFor"]),
+        (
+            &["singleNode=true,onNodeLost.recreate=true"],
+            &["onNodeLost.recreate must be false with singleNode"],
         ),
         (
             &["singleNode=true,hooks.namespaces={a}"],

@@ -59,7 +59,7 @@ impl Agents {
     }
 
     /// The agent has not answered for a long time.
-    fn silence(&self, node: &str) {
+    pub fn silence(&self, node: &str) {
         let mut say = self.say.lock().unwrap();
         let Some(Ok(answer)) = say.remove(node) else {
             panic!("{node} is not there")
@@ -109,7 +109,7 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     eprintln!("seen: {what}");
 }
 
-fn options(me: &str) -> Options {
+pub fn options(me: &str) -> Options {
     Options {
         agent_service: Some(("slackwater".into(), "agents".into())),
         pace: Pace {
@@ -126,7 +126,7 @@ fn options(me: &str) -> Options {
     }
 }
 
-fn start(plane: &Plane, options: Options, agents: &Arc<Agents>) -> Arc<InCluster> {
+pub fn start(plane: &Plane, options: Options, agents: &Arc<Agents>) -> Arc<InCluster> {
     let client = plane.client();
     let _inside = plane.runtime.enter();
     let agents = Arc::clone(agents) as Arc<dyn AgentReports>;

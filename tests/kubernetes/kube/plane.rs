@@ -151,14 +151,16 @@ impl Plane {
         }
     }
 
-    /// The controllers that bind claims to volumes, and protect both.
+    /// The controllers that bind claims to volumes, protect both, and create the pods and the claims of
+    /// StatefulSets.
     pub fn start_controllers(&mut self) {
         let kubeconfig = self.path("kubeconfig");
         let words = [
             "kube-controller-manager".to_string(),
             format!("--kubeconfig={}", kubeconfig.display()),
             "--controllers=persistentvolume-binder-controller,\
-             persistentvolume-protection-controller,persistentvolumeclaim-protection-controller"
+             persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,\
+             statefulset-controller"
                 .into(),
             "--leader-elect=false".into(),
             "--secure-port=0".into(),

@@ -172,16 +172,21 @@ async fn with_source_a_restore_goes_to_its_source_and_a_new_volume_to_the_select
     for (name, node) in [(RESTORED, &case.a), (NEW, &case.b)] {
         let mut request = case.request(name);
         request.parameters.insert("restore".into(), "source".into());
+        request
+            .parameters
+            .insert("onNodeLost".into(), "recreate".into());
         let created = case.routed.create(request).await.unwrap();
         assert_eq!(home_of(&created), node.home());
     }
-    let mut request = case.request(NEW);
-    request.parameters.insert("restore".into(), "here".into());
-    refused(
-        case.routed.create(request).await,
-        Code::InvalidArgument,
-        &["restore", "here"],
-    );
+    for parameter in ["restore", "onNodeLost"] {
+        let mut request = case.request(NEW);
+        request.parameters.insert(parameter.into(), "here".into());
+        refused(
+            case.routed.create(request).await,
+            Code::InvalidArgument,
+            &[parameter, "here"],
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

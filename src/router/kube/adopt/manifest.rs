@@ -7,6 +7,13 @@ use serde_json::{Value, json};
 /// The annotation with the reclaim policy that a PersistentVolume had before it became Retain for the
 /// move. It exists from before the deletion until the PersistentVolume is bound again.
 pub(in crate::router::kube) const POLICY: &str = "slackwater.dev/reclaim-policy";
+/// The annotation with the UID and the mark of the claim that is deleted because its node is lost. The
+/// volume keeps its data and is not used, until a person decides about it.
+pub(in crate::router::kube) const QUARANTINED_FROM: &str = "slackwater.dev/quarantined-from";
+/// The annotation with the reclaim policy that a PersistentVolume had before its quarantine. It has
+/// another name than [`POLICY`], so that no move and no adoption restores it.
+pub(in crate::router::kube) const POLICY_BEFORE_QUARANTINE: &str =
+    "slackwater.dev/policy-before-quarantine";
 /// Where a PersistentVolume has the ID of its volume.
 pub(in crate::router::kube) const HANDLE: &str = "/spec/csi/volumeHandle";
 /// The prefix of the finalizer that external-attacher adds while a volume is attached.
@@ -86,8 +93,22 @@ impl Manifest {
 
     /// The policy that is to be restored.
     pub(in crate::router::kube) fn policy_before(&self) -> Option<&str> {
+        self.annotation(POLICY)
+    }
+
+    fn annotation(&self, key: &str) -> Option<&str> {
         let annotations = self.0.metadata.annotations.as_ref()?;
-        annotations.get(POLICY).map(String::as_str)
+        annotations.get(key).map(String::as_str)
+    }
+
+    /// UID and mark of the claim because of which its volume is in quarantine.
+    pub(in crate::router::kube) fn quarantined_from(&self) -> Option<&str> {
+        self.annotation(QUARANTINED_FROM)
+    }
+
+    /// The policy that it had before its quarantine.
+    pub(in crate::router::kube) fn policy_before_quarantine(&self) -> Option<&str> {
+        self.annotation(POLICY_BEFORE_QUARANTINE)
     }
 
     pub(in crate::router::kube) fn phase(&self) -> &str {
