@@ -149,6 +149,10 @@ impl<'a> Attempt<'a> {
             self.disk()?.hash(point.bytes, &mut hash)?;
         }
         let download = Download::open(&self.client, get, point.as_ref())?;
+        if expected.is_none() && !download.has_end() {
+            let what = "the server does not say how long the object is, so without a checksum a part of it would look like all of it";
+            return Err(Failure::refused("TransferFailed", what));
+        }
         let from = download.begins_at();
         let (total, validator) = (download.total(), download.validator().map(str::to_string));
         self.report.count(|numbers| numbers.total = total);

@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hyper::StatusCode;
-use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, IF_RANGE, RANGE};
+use hyper::header::{
+    CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, IF_RANGE, RANGE, TRANSFER_ENCODING,
+};
 
 use super::client::{Body, Client, Get, Reply, status_failure};
 use crate::failure::{Failure, Next, Result};
@@ -38,6 +40,7 @@ pub struct Download {
     begins_at: u64,
     total: Option<u64>,
     validator: Option<String>,
+    has_end: bool,
     breaks: u32,
 }
 
@@ -59,6 +62,7 @@ impl Download {
             client: client.clone(),
             get,
             validator: strong(&reply.headers),
+            has_end: length(&reply.headers).is_some() || is_chunked(&reply.headers),
             body: reply.body,
             at: begins_at,
             begins_at,
@@ -75,6 +79,12 @@ impl Download {
     /// The length of the object, if the server has said it.
     pub fn total(&self) -> Option<u64> {
         self.total
+    }
+
+    /// Whether the reply says where it ends. Otherwise it ends with the connection, also with one that
+    /// breaks.
+    pub fn has_end(&self) -> bool {
+        self.has_end
     }
 
     /// The strong ETag of the object.
@@ -180,6 +190,10 @@ fn text<'a>(headers: &'a HeaderMap, name: &hyper::header::HeaderName) -> Option<
 
 fn length(headers: &HeaderMap) -> Option<u64> {
     text(headers, &CONTENT_LENGTH)?.parse().ok()
+}
+
+fn is_chunked(headers: &HeaderMap) -> bool {
+    text(headers, &TRANSFER_ENCODING).is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
 }
 
 /// A strong ETag: in quotes, without `W/`.

@@ -98,6 +98,9 @@ impl Attempt<'_> {
         let name = name
             .ok_or_else(|| Failure::refused("ConfigurationInvalid", "source.oci.path is empty"))?;
         for layer in layers.iter().rev() {
+            // Layers below it may not be needed.
+            self.report
+                .count(|numbers| numbers.total = Some(numbers.received.saturating_add(layer.size)));
             let found = self.layer(registry, layer, |content| self.find_disk(&name, content))?;
             match found {
                 Found::Disk(image) => return image.map_or(Ok(()), |image| self.convert(&image)),
@@ -131,8 +134,6 @@ impl Attempt<'_> {
                 let what = format!("{name} of the image has more than one file");
                 return Err(Failure::refused("ImageRefused", what));
             }
-            self.report
-                .count(|numbers| numbers.total = Some(entry.size));
             found = Found::Disk(self.deliver_disk(Content(&mut archive))?);
         }
         Ok(found)

@@ -136,6 +136,28 @@ fn a_bomb_is_stopped_by_the_size_of_the_volume_and_by_the_limit_of_bytes() {
 }
 
 #[test]
+fn a_bomb_is_stopped_by_the_time_of_the_attempt() {
+    // 64 GiB of zeros.
+    let bomb = gzip(&vec![0; 64 << 20]).repeat(1024);
+    let volume = Volume::new();
+    let begun = std::time::Instant::now();
+    let limits = json!({"limits": {"seconds": 2}});
+    let outcome = fill(&volume.config(&serves(bomb).url("/x"), limits));
+    let failure = outcome.result.as_ref().expect_err("it is stopped");
+    // A temporary folder may be smaller than that.
+    assert!(
+        ["TimeLimit", "TooLarge"].contains(&failure.reason),
+        "{failure}"
+    );
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+    assert!(
+        outcome.last["written"]
+            .as_u64()
+            .is_some_and(|bytes| bytes < 64 << 30)
+    );
+}
+
+#[test]
 fn a_connection_that_breaks_continues_where_it_was() {
     let content = noise(2_000_000);
     let expected = content.clone();

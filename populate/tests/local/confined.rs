@@ -10,7 +10,7 @@ use slackwater_populate::report::Report;
 use slackwater_populate::run::Attempt;
 
 use crate::server::serves;
-use crate::support::{Volume, noise, policy, tar};
+use crate::support::{Volume, noise, policy, qcow2, tar};
 
 /// The configuration of the process that is confined.
 const CONFIG: &str = "SLACKWATER_POPULATE_CONFINED";
@@ -52,7 +52,16 @@ fn a_confined_process_reaches_its_target_and_names() {
     fs::write(folder.path().join("a/b/f"), noise(1000)).expect("a file");
     fs::hard_link(folder.path().join("a/b/f"), folder.path().join("hard")).expect("a link");
     std::os::unix::fs::symlink("a", folder.path().join("soft")).expect("a link");
-    let server = serves(tar(folder.path(), &[]));
+    let volume = attempt(tar(folder.path(), &[]));
+    assert_eq!(volume.names(), ["a", "hard", "soft"]);
+    assert_eq!(volume.read("hard"), noise(1000));
+    // With a temporary file.
+    let volume = attempt(qcow2(&noise(1000)));
+    assert!(volume.read("disk.img").starts_with(&noise(1000)));
+}
+
+fn attempt(content: Vec<u8>) -> Volume {
+    let server = serves(content);
     let volume = Volume::new();
     for name in ["outside", "scratch"] {
         fs::create_dir(volume.folder.path().join(name)).expect("a folder");
@@ -73,6 +82,5 @@ fn a_confined_process_reaches_its_target_and_names() {
         .output()
         .expect("it starts");
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(volume.names(), ["a", "hard", "soft"]);
-    assert_eq!(volume.read("hard"), noise(1000));
+    volume
 }

@@ -173,8 +173,10 @@ fn one_file_of_an_image_becomes_a_disk() {
     registry.image(&[old, new, empty]);
     for path in ["disk/vm.img", "/disk/vm.img", "disk"] {
         let volume = Volume::new();
-        registry.fill(&volume, ":v1", in_path(path)).good();
+        let outcome = registry.fill(&volume, ":v1", in_path(path));
+        outcome.good();
         assert!(volume.read("disk.img") == content, "{path}");
+        assert_eq!(outcome.last["received"], outcome.last["total"]);
     }
     let volume = Volume::new();
     let outcome = registry.fill(&volume, ":v1", in_path("missing"));

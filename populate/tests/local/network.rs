@@ -8,7 +8,7 @@ use slackwater_populate::failure::Next;
 use slackwater_populate::net::address::{API_SERVER, Policy};
 
 use crate::server::{Request, Server, Step, Steps, Tls, is_up, redirect, reply, serves};
-use crate::support::{Volume, fill, fill_with, policy};
+use crate::support::{Volume, digest, fill, fill_with, policy};
 
 #[test]
 fn without_the_policy_of_tests_this_machine_is_refused() {
@@ -302,4 +302,20 @@ fn a_proxy_is_asked_for_a_connection() {
     let outcome = fill(&volume.config("http://169.254.169.254/x", network));
     assert_eq!(outcome.failure("AddressRefused").next, Next::Nothing);
     assert_eq!(proxy.requests().len(), count);
+}
+
+#[test]
+fn an_object_without_an_end_needs_a_checksum() {
+    let server = Server::new(|_| vec![Step::Send(b"HTTP/1.1 200 OK\r\n\r\ncontent".to_vec())]);
+    let volume = Volume::new();
+    let outcome = fill(&volume.config(&server.url("/x"), json!({})));
+    assert_eq!(outcome.failure("TransferFailed").next, Next::Nothing);
+    let sum = digest(b"content");
+    let source = json!({"source": {"http": {"unverified": false, "sha256": sum}}});
+    fill(&volume.config(&server.url("/x"), source)).good();
+    assert_eq!(volume.read("disk.img"), b"content");
+    let chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+    let server = Server::new(|_| vec![Step::Send(chunks.to_vec())]);
+    fill(&volume.config(&server.url("/x"), json!({}))).good();
+    assert_eq!(volume.read("disk.img"), b"abc");
 }
