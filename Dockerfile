@@ -1,8 +1,11 @@
-# The driver's image.
+# The driver's image, and that of the program that fills volumes.
 #
 #   docker build -t slackwater .                            builds the programs too
 #   docker build -t slackwater --target prebuilt -f Dockerfile target/release
 #                                                           takes the two that cargo has built
+#   docker build -t slackwater-populate --target populate .
+#                                                           the same of slackwater-populate
+#   docker build -t slackwater-populate --target populate-prebuilt -f Dockerfile target/release
 ARG BUILD_IMAGE=docker.io/library/rust:1.95-slim-trixie
 ARG BASE_IMAGE=docker.io/library/debian:trixie-slim
 
@@ -24,8 +27,44 @@ COPY Cargo.toml Cargo.lock rust-toolchain.toml build.rs ./
 COPY proto proto
 COPY core core
 COPY guard guard
+COPY populate populate
+COPY testkit testkit
 COPY src src
+
+# Certificates, and below /files everything that slackwater-populate needs: no shell, no mount, no mkfs.
+FROM ${BASE_IMAGE} AS populate-base
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/* \
+    && mkdir -p /files/etc/ssl/certs \
+    && cp /etc/ssl/certs/ca-certificates.crt /files/etc/ssl/certs/ \
+    && echo 'hosts: files dns' >/files/etc/nsswitch.conf \
+    && echo 'nonroot:x:65532:65532::/:/sbin/nologin' >/files/etc/passwd
+
+FROM populate-base AS populate-prebuilt-files
+COPY slackwater-populate /files/usr/local/bin/
+# Its libraries are those of the C library, with the paths that its loader finds them at.
+RUN ldd /files/usr/local/bin/slackwater-populate | grep -o '/[^ ]*' | xargs -I FILE cp --parents --dereference FILE /files
+
+FROM scratch AS populate-prebuilt
+COPY --from=populate-prebuilt-files /files /
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/slackwater-populate"]
+
+FROM build AS populate-build
+RUN cargo build --release --locked --package slackwater-populate
+
+FROM populate-base AS populate-files
+COPY --from=populate-build /src/target/release/slackwater-populate /files/usr/local/bin/
+RUN ldd /files/usr/local/bin/slackwater-populate | grep -o '/[^ ]*' | xargs -I FILE cp --parents --dereference FILE /files
+
+FROM scratch AS populate
+COPY --from=populate-files /files /
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/slackwater-populate"]
+
+FROM build AS driver-build
 RUN cargo build --release --locked --bins
 
 FROM base
-COPY --from=build /src/target/release/slackwater /src/target/release/slackwater-guard /usr/local/bin/
+COPY --from=driver-build /src/target/release/slackwater /src/target/release/slackwater-guard /usr/local/bin/

@@ -176,6 +176,11 @@ image: ## Build the driver's image as an archive, target/slackwater-image.tar (r
 	$(CARGO) build --release --locked
 	@$(AS_ROOT) deploy/image/build
 
+.PHONY: image-populate
+image-populate: ## Build the image of slackwater-populate as an archive, target/slackwater-populate-image.tar (root; needs no Docker)
+	$(CARGO) build --release --locked --package slackwater-populate
+	@$(AS_ROOT) deploy/image/build --populate
+
 .PHONY: release
 release: ## Build a release from a clean checkout, in target/release-VERSION (RELEASE.md; ARCH=arm64 cross-compiles; root for the image)
 	@deploy/release/build

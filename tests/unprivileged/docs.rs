@@ -424,6 +424,30 @@ fn the_image_has_the_programs_that_the_driver_starts() {
     assert!(count >= 4, "the programs are found");
 }
 
+/// cargo reads the manifests of all members, also to build one of them.
+#[test]
+fn the_image_is_built_from_all_members() {
+    let manifest = read(&root().join("Cargo.toml"));
+    let members = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("members = ["));
+    let members = members.expect("a list").split('"').skip(1).step_by(2);
+    let dockerfile = read(&root().join("Dockerfile"));
+    let context = read(&root().join(".dockerignore"));
+    let mut count = 0;
+    for member in members.chain(["src", "proto"]) {
+        let copied = format!("\nCOPY {member} {member}\n");
+        assert!(
+            dockerfile.contains(&copied),
+            "Dockerfile does not copy {member}"
+        );
+        let kept = format!("\n!{member}\n");
+        assert!(context.contains(&kept), ".dockerignore leaves {member} out");
+        count += 1;
+    }
+    assert!(count > 5, "the members are found");
+}
+
 #[test]
 fn every_decision_is_in_the_list_and_has_its_parts() {
     let folder = root().join("docs/adr");
