@@ -99,7 +99,7 @@ cargo-deny:
 
 .PHONY: docs
 docs: ## Build the API documentation, without warnings
-	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps
+	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --no-deps $(TEST_MEMBERS)
 
 .PHONY: tests
 tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-root, tests-guest (in a guest kernel) and tests-thin
@@ -170,6 +170,7 @@ sanity: ## Run two releases of csi-sanity against the real binary on every kind 
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
 	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench thin --bench io --bench router
+	$(CARGO) bench --locked --package slackwater-populate --bench beside
 
 .PHONY: image
 image: ## Build the driver's image as an archive, target/slackwater-image.tar (root; needs no Docker)

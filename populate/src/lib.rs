@@ -11,7 +11,7 @@
 //! | [`report`] | progress as lines of numbers |
 //! | [`net`] | requests: which addresses are dialled, redirects, Secrets, connections that break |
 //! | [`received`] | received bytes are counted, limited and hashed |
-//! | [`format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
+//! | [`mod@format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
 //! | [`name`], [`archive`], [`tree`] | names, headers and entries of archives; the folder that is filled |
 //! | [`disk`], [`qcow2`] | the blocks of a device, or of a file; images whose blocks are in another order |
 //! | [`oci`], [`s3`] | what registries and object stores expect and reply |
