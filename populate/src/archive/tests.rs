@@ -217,7 +217,8 @@ fn hostile_headers() -> Hostile {
             "half a file",
             vec![entry(b"x", b'0', b"", b"12")[..600].to_vec()],
         ),
-        ("wrong checksum", vec![vec![b'x'; BLOCK], end()]),
+        ("no header", vec![vec![b'x'; BLOCK], end()]),
+        ("wrong checksum", vec![[b"y", &file()[1..]].concat(), end()]),
         (
             "invalid pax",
             vec![entry(b"p", b'x', b"", b"99 path=x\n"), file(), end()],
