@@ -169,7 +169,7 @@ sanity: ## Run two releases of csi-sanity against the real binary on every kind 
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
-	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench thin --bench io --bench router
+	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench cuts --bench rest --bench thin --bench streams --bench io --bench router
 	$(CARGO) bench --locked --package slackwater-populate --bench beside
 
 .PHONY: image
