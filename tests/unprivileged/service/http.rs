@@ -184,6 +184,7 @@ impl RouterView for NoAgents {
                 snapshots: Some(1),
             }),
             moves: Some([("Waiting", 2)].into()),
+            quarantined: Some(4),
             ..ClusterStatus::default()
         })
     }
@@ -213,6 +214,7 @@ async fn every_metric_is_in_the_manual() {
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
     let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
     assert_eq!(waiting, 2.0);
+    assert_eq!(value(&text, "slackwater_quarantined_volumes "), 4.0);
     let expires = value(&text, "slackwater_certificate_expiry_seconds");
     assert_eq!(expires, 1_800_000_000.0);
     let shown: BTreeSet<String> = text
