@@ -1,7 +1,7 @@
 //! Writes and the guard on two processors at once, which User Mode Linux does not have: in a guest of
 //! QEMU, whose processors are emulated.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -34,10 +34,7 @@ fn on_disk() -> u64 {
 }
 
 /// Writes one number after the other, until it has to stop.
-fn write_numbers(node: &str, stop: &AtomicBool) {
-    let mut options = OpenOptions::new();
-    let options = options.write(true).custom_flags(nix::libc::O_DIRECT);
-    let device = options.open(node).unwrap();
+fn write_numbers(device: &File, stop: &AtomicBool) {
     let mut block = Block([0; BLOCK]);
     for number in 1_u64.. {
         if stop.load(Ordering::SeqCst) {
@@ -62,21 +59,26 @@ impl Drop for Stop<'_> {
 #[test]
 fn no_verdict_hides_a_write_of_another_processor() {
     let test = "guest_guard::two_processors::no_verdict_hides_a_write_of_another_processor";
-    // Without udev, dmsetup does not wait for it.
-    in_guest_with(&["--qemu", "--no-udev"], test, &DISKS, || {
+    in_guest_with(&["--qemu"], test, &DISKS, || {
         assert_eq!(thread::available_parallelism().unwrap().get(), 2);
         let fixture = Fixture::new(&[None]);
         let name = fixture.volumes[0].name();
-        let node = format!("/dev/mapper/{name}");
+        let columns = ["info", "--columns", "--noheadings", "-o", "minor", &name];
+        // Only udev makes the link in /dev/mapper.
+        let node = format!("/dev/dm-{}", run("dmsetup", &columns).trim());
+        let mut options = OpenOptions::new();
+        let options = options.write(true).custom_flags(nix::libc::O_DIRECT);
+        let device = options.open(node).unwrap();
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
         let (mut held, mut lost) = (0, 0);
         thread::scope(|scope| {
-            scope.spawn(|| write_numbers(&node, &stop));
+            let writer = scope.spawn(|| write_numbers(&device, &stop));
             let _stop = Stop(&stop);
             for round in 0.. {
                 if begun.elapsed() > ROUNDS && held > 1 && lost > 1 {
                     break;
                 }
+                assert!(!writer.is_finished(), "the writer has failed");
                 let session = fixture.frozen();
                 let before = on_disk();
                 let is_disturbed = round % 2 == 1;
