@@ -42,7 +42,7 @@ use crate::operation::Driver;
 use crate::router::{Router, TlsDial};
 use crate::service::{PeerService, Peers, Service};
 use crate::telemetry::Metrics;
-use crate::tls::{Credentials, PING_INTERVAL, PING_TIMEOUT};
+use crate::tls::{COPY_PING_TIMEOUT, Credentials, PING_INTERVAL, PING_TIMEOUT};
 
 pub use secured::listen;
 pub use socket::{BindError, Socket};
@@ -162,6 +162,7 @@ pub async fn serve_node(
         let service = PeerService::new(of_driver, Arc::new(secured::Certificates));
         let stop = wait_for_stop(&life.stop);
         agent_builder(&options.metrics, &life.calls)
+            .http2_keepalive_timeout(Some(COPY_PING_TIMEOUT))
             .add_service(PeerServer::new(service))
             .serve_with_incoming_shutdown(secured::connections_of_agents(of_agents), stop)
             .await

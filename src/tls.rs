@@ -43,6 +43,9 @@ pub const PING_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the answer may take. The sum of both is how long a freeze lasts after the network is
 /// cut, and how long the other machine may stall before its calls fail.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the answer may take where snapshots are copied. It waits behind the data that is on its
+/// way, which may take as long as the network is slow.
+pub const COPY_PING_TIMEOUT: Duration = Duration::from_secs(60);
 /// A name in a certificate, which identifies a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(ServerName<'static>);

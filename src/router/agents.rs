@@ -45,10 +45,6 @@ pub trait Dial: Send + Sync + 'static {
     async fn dial(&self, node: &str, address: &str) -> Result<Channel>;
 }
 
-/// Bytes that may arrive before they are read: two messages of a snapshot that is copied, so that one
-/// is received while the one before is written. hyper's 2 MiB are less than one.
-const WINDOW_BYTES: u32 = 2 * (4 << 20);
-
 /// The settings of a channel: its connection timeout, and the keepalive that detects a dead
 /// connection. `address` is "host:port". The scheme is plain; the caller adds TLS.
 pub fn endpoint(address: &str) -> Result<Endpoint> {
@@ -57,8 +53,6 @@ pub fn endpoint(address: &str) -> Result<Endpoint> {
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true))

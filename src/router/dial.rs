@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 use super::agents::{Dial, endpoint};
 use crate::error::{Error, Result, chain};
@@ -17,11 +17,14 @@ impl TlsDial {
     pub fn new(credentials: Arc<Credentials>) -> TlsDial {
         TlsDial(credentials)
     }
-}
 
-#[tonic::async_trait]
-impl Dial for TlsDial {
-    async fn dial(&self, node: &str, address: &str) -> Result<Channel> {
+    /// A channel with these settings to the agent of a node, which connects when it is used.
+    pub(crate) fn channel(
+        &self,
+        node: &str,
+        address: &str,
+        settings: &Endpoint,
+    ) -> Result<Channel> {
         let to = address.parse().map_err(|_| {
             let problem = format!("{address:?} is not an address with a port");
             Error::invalid(format!("agent of node {node}"), problem)
@@ -29,6 +32,13 @@ impl Dial for TlsDial {
         let name = Name::node(node);
         let name = name.map_err(|error| Error::invalid("agent", chain(&error)))?;
         let connector = Connector::new(self.0.clone(), name, to);
-        Ok(endpoint(address)?.connect_with_connector_lazy(connector))
+        Ok(settings.connect_with_connector_lazy(connector))
+    }
+}
+
+#[tonic::async_trait]
+impl Dial for TlsDial {
+    async fn dial(&self, node: &str, address: &str) -> Result<Channel> {
+        self.channel(node, address, &endpoint(address)?)
     }
 }

@@ -10,7 +10,8 @@ use tonic::transport::server::Connected;
 
 use super::Endpoint;
 use crate::error::Result;
-use crate::router::{Dial, TlsDial};
+use crate::router::TlsDial;
+use crate::router::agents::endpoint;
 use crate::service::{Callers, PeerDial};
 use crate::telemetry::Metrics;
 use crate::tls;
@@ -37,13 +38,21 @@ pub(super) fn connections_of_agents(endpoint: Endpoint) -> tls::Incoming {
     tls::Incoming::new(listener, audience, Arc::default())
 }
 
+/// Bytes that may arrive before they are read: two messages of a snapshot that is copied, so that one
+/// is received while the one before is written. hyper's 2 MiB are less than one.
+const WINDOW_BYTES: u32 = 2 * (4 << 20);
+
 /// Connects to the agents of other nodes with the certificate of this process.
 pub(super) struct AgentDial(pub(super) TlsDial);
 
 #[tonic::async_trait]
 impl PeerDial for AgentDial {
     async fn dial(&self, node: &str, address: &str) -> Result<Channel> {
-        self.0.dial(node, address).await
+        let settings = endpoint(address)?
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .keep_alive_timeout(tls::COPY_PING_TIMEOUT);
+        self.0.channel(node, address, &settings)
     }
 }
 

@@ -20,3 +20,4 @@ mod network;
 mod order;
 mod restore;
 mod routers;
+mod wire;

@@ -1,21 +1,19 @@
 //! A volume that is filled from one snapshot of another node after the other, as a move does it: each
 //! call sends the differences, whatever ended the one before.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use prost::Message;
 use slackwater::agent::receive_request::{Purpose, Source};
 use slackwater::agent::{DescribeRequest, OfferRequest, ReceiveRequest};
 use slackwater::csi;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tonic::{Code, Status};
 
 use super::restore::delete_snapshot;
+use super::wire::Wire;
 use slackwater_testkit::WAIT_TIMEOUT;
 use slackwater_testkit::cluster::{Cluster, Volume};
 use slackwater_testkit::disk::content_digest;
@@ -28,62 +26,6 @@ const MIB: usize = 1 << 20;
 const SIZE: i64 = 128 << 20;
 /// Two handshakes, one message for each range without differences, and the digests of the read-back.
 pub const METADATA: u64 = 64 * KIB;
-
-/// A connection to the source that counts what it sends, and may end early or be held up.
-#[derive(Clone)]
-pub struct Wire {
-    pub address: SocketAddr,
-    pub sent: Arc<AtomicU64>,
-    /// It ends after this many bytes.
-    pub limit: Arc<AtomicU64>,
-    /// It sends no more than this many bytes.
-    pub held_at: Arc<AtomicU64>,
-}
-
-impl Wire {
-    pub async fn to(source: SocketAddr) -> Wire {
-        Wire::at((Ipv4Addr::LOCALHOST, 0).into(), source).await
-    }
-
-    /// A connection by way of an address of this machine.
-    pub async fn at(address: SocketAddr, source: SocketAddr) -> Wire {
-        let listener = TcpListener::bind(address).await.unwrap();
-        let wire = Wire {
-            address: listener.local_addr().unwrap(),
-            sent: Arc::default(),
-            limit: Arc::new(AtomicU64::new(u64::MAX)),
-            held_at: Arc::new(AtomicU64::new(u64::MAX)),
-        };
-        let accepting = wire.clone();
-        tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                if let Ok(far) = TcpStream::connect(source).await {
-                    tokio::spawn(accepting.clone().pass(near, far));
-                }
-            }
-        });
-        wire
-    }
-
-    async fn pass(self, near: TcpStream, far: TcpStream) {
-        let (mut near_in, mut near_out) = near.into_split();
-        let (mut far_in, mut far_out) = far.into_split();
-        let asked = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
-        let mut bytes = vec![0; 64 << 10];
-        while let Ok(read @ 1..) = far_in.read(&mut bytes).await {
-            let sent = self.sent.fetch_add(read as u64, Ordering::SeqCst) + read as u64;
-            while sent > self.held_at.load(Ordering::SeqCst) {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            }
-            if sent > self.limit.load(Ordering::SeqCst)
-                || near_out.write_all(&bytes[..read]).await.is_err()
-            {
-                break;
-            }
-        }
-        asked.abort();
-    }
-}
 
 /// A volume of the first node, which is copied to the second one.
 struct Moving {
@@ -317,6 +259,31 @@ async fn end(moving: Moving, last: Option<String>, copy: &str) {
     router.delete_unused(copy).await;
     router.delete_unused(&moving.volume.id).await;
     moving.cluster.tear_down(Vec::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_connection_is_not_taken_for_a_lost_one() {
+    let mut moving = Moving::new().await;
+    write_pattern(&moving.file("file"), 1, 16 * MIB);
+    let snapshot = moving.snapshot().await;
+    // What is on its way delays the answers to pings.
+    let slow = moving.wire.slow_down(2 * MIB as u64);
+    // The call ends before the copy does, and is repeated.
+    let copied = loop {
+        match moving.receive(&snapshot, Purpose::Fill).await {
+            Err(status) if status.code() == Code::Aborted => {}
+            Err(status) => panic!("{status}"),
+            Ok((id, _)) => break id,
+        }
+    };
+    drop(slow);
+    let sent = moving.wire.sent.load(Ordering::SeqCst);
+    assert!(sent < 20 * MIB as u64, "{sent} bytes were sent");
+    let volume = &moving.volume;
+    let source = &moving.cluster.agents[0].client;
+    let unstaged = source.unstage(&volume.id, &volume.staging).await;
+    unstaged.unwrap();
+    end(moving, Some(snapshot), &copied).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,8 @@ use slackwater::tls::{Credentials, Name};
 use tonic::Code;
 use uuid::Uuid;
 
-use super::differences::{METADATA, Wire, differing};
+use super::differences::{METADATA, differing};
+use super::wire::Wire;
 use slackwater_testkit::WAIT_TIMEOUT;
 use slackwater_testkit::cluster::{Cluster, SIZE, Volume};
 use slackwater_testkit::disk::content_digest;
@@ -348,15 +349,7 @@ async fn a_move_that_is_undone_ends_a_copy_that_is_running() {
     moving.write("kept", 1, 4 * PATTERN);
     let round = moving.of_round(1);
     router.snapshot(&round, None).await.unwrap();
-    // Slowly: a source that sends nothing for seconds is given up.
-    let held_at = moving.wire.held_at.clone();
-    held_at.store(4 << 20, Ordering::SeqCst);
-    let slowly = tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            held_at.fetch_add(256 << 10, Ordering::SeqCst);
-        }
-    });
+    let slow = moving.wire.slow_down(2 << 20);
     assert_eq!(router.copy(&round).await.unwrap(), Copied::Continues);
     router.fence(copy.source, copy.mover, true).await.unwrap();
     let snapshot = snapshot_of(copy.source, copy.mover, Some(1));
@@ -373,8 +366,7 @@ async fn a_move_that_is_undone_ends_a_copy_that_is_running() {
         assert!(start.elapsed() < WAIT_TIMEOUT);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    slowly.abort();
-    moving.wire.held_at.store(u64::MAX, Ordering::SeqCst);
+    drop(slow);
     assert!(moving.sent() < PATTERN as u64 * 3, "{}", moving.sent());
     moving.delete_snapshot(Some(1)).await;
     // What was delayed on its way has no effect.
