@@ -16,7 +16,7 @@ mod unshare;
 
 use std::path::{Path, PathBuf};
 
-use measure::{Spread, given};
+use measure::{Spread, fill, given};
 use slackwater_testkit::{Client, Disk, Scratch, Server, block, mount, run};
 
 const MIB: u64 = 1 << 20;
@@ -72,21 +72,6 @@ fn fio(path: &Path, (_, rw, size, depth): Work) -> f64 {
     result["jobs"][0][way]["iops"].as_f64().expect("a number")
 }
 
-/// Writes every block once, durably.
-fn fill(path: &Path) {
-    let (to, count) = (format!("of={}", path.display()), WORKED / MIB);
-    let count = format!("count={count}");
-    let words = [
-        "if=/dev/urandom",
-        &to,
-        "bs=1M",
-        &count,
-        "conv=notrunc,fsync",
-        "status=none",
-    ];
-    run("dd", &words);
-}
-
 /// The allocation of an image's blocks before the measurement.
 #[derive(Clone, Copy, PartialEq)]
 enum Blocks {
@@ -109,7 +94,7 @@ fn image(path: &Path, blocks: Blocks) {
         );
     }
     if blocks == Blocks::Written {
-        fill(path);
+        fill(path, WORKED);
     }
 }
 
@@ -202,7 +187,7 @@ fn volumes(scratch: &Scratch, disk: &Disk, client: &Client, runtime: &tokio::run
         let shown = client.publish(&id, &staging, &device, block(), false).await;
         shown.expect("publish");
     });
-    fill(&device);
+    fill(&device, WORKED);
     let mut files = Vec::new();
     for fs in ["ext4", "xfs"] {
         let staging = scratch.dir(&format!("kubelet/{fs}.staging"));

@@ -24,7 +24,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use measure::{Spread, given};
+use measure::{Spread, cpu, given};
 use slackwater::csi::controller_client::ControllerClient;
 use slackwater::csi::group_controller_client::GroupControllerClient;
 use slackwater::csi::identity_client::IdentityClient;
@@ -173,11 +173,7 @@ impl Router {
 
     /// Seconds of processor time so far.
     fn processor(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
-        let fields = stat.rsplit_once(") ").unwrap().1;
-        let ticks = |at: usize| -> f64 { fields.split(' ').nth(at).unwrap().parse().unwrap() };
-        // utime and stime, in hundredths of a second on every Linux.
-        (ticks(11) + ticks(12)) / 100.0
+        cpu(&self.0.id().to_string())
     }
 }
 

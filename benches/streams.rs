@@ -20,17 +20,19 @@ mod pipe;
 #[path = "streams/writers.rs"]
 mod writers;
 
-use std::time::Duration;
-
-use measure::{Pairs, Spread, given, timed};
+use measure::{Pairs, Spread, cpu, fill, given, timed};
 use prost::Message;
 use slackwater::agent::receive_request::{Purpose, Source};
 use slackwater::agent::{DescribeRequest, OfferRequest, ReceiveRequest};
 use slackwater::csi;
+use slackwater_testkit::block;
 use slackwater_testkit::cluster::{Agent, Cluster};
-use slackwater_testkit::{block, run};
 
 const MIB: u64 = 1 << 20;
+
+/// Bytes that direct I/O accepts.
+#[repr(align(4096))]
+struct Aligned<const N: usize>([u8; N]);
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -90,17 +92,7 @@ impl Sent {
         let target = source.scratch.dir("kubelet").join("source.device");
         let published = client.publish(&volume, &staging, &target, block(), false);
         published.await.unwrap();
-        let (to, count) = (format!("of={}", target.display()), bytes() / MIB);
-        let count = format!("count={count}");
-        let words = [
-            "if=/dev/urandom",
-            &to,
-            "bs=1M",
-            &count,
-            "conv=fsync",
-            "status=none",
-        ];
-        run("dd", &words);
+        fill(&target, bytes());
         let snapshot = router.snapshot("sent", &volume, &[]).await.unwrap();
         let described = cluster.to_agent(0).describe(DescribeRequest {}).await;
         let port = described.unwrap().into_inner().peer_port;
@@ -179,19 +171,6 @@ impl Sent {
     }
 }
 
-/// Seconds of CPU time that a process has used.
-fn cpu(pid: &str) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .collect();
-    let ticks = |at: usize| fields[at].parse::<f64>().unwrap();
-    (ticks(11) + ticks(12)) / 100.0 // USER_HZ
-}
-
 /// Copies in turns with the two programs.
 async fn copies() {
     // No limit of the rate.
@@ -253,9 +232,4 @@ async fn copies() {
         Spread::of(hand)
     );
     sent.end().await;
-}
-
-/// How long a part of the measurement of writers takes.
-fn part_of_writers() -> Duration {
-    Duration::from_millis(given("MILLISECONDS", 3000) as u64)
 }

@@ -82,7 +82,7 @@ fn write_until(path: &Path, done: &AtomicBool) -> Vec<f64> {
 pub fn measure(disk: &Disk) {
     let live = disk.mount_point.join("live");
     image(&live, Blocks::Unwritten);
-    fill(&live);
+    fill(&live, WORKED);
     let mut rates = [const { Vec::new() }; 3];
     let mut medians = [const { Vec::new() }; 3];
     for round in 0..given("ROUNDS", 6) {

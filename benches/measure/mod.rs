@@ -2,7 +2,10 @@
 
 #![allow(dead_code, reason = "each benchmark uses a part of this module")]
 
+use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use slackwater_testkit::run;
 
 /// The lower quartile, the median and the upper quartile.
 #[derive(Clone, Copy)]
@@ -78,6 +81,33 @@ pub fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Seconds of processor time that a process has used; its PID, or "self".
+pub fn cpu(pid: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(") ").expect("its name");
+    let ticks = |at: usize| -> f64 {
+        let field = fields.split(' ').nth(at).expect("a field");
+        field.parse().expect("a number")
+    };
+    // utime and stime, in hundredths of a second on every Linux.
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Writes random data to the beginning of a file or device, durably.
+pub fn fill(path: &Path, bytes: u64) {
+    let (to, count) = (format!("of={}", path.display()), bytes >> 20);
+    let count = format!("count={count}");
+    let words = [
+        "if=/dev/urandom",
+        &to,
+        "bs=1M",
+        &count,
+        "conv=notrunc,fsync",
+        "status=none",
+    ];
+    run("dd", &words);
 }
 
 /// Nanoseconds since 1970.

@@ -14,6 +14,8 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
+use super::Aligned;
+
 /// What `dd bs=4M` reads and writes at a time, as an agent does.
 const BLOCK: usize = 4 << 20;
 
@@ -31,9 +33,6 @@ pub struct Ends {
     client: Arc<rustls::ClientConfig>,
     name: ServerName<'static>,
 }
-
-#[repr(align(4096))]
-struct Block([u8; BLOCK]);
 
 impl Ends {
     pub fn new() -> Ends {
@@ -98,7 +97,7 @@ fn send(from: &Path, stream: &mut impl Write, how: How) {
         .custom_flags(flags(how))
         .open(from)
         .unwrap();
-    let mut block = Box::new(Block([0; BLOCK]));
+    let mut block = Box::new(Aligned([0; BLOCK]));
     for (start, end) in data(&file) {
         let mut at = start;
         while at < end {
@@ -129,7 +128,7 @@ fn receive(stream: &mut impl Read, to: &Path, length: u64, how: How) {
     options.write(true).create(true).truncate(true);
     let file = options.custom_flags(flags(how)).open(to).unwrap();
     file.set_len(length).unwrap();
-    let mut block = Box::new(Block([0; BLOCK]));
+    let mut block = Box::new(Aligned([0; BLOCK]));
     let mut number = [0; 8];
     while stream.read_exact(&mut number).is_ok() {
         let at = u64::from_le_bytes(number);
