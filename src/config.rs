@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 pub use role::{AgentConfig, Agents, Config, ControllerConfig, NodeConfig, RoleConfig};
 pub use value::{
-    Address, AgentAddress, CopyRate, DriverName, Endpoint, Folder, InlineSize, LostAfter, NodeName,
-    Role, ServiceName,
+    Address, AgentAddress, CopyRate, DriverName, Endpoint, Folder, InlineSize, NodeName, Role,
+    ServiceName, WaitTime,
 };
 
 use crate::hook::HookDefinition;
@@ -134,13 +134,13 @@ pub struct Given {
     /// object and its agent have been gone for this long, such as 24h [default: never]
     #[arg(long, value_name = "DURATION")]
     #[serde(deserialize_with = "value::one")]
-    pub lost_after: Option<LostAfter>,
+    pub lost_after: Option<WaitTime>,
     /// Role controller: delete claims with onNodeLost=recreate whose node is lost, so that their
     /// StatefulSet creates them again, if more than half of its replicas have been Ready for this long,
     /// such as 5m [default: never]
     #[arg(long, value_name = "DURATION")]
     #[serde(deserialize_with = "value::one")]
-    pub recreate_ready_for: Option<LostAfter>,
+    pub recreate_ready_for: Option<WaitTime>,
     /// Roles node and controller: certificate of this process, PEM; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AgentAddress, BadConfig, CopyRate, Endpoint, Given, InlineSize, LostAfter, NODE_RECORD, Role,
-    STATE_DIR, ServiceName, allowed_paths, folder, hook,
+    AgentAddress, BadConfig, CopyRate, Endpoint, Given, InlineSize, NODE_RECORD, Role, STATE_DIR,
+    ServiceName, WaitTime, allowed_paths, folder, hook,
 };
 use crate::hook::HookDefinition;
 use crate::host::freezer::GracePeriods;
@@ -262,8 +262,8 @@ impl Given {
         } else {
             Some(self.tls())
         };
-        let LostAfter(lost_after) = self.lost_after.unwrap_or_default();
-        let LostAfter(recreate_ready_for) = self.recreate_ready_for.unwrap_or_default();
+        let WaitTime(lost_after) = self.lost_after.unwrap_or_default();
+        let WaitTime(recreate_ready_for) = self.recreate_ready_for.unwrap_or_default();
         let flags = [
             ("--lost-after", lost_after),
             ("--recreate-ready-for", recreate_ready_for),

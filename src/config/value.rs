@@ -255,21 +255,22 @@ impl FromStr for ServiceName {
     }
 }
 
-/// Minimum of `--lost-after`: an agent or a node that is being restarted is not gone.
-const LEAST_LOST_AFTER: Duration = Duration::from_secs(60);
+/// Minimum of `--lost-after` and `--recreate-ready-for`: an agent or a node that is being restarted is
+/// not gone.
+const LEAST_WAIT_TIME: Duration = Duration::from_secs(60);
 /// Ten years. For a longer time, the flag is omitted, which means never.
-const MOST_LOST_AFTER: Duration = Duration::from_secs(3650 * 24 * 3600);
+const MOST_WAIT_TIME: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// How long a pool's node must be gone before the pool is marked as lost; `None` means never.
+/// How long something must last before the controller acts; `None` means that it never does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LostAfter(pub Option<Duration>);
+pub struct WaitTime(pub Option<Duration>);
 
-impl FromStr for LostAfter {
+impl FromStr for WaitTime {
     type Err = BadConfig;
 
-    fn from_str(text: &str) -> Result<LostAfter, BadConfig> {
+    fn from_str(text: &str) -> Result<WaitTime, BadConfig> {
         if text.is_empty() {
-            return Ok(LostAfter(None));
+            return Ok(WaitTime(None));
         }
         let hours = |unit: char, hours: u64| {
             let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
@@ -279,8 +280,8 @@ impl FromStr for LostAfter {
         let parsed = hours('h', 1)
             .or_else(|| hours('d', 24))
             .or_else(|| parse_duration(text));
-        match parsed.filter(|time| (LEAST_LOST_AFTER..=MOST_LOST_AFTER).contains(time)) {
-            Some(time) => Ok(LostAfter(Some(time))),
+        match parsed.filter(|time| (LEAST_WAIT_TIME..=MOST_WAIT_TIME).contains(time)) {
+            Some(time) => Ok(WaitTime(Some(time))),
             None => Err(BadConfig(format!(
                 "{text:?} is not a valid duration; give one from 1m to 3650d, such as 24h, or omit it for never"
             ))),
@@ -439,8 +440,8 @@ mod tests {
     }
 
     #[test]
-    fn a_time_after_which_a_pool_is_lost() {
-        let parse = |text: &str| text.parse::<LostAfter>().map(|LostAfter(time)| time);
+    fn a_time_after_which_the_controller_acts() {
+        let parse = |text: &str| text.parse::<WaitTime>().map(|WaitTime(time)| time);
         let hours = |hours: u64| Ok(Some(Duration::from_secs(hours * 3600)));
         assert_eq!(parse("24h"), hours(24));
         assert_eq!(parse("7d"), hours(7 * 24));
