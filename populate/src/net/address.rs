@@ -111,8 +111,11 @@ const NETWORKS: &[(Net, Reach)] = &[
     (Net::v6([0xfe80, 0, 0, 0], 10), LINK_LOCAL),
     (Net::v6([0xff00, 0, 0, 0], 8), MULTICAST),
     (Net::v6([0x64, 0xff9b, 1, 0], 48), TRANSLATED),
-    // Of AWS: fd00:ec2::254 and its neighbours.
+    // AWS (fd00:ec2::254 and its neighbours), Oracle Cloud, Scaleway, Google Cloud.
     (Net::v6([0xfd00, 0xec2, 0, 0], 32), METADATA),
+    (Net::v6([0xfd00, 0xc1, 0, 0], 32), METADATA),
+    (Net::v6([0xfd00, 0x42, 0, 0], 32), METADATA),
+    (Net::v6([0xfd20, 0xce, 0, 0], 32), METADATA),
     (Net::v6([0xfc00, 0, 0, 0], 7), Reach::Private),
     (Net::v6([0xfec0, 0, 0, 0], 10), Reach::Private),
     (Net::v6([0x100, 0, 0, 0], 64), RESERVED),
@@ -243,6 +246,9 @@ mod tests {
             "febf::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "fd20:ce::254",
             "64:ff9b:1::1",
             "::ffff:127.0.0.1",
             "::ffff:169.254.169.254",
