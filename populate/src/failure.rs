@@ -66,7 +66,8 @@ impl Failure {
         }
     }
 
-    /// A failure of reading content: one of ours on its way through a decoder, or that of a decoder.
+    /// The failure of a read through a decoder: the [`Failure`] of what the decoder reads from, or else
+    /// the decoder's own, for which the content is damaged.
     pub fn content(what: &str, error: io::Error) -> Failure {
         match error.downcast::<Failure>() {
             Ok(failure) => failure,
