@@ -12,6 +12,7 @@ mod export;
 mod frozen;
 mod guard;
 mod hand_over;
+mod import_image;
 mod orphans;
 mod pool;
 mod print;
@@ -129,7 +130,7 @@ enum Command {
     /// Delete snapshots that no object of a cluster owns
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
-    /// List the volumes of pools, also while a driver is running, or check a volume
+    /// List the volumes of pools, also while a driver is running; check or import a volume
     #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
     Volumes {
         #[command(subcommand)]
@@ -161,6 +162,9 @@ enum VolumesCommand {
     /// Check the file system of an unused volume, through the running driver at --endpoint, or
     /// directly on pools whose driver is not running
     Check(Box<check::Arguments>),
+    /// Create a volume with the content of an image file, a block device or stdin; without --yes,
+    /// only show what would be imported
+    Import(Box<import_image::Arguments>),
 }
 
 #[derive(Debug, Args)]
@@ -390,6 +394,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             command: Some(VolumesCommand::Check(arguments)),
             ..
         } => check::run(*arguments),
+        Command::Volumes {
+            command: Some(VolumesCommand::Import(arguments)),
+            ..
+        } => import_image::run(*arguments),
         Command::Volumes {
             place,
             orphans: true,

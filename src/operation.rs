@@ -36,7 +36,9 @@ pub use pools::Pools;
 pub use pools::pool::{Pool, ServingState};
 pub use request::*;
 pub use snapshot::Snapshots;
-pub use snapshot::archive::{ArchiveReader, ArchiveWriter, Manifest};
+pub use snapshot::archive::{
+    ArchiveReader, ArchiveWriter, Content, ContentFacts, Manifest, archive_content,
+};
 pub use snapshot::attempt::Kept;
 pub use snapshot::copies::CopyStatus;
 pub use snapshot::cut_counts::CutCounts;

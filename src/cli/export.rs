@@ -16,7 +16,7 @@ use crate::model::size::{Human, parse_size};
 use crate::server::admin;
 
 /// Bytes of stdin in one message.
-const MESSAGE_BYTES: usize = 1 << 20;
+pub(super) const MESSAGE_BYTES: usize = 1 << 20;
 
 /// The arguments of the export.
 #[derive(Debug, clap::Args)]
@@ -58,7 +58,7 @@ pub(super) struct ImportArguments {
     json: bool,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let parsed = parse_size(text).map_err(|error| error.to_string())?;
     match parsed {
         0 => Err("give a size above 0".into()),
@@ -66,7 +66,7 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-fn socket(endpoint: Option<Endpoint>) -> Result<PathBuf, Failure> {
+pub(super) fn socket(endpoint: Option<Endpoint>) -> Result<PathBuf, Failure> {
     let given = Given {
         endpoint,
         ..Given::default()

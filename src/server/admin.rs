@@ -1,5 +1,6 @@
-//! The client of the Admin service: commands of this program call it while a driver is running.
+//! The client of a running driver, for the commands of this program: mostly of the Admin service.
 
+use std::collections::HashMap;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
@@ -12,7 +13,10 @@ use crate::agent::admin_client::AdminClient;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, ExportRequest, ImportRequest, ImportResponse,
 };
+use crate::csi::NodeGetInfoRequest;
+use crate::csi::node_client::NodeClient;
 use crate::error::{Error, Result, chain};
+use crate::router::behind;
 
 /// Asks the driver at a socket to check a volume, and waits without a time limit. `None` if no
 /// driver listens there.
@@ -52,6 +56,15 @@ pub async fn import(
     let mut client = client(socket).await?.ok_or_else(|| absent(socket))?;
     let answer = client.import(messages).await.map_err(forwarded)?;
     Ok(answer.into_inner())
+}
+
+/// The name of the driver at a node's socket, and where its volumes can be used.
+pub async fn node(socket: &Path) -> Result<(String, HashMap<String, String>)> {
+    let (channel, name) = behind::driver(socket, None).await?;
+    let request = NodeGetInfoRequest {};
+    let answer = NodeClient::new(channel).node_get_info(request).await;
+    let topology = answer.map_err(forwarded)?.into_inner().accessible_topology;
+    Ok((name, topology.unwrap_or_default().segments))
 }
 
 fn forwarded(status: Status) -> Error {

@@ -1,5 +1,6 @@
 //! Snapshots are carried out of a thin pool of LVM: with `slackwater export` and `slackwater import` and
-//! a deleted snapshot as a hidden base, and as copies in another pool. The new volumes have each byte.
+//! a deleted snapshot as a hidden base, and as copies in another pool. Logical volumes of others are
+//! imported. The new volumes have each byte.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use slackwater::csi::VolumeCapability;
-use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
@@ -205,5 +206,72 @@ fn a_copy_in_another_pool_continues_after_a_restart() {
             client.delete_snapshot(&snapshot).await.unwrap();
         });
         end_both_pools(server);
+    });
+}
+
+/// Logical volumes as LVM LocalPV makes them (thick, one for a claim) and as TopoLVM does with a thin
+/// pool, with the data of their pods.
+fn logical_volumes_of_others() -> [&'static str; 2] {
+    run("vgcreate", &["others", &guest::disk("others")]);
+    let place = ["--name", "pool", "others"];
+    run(
+        "lvcreate",
+        &[&["--type", "thin-pool", "--size", "400M"], &place[..]].concat(),
+    );
+    run("lvcreate", &["--size", "128M", "--name", "pvc-1", "others"]);
+    let thin = ["--virtualsize", "400M", "--thinpool", "pool"];
+    run(
+        "lvcreate",
+        &[&thin[..], &["--name", "pvc-2", "others"]].concat(),
+    );
+    let devices = ["/dev/others/pvc-1", "/dev/others/pvc-2"];
+    run("mkfs.ext4", &["-q", devices[0]]);
+    run("mkfs.xfs", &["-q", devices[1]]);
+    for device in devices {
+        fs::create_dir_all("/mnt/of-others").unwrap();
+        run("mount", &[device, "/mnt/of-others"]);
+        fs::write("/mnt/of-others/data", device.repeat(1 << 16)).unwrap();
+        run("umount", &["/mnt/of-others"]);
+    }
+    devices
+}
+
+#[test]
+fn logical_volumes_of_other_drivers_become_volumes_and_stay_as_they_are() {
+    let test =
+        "guest_archives::logical_volumes_of_other_drivers_become_volumes_and_stay_as_they_are";
+    in_guest(test, &["pool:1G", "others:1G"], || {
+        create_pool("800M");
+        let devices = logical_volumes_of_others();
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        let words = ["volumes", "import", "--to-pool", "default", "--yes"];
+        let import = |device: &str, name: &str| {
+            let words = [&words[..], &["--from", device, "--name", name]].concat();
+            let (done, printed, said) = server.archive(&words, &[]);
+            match done {
+                true => Ok(String::from_utf8(printed).unwrap().trim().to_string()),
+                false => Err(said),
+            }
+        };
+        run("mount", &[devices[0], "/mnt/of-others"]);
+        let refused = import(devices[0], "mounted").unwrap_err();
+        assert!(refused.contains("is mounted"), "{refused}");
+        run("umount", &["/mnt/of-others"]);
+        for (device, kind) in devices.into_iter().zip(["ext4", "xfs"]) {
+            let before = sum(Path::new(device));
+            let id = import(device, kind).unwrap();
+            assert_eq!(sum(Path::new(device)), before);
+            let volume = Volume::of(&scratch, kind, id, mount(kind));
+            runtime().block_on(async {
+                let client = server.client();
+                volume.up(&client).await;
+                let data = fs::read(volume.target.join("data")).unwrap();
+                assert!(data == device.repeat(1 << 16).into_bytes(), "{device}");
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            });
+        }
+        end_pool(server);
     });
 }

@@ -17,6 +17,7 @@ pub mod freeze;
 mod fsid;
 mod growth;
 mod image;
+mod import_source;
 mod in_place;
 mod linear;
 mod loop_device;
@@ -53,6 +54,7 @@ use crate::model::FsType;
 use target_path::Folders;
 
 pub use features::version;
+pub use import_source::ImportSource;
 pub use missing::{SYS_ADMIN, SYS_RESOURCE, effective_capabilities, has_capability};
 
 /// The kernel and disks of this node.

@@ -20,7 +20,7 @@ impl Piece {
 
 /// Adds what was read at an offset to pieces that ascend, without blocks of zeros. The blocks are
 /// counted from the beginning of the image, so the result depends on its content alone.
-pub(crate) fn add(pieces: &mut Vec<Piece>, mut offset: u64, mut bytes: &[u8]) {
+pub fn add(pieces: &mut Vec<Piece>, mut offset: u64, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let rest = ZERO_BLOCK - offset % ZERO_BLOCK;
         let (block, after) = bytes.split_at(bytes.len().min(rest as usize));

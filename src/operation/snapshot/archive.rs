@@ -5,6 +5,8 @@
 //! well. So a frame that is damaged, missing, out of order or from another archive is found before
 //! anything of it is used, and the last frame has the SHA-256 of everything before it.
 
+mod content;
+
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 
@@ -18,6 +20,8 @@ use crate::host::piece::ZERO_BLOCK;
 use crate::model::size::{self, MIB};
 use crate::model::{Allocation, Capability, Level, Wipe};
 use crate::record::Formatted;
+
+pub use content::{Content, ContentFacts, archive_content};
 
 /// A transfer that converts line ends or stops at an end-of-file character damages it.
 const MAGIC: [u8; 14] = *b"SLACKWATER\r\n\x1a\n";

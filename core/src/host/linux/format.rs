@@ -1,5 +1,6 @@
 //! mkfs, and detection of what is on a device.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::files::failed;
-use super::program::{BLKID, MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
+use super::program::{BLKID, Ended, MKFS_BTRFS, MKFS_EXT4, MKFS_XFS};
 use super::{features, loop_device, mounts, superblock, sys};
 use crate::error::HostError;
 use crate::host::{Device, Result, Signature};
@@ -114,9 +115,22 @@ pub(super) fn signature(device: &Device) -> Result<Signature> {
     let path = &device.path;
     let head = read_ends(device)?;
     let arguments = ["-p", "-o", "export", &path.to_string_lossy()];
-    let ended = BLKID.run(path, &arguments)?;
+    found(&BLKID.run(path, &arguments)?, path, &head)
+}
+
+/// Detects what is in a file, as if it were a device. The path is only for errors.
+pub(super) fn signature_of_file(file: &File, path: &Path) -> Result<Signature> {
+    let size = file.metadata().map_err(failed("stat", path))?.len();
+    let head = read_ends_of(file, size, path)?;
+    // The file that is open, whatever has the path by now.
+    let arguments = ["-p", "-o", "export", "/proc/self/fd/0"];
+    let file = file.try_clone().map_err(failed("open", path))?;
+    found(&BLKID.run_on(file, path, &arguments)?, path, &head)
+}
+
+fn found(ended: &Ended, path: &Path, head: &[u8]) -> Result<Signature> {
     match ended.status.code() {
-        Some(0) => Ok(parse(&ended.stdout, &head)),
+        Some(0) => Ok(parse(&ended.stdout, head)),
         Some(NOTHING_FOUND) => Ok(Signature::None),
         Some(AMBIVALENT) => Ok(Signature::Other(
             "several contradictory signatures (blkid: ambivalent)".into(),
@@ -130,6 +144,10 @@ fn read_ends(device: &Device) -> Result<Vec<u8>> {
     let open = loop_device::open_verified(device)?;
     let size = sys::block_bytes(&open)
         .map_err(|errno| HostError::errno("read the size of", path, errno))?;
+    read_ends_of(&open, size, path)
+}
+
+fn read_ends_of(open: &File, size: u64, path: &Path) -> Result<Vec<u8>> {
     let read = |from: u64, length: u64| {
         let mut bytes = vec![0; length as usize];
         open.read_exact_at(&mut bytes, from)

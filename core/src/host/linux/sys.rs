@@ -206,6 +206,33 @@ pub fn block_bytes(device: impl AsFd) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Size of the blocks in which a block device is addressed.
+pub fn logical_block_bytes(device: impl AsFd) -> Result<u32> {
+    let mut bytes = 0u32;
+    // SAFETY: BLKSSZGET writes an int.
+    unsafe { ioctl_struct(device, request_code_none!(0x12, 104), &mut bytes) }?;
+    Ok(bytes)
+}
+
+/// Takes a read lease on a file: who opens it for writing waits until the descriptor is closed, or for
+/// /proc/sys/fs/lease-break-time, and [`has_read_lease`] becomes false. EAGAIN if the file is open for
+/// writing already.
+pub fn take_read_lease(file: impl AsFd) -> Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open; both commands take a number.
+    Errno::result(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) })?;
+    // The kernel would send SIGIO, which ends a process that does not handle it.
+    // SAFETY: as above.
+    Errno::result(unsafe { libc::fcntl(fd, libc::F_SETOWN, 0) }).map(drop)
+}
+
+/// Whether no process waits to write to a file with a lease.
+pub fn has_read_lease(file: impl AsFd) -> Result<bool> {
+    // SAFETY: the descriptor is open; the command takes no argument.
+    let lease = Errno::result(unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETLEASE) })?;
+    Ok(lease == libc::F_RDLCK)
+}
+
 /// Discards a range of a block device, in multiples of its sectors.
 pub fn block_discard(device: impl AsFd, offset: u64, length: u64) -> Result<()> {
     let mut range = [offset, length];

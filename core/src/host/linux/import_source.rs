@@ -1,0 +1,247 @@
+//! A file or a block device of others whose content is imported. It is only read, and no
+//! other process may write to it meanwhile.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::files::failed;
+use super::{format, image, loop_device, sys};
+use crate::error::HostError;
+use crate::host::piece::add;
+use crate::host::{Device, Piece, Result, Signature};
+
+/// The block size of a loop device of a file that was never attached.
+const FILE_BLOCK: u32 = 512;
+
+/// What is imported.
+pub struct ImportSource {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Opened exclusively: it is not mounted and no part of another device meanwhile. A process can
+    /// open it for writing nevertheless.
+    Device(Device),
+    /// A lease keeps others from opening it for writing.
+    File(State),
+}
+
+/// What changes with the content of a file, or with the file of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct State([i64; 6], u64);
+
+impl State {
+    fn of(file: &Metadata) -> State {
+        let times = [
+            file.mtime(),
+            file.mtime_nsec(),
+            file.ctime(),
+            file.ctime_nsec(),
+        ];
+        let [mtime, mtime_nsec, ctime, ctime_nsec] = times;
+        let place = [file.dev() as i64, file.ino() as i64];
+        State(
+            [mtime, mtime_nsec, ctime, ctime_nsec, place[0], place[1]],
+            file.len(),
+        )
+    }
+}
+
+impl ImportSource {
+    /// Opens a regular file or a block device. An error if it is used: mounted, attached, a part of
+    /// another device, or open for writing.
+    pub fn open(path: &Path) -> Result<ImportSource> {
+        // A pipe must not wait for its writer.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(failed("open", path))?;
+        let found = file.metadata().map_err(failed("stat", path))?;
+        let refused = |what: &str| Err(HostError::unexpected("import", path, what));
+        let kind = found.file_type();
+        let source = if kind.is_block_device() {
+            ImportSource::device(path, found.rdev())?
+        } else if kind.is_file() {
+            ImportSource::file(path, file, &found)?
+        } else if kind.is_dir() {
+            return refused("it is a directory; copy its files into a new volume");
+        } else {
+            return refused("it is neither a file nor a block device");
+        };
+        match source.bytes {
+            0 => refused("it is empty"),
+            _ => Ok(source),
+        }
+    }
+
+    fn device(path: &Path, rdev: u64) -> Result<ImportSource> {
+        let device = Device {
+            path: path.to_path_buf(),
+            rdev,
+        };
+        let file = loop_device::open_exclusive(&device).map_err(|error| match error.code() {
+            Some(Errno::EBUSY) => {
+                let what = "it is mounted, or a part of another device; unmount it first";
+                HostError::unexpected("import", path, what)
+            }
+            _ => error,
+        })?;
+        let bytes = sys::block_bytes(&file)
+            .map_err(|errno| HostError::errno("read the size of", path, errno))?;
+        Ok(ImportSource {
+            path: path.to_path_buf(),
+            file,
+            bytes,
+            kind: Kind::Device(device),
+        })
+    }
+
+    fn file(path: &Path, file: File, found: &Metadata) -> Result<ImportSource> {
+        sys::take_read_lease(&file).map_err(|errno| match errno {
+            Errno::EAGAIN => {
+                let what = "a process or a loop device has it open for writing; end that first";
+                HostError::unexpected("import", path, what)
+            }
+            errno => HostError::errno("keep others from writing to", path, errno),
+        })?;
+        Ok(ImportSource {
+            path: path.to_path_buf(),
+            bytes: found.len(),
+            kind: Kind::File(State::of(&file.metadata().map_err(failed("stat", path))?)),
+            file,
+        })
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The block size with which its content was written, or may have been.
+    pub fn block_size(&self) -> Result<u32> {
+        match self.kind {
+            Kind::Device(_) => sys::logical_block_bytes(&self.file)
+                .map_err(|errno| HostError::errno("read the block size of", &self.path, errno)),
+            Kind::File(_) => Ok(FILE_BLOCK),
+        }
+    }
+
+    /// What changes with its content; nothing of a device does.
+    pub fn state(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Device(_) => None,
+            Kind::File(state) => Some(format!("{state:?}")),
+        }
+    }
+
+    /// What is on it.
+    pub fn signature(&self) -> Result<Signature> {
+        match &self.kind {
+            Kind::Device(device) => format::signature(device),
+            Kind::File(_) => format::signature_of_file(&self.file, &self.path),
+        }
+    }
+
+    /// The first bytes.
+    pub fn head(&self, length: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; length.min(self.bytes as usize)];
+        let read = self.file.read_exact_at(&mut bytes, 0);
+        read.map_err(failed("read", &self.path))?;
+        Ok(bytes)
+    }
+
+    /// The data of a range, without blocks of zeros. What is beyond the end reads as zeros.
+    pub fn read(&self, offset: u64, length: u64) -> Result<Vec<Piece>> {
+        let end = offset.saturating_add(length).min(self.bytes);
+        let mut pieces = Vec::new();
+        image::each_data(&self.file, &self.path, offset..end, |at, data| {
+            add(&mut pieces, at, data);
+            Ok(())
+        })?;
+        Ok(pieces)
+    }
+
+    /// An error if others have written to it, or are about to. What a process writes to a device
+    /// cannot be seen here: read it again and compare.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let Kind::File(state) = &self.kind else {
+            return Ok(());
+        };
+        let path = &self.path;
+        let is_leased = sys::has_read_lease(&self.file)
+            .map_err(|errno| HostError::errno("examine the lease of", path, errno))?;
+        let now = self.file.metadata().map_err(failed("stat", path))?;
+        if is_leased && State::of(&now) == *state {
+            return Ok(());
+        }
+        let what = "it was opened for writing, or changed, while it was read";
+        Err(HostError::unexpected("import", path, what))
+    }
+
+    /// Whether [`ImportSource::check_unchanged`] sees every change.
+    pub fn sees_changes(&self) -> bool {
+        matches!(self.kind, Kind::File(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn refused(path: &Path) -> String {
+        match ImportSource::open(path) {
+            Err(error) => crate::error::chain(&error),
+            Ok(_) => panic!("{} is not refused", path.display()),
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_without_its_holes_and_a_writer_is_seen() {
+        let file = tempfile::Builder::new().prefix("slackwater-").tempfile();
+        let (mut writer, path) = file.unwrap().into_parts();
+        assert!(refused(&path).contains("open for writing"), "{path:?}");
+        writer.write_all(&[7; 5000]).unwrap();
+        writer.set_len(1 << 20).unwrap();
+        drop(writer);
+        let source = ImportSource::open(&path).unwrap();
+        assert_eq!(
+            (source.bytes(), source.head(2).unwrap()),
+            (1 << 20, vec![7; 2])
+        );
+        let pieces = source.read(0, 4 << 20).unwrap();
+        let data: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+        assert_eq!((pieces.len(), data), (1, 8192));
+        assert_eq!(source.signature().unwrap(), Signature::None);
+        source.check_unchanged().unwrap();
+        // A writer would wait for the lease.
+        let other = path.to_path_buf();
+        let opened = std::thread::spawn(move || OpenOptions::new().write(true).open(other));
+        let start = std::time::Instant::now();
+        while source.check_unchanged().is_ok() {
+            assert!(start.elapsed().as_secs() < 30, "the writer is not seen");
+            std::thread::yield_now();
+        }
+        drop(source);
+        opened.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn only_files_with_content_and_devices_are_imported() {
+        let file = tempfile::Builder::new().prefix("slackwater-").tempfile();
+        let path = file.unwrap().into_temp_path();
+        assert!(refused(&path).contains("is empty"));
+        assert!(refused(Path::new("/")).contains("is a directory"));
+        assert!(refused(Path::new("/dev/null")).contains("neither"));
+        assert!(refused(Path::new("/nowhere")).contains("ENOENT"));
+    }
+}

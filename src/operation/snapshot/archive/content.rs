@@ -1,0 +1,164 @@
+//! Archives of content that no driver manages, so that it is imported as an exported snapshot is.
+
+use std::io::Write;
+
+use super::{ArchiveWriter, ArchivedSnapshot, Manifest, SEGMENT};
+use crate::error::{Error, Result};
+use crate::host::Piece;
+use crate::host::piece::ZERO_BLOCK;
+use crate::model::{Allocation, Level, Wipe};
+use crate::operation::snapshot::remote::{SentRange, digest};
+
+/// Content that is read from its beginning to its end.
+pub trait Content {
+    /// The data of a range, without blocks of zeros. What is beyond the end reads as zeros.
+    fn read(&mut self, offset: u64, length: u64) -> Result<Vec<Piece>>;
+
+    /// Called after the last range. An error unless it is certain that nothing changed since the
+    /// first one.
+    fn check(&mut self) -> Result<()>;
+
+    /// Whether it has to be read a second time, because [`Content::check`] does not see all changes.
+    fn is_read_twice(&self) -> bool;
+}
+
+/// What is known about content.
+pub struct ContentFacts {
+    /// Where it is from, for messages.
+    pub source: String,
+    pub bytes: u64,
+    pub block_size: u32,
+    /// A number that is another one if the content is another one.
+    pub identity: u64,
+    /// Nanoseconds since 1970.
+    pub read_at: u64,
+}
+
+/// Writes content as an archive with one snapshot of a volume that was never formatted by a driver.
+/// If the content has changed the archive has no end, so its import fails.
+pub fn archive_content(
+    content: &mut dyn Content,
+    facts: ContentFacts,
+    to: &mut dyn Write,
+) -> Result<()> {
+    let image_bytes = facts.bytes.next_multiple_of(ZERO_BLOCK);
+    let member = ArchivedSnapshot {
+        snapshot_id: facts.source.clone(),
+        volume_id: facts.source.clone(),
+        name: String::new(),
+        pool: String::new(),
+        size: image_bytes,
+        image_bytes,
+        block_size: facts.block_size,
+        allocation: Allocation::default(),
+        wipe: Wipe::default(),
+        formatted: None,
+        capabilities: Vec::new(),
+        cut_at: facts.read_at,
+        level: Level::Crash,
+        identity: facts.identity,
+        base: None,
+    };
+    let manifest = Manifest {
+        group: None,
+        members: vec![member],
+    };
+    let mut archive = ArchiveWriter::begin(to, &manifest)?;
+    let mut digests = Vec::new();
+    for offset in (0..image_bytes).step_by(SEGMENT as usize) {
+        let length = SEGMENT.min(image_bytes - offset);
+        let pieces = content.read(offset, length)?;
+        let range = SentRange {
+            offset,
+            length,
+            digest: digest(&[], &pieces),
+            pieces,
+            changed: Vec::new(),
+        };
+        archive.segment(0, &range)?;
+        digests.push(range.digest);
+    }
+    if content.is_read_twice() {
+        for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(digests) {
+            let pieces = content.read(offset, SEGMENT.min(image_bytes - offset))?;
+            if digest(&[], &pieces) != first {
+                let why = format!("its bytes from {offset} on changed while it was read");
+                return Err(Error::refused(facts.source, why));
+            }
+        }
+    }
+    content.check()?;
+    archive.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ArchiveReader;
+    use super::*;
+
+    /// A block at the beginning of each segment; `changes` is the number of a read that differs.
+    struct Blocks {
+        reads: u32,
+        changes: Option<u32>,
+        is_read_twice: bool,
+    }
+
+    impl Content for Blocks {
+        fn read(&mut self, offset: u64, _length: u64) -> Result<Vec<Piece>> {
+            self.reads += 1;
+            let byte = if self.changes == Some(self.reads) {
+                2
+            } else {
+                1
+            };
+            Ok(vec![Piece {
+                offset,
+                bytes: vec![byte; ZERO_BLOCK as usize],
+            }])
+        }
+
+        fn check(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn is_read_twice(&self) -> bool {
+            self.is_read_twice
+        }
+    }
+
+    fn archived(changes: Option<u32>, is_read_twice: bool) -> (Result<()>, Result<()>) {
+        let facts = ContentFacts {
+            source: "/dev/others/pvc-1".into(),
+            bytes: 2 * SEGMENT + 100,
+            block_size: 512,
+            identity: 7,
+            read_at: 0,
+        };
+        let mut content = Blocks {
+            reads: 0,
+            changes,
+            is_read_twice,
+        };
+        let mut archive = Vec::new();
+        let done = archive_content(&mut content, facts, &mut archive);
+        let mut reader = ArchiveReader::begin(&archive[..]).unwrap();
+        assert_eq!(reader.manifest.members[0].size, 2 * SEGMENT + ZERO_BLOCK);
+        while reader.range(0).unwrap().is_some() {}
+        (done, reader.end())
+    }
+
+    #[test]
+    fn an_archive_of_content_that_changes_has_no_end() {
+        for is_read_twice in [false, true] {
+            let (done, whole) = archived(None, is_read_twice);
+            done.unwrap();
+            whole.unwrap();
+        }
+        for changed in 4..=6 {
+            let (done, whole) = archived(Some(changed), true);
+            let why = done.unwrap_err().to_string();
+            assert!(why.contains("changed while it was read"), "{why}");
+            assert!(whole.unwrap_err().to_string().contains("truncated"));
+        }
+    }
+}
