@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use slackwater::model::snapshot::MAX_FREEZE_TIMEOUT;
 use slackwater_testkit::guest::{self, in_guest_with};
 use slackwater_testkit::run;
 
@@ -79,6 +80,7 @@ fn no_verdict_hides_a_write_of_another_processor() {
                     break;
                 }
                 assert!(!writer.is_finished(), "the writer has failed");
+                let start = Instant::now();
                 let session = fixture.frozen();
                 let before = on_disk();
                 let is_disturbed = round % 2 == 1;
@@ -88,15 +90,22 @@ fn no_verdict_hides_a_write_of_another_processor() {
                 }
                 let after = on_disk();
                 let verdict = session.thaw(0).unwrap();
-                assert!(verdict || is_disturbed, "it was held");
+                let is_over = start.elapsed() > MAX_FREEZE_TIMEOUT;
+                assert!(verdict || is_disturbed || is_over, "it was held");
                 if verdict {
                     assert_eq!(after, before, "nothing was written while it was held");
                     held += 1;
-                } else {
+                } else if is_disturbed {
                     lost += 1;
                 }
                 session.written().unwrap();
                 drop(session);
+                if is_disturbed && is_over {
+                    // On a slow machine, the guard's deadline can end before the other process suspends
+                    // the device, which is then not the guard's to resume.
+                    run("dmsetup", &["resume", &name]);
+                }
+                assert!(!fixture.volumes[0].is_suspended(), "round {round}");
                 println!("round {round}: {held} cuts were held, {lost} were lost");
             }
         });
