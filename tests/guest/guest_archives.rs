@@ -272,6 +272,7 @@ fn logical_volumes_of_other_drivers_become_volumes_and_stay_as_they_are() {
                 client.delete(&volume.id).await.unwrap();
             });
         }
+        run("vgchange", &["--activate", "n", "others"]);
         end_pool(server);
     });
 }
