@@ -15,6 +15,7 @@ mod hand_over;
 mod import_image;
 mod orphans;
 mod pool;
+mod populators;
 mod print;
 mod router;
 mod serve;
@@ -127,6 +128,8 @@ enum Command {
     Export(export::ExportArguments),
     /// Create volumes on a node from an archive on stdin
     Import(export::ImportArguments),
+    /// Run the controller that fills the volumes of claims that name a data source
+    Populators(populators::Arguments),
     /// Delete snapshots that no object of a cluster owns
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
@@ -389,6 +392,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Enrol(arguments) => enrol::run(arguments),
         Command::Export(arguments) => export::export(arguments),
         Command::Import(arguments) => export::import(arguments),
+        Command::Populators(arguments) => populators::run(arguments),
         Command::Snapshots(SnapshotsCommand::Delete(arguments)) => snapshots::delete(&arguments),
         Command::Volumes {
             command: Some(VolumesCommand::Check(arguments)),

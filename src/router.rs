@@ -67,7 +67,7 @@ pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
 pub use kube::{
     Begun, InCluster, Options as ClusterOptions, adopt, begin, behind, connect, hand_over, orphans,
-    unowned,
+    populators, unowned,
 };
 use restore_node::progress::Choices;
 

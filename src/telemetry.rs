@@ -6,6 +6,7 @@
 mod cuts;
 pub mod http;
 pub mod metrics;
+pub mod populations;
 pub mod router;
 
 use std::fmt;

@@ -28,6 +28,7 @@ mod pod_claims;
 mod pods;
 pub mod pool;
 pub mod pool_status;
+pub mod populators;
 mod reconcile;
 mod retry;
 pub mod unowned;

@@ -148,6 +148,9 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
         None if metrics.readiness().get() && router.is_some() => {
             router.map(|router| router.missing()).unwrap_or_default()
         }
+        None if let Some(problem) = metrics.populations().problem() => {
+            problem.into_iter().collect()
+        }
         _ => vec!["calls are not served: the driver is starting or stopping".to_string()],
     };
     if reasons.is_empty() {

@@ -19,6 +19,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::http::Readiness;
+use super::populations::Populations;
 use super::router::RouterCounts;
 use crate::operation::{Driver, PoolStatus};
 
@@ -45,6 +46,7 @@ pub struct Metrics {
     calls: Family<CallLabels, Counter>,
     durations: Family<MethodLabel, Histogram, fn() -> Histogram>,
     router: RouterCounts,
+    populations: Populations,
     shared: Arc<Shared>,
 }
 
@@ -98,6 +100,7 @@ impl Metrics {
             durations.clone(),
         );
         let router = RouterCounts::register(&mut registry);
+        let populations = Populations::register(&mut registry);
         let shared = Arc::new(Shared::default());
         registry.register_collector(Box::new(Storage(shared.clone())));
         registry.register_collector(Box::new(Certificate(shared.clone())));
@@ -106,6 +109,7 @@ impl Metrics {
             calls,
             durations,
             router,
+            populations,
             shared,
         }
     }
@@ -135,6 +139,11 @@ impl Metrics {
     /// Counts of a router; nothing is reported if there is no router.
     pub fn router(&self) -> &RouterCounts {
         &self.router
+    }
+
+    /// Counts of the controller of data sources; nothing is reported in other processes.
+    pub fn populations(&self) -> &Populations {
+        &self.populations
     }
 
     /// Whether calls are served.

@@ -313,6 +313,7 @@ fn help() -> String {
         &["frozen"],
         &["guard"],
         &["certificates"],
+        &["populators"],
         &["demo"],
     ];
     commands.iter().map(|words| say(words)).collect()

@@ -9,6 +9,7 @@ use slackwater::csi::*;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
 use slackwater::operation::CutCounts;
+use slackwater::telemetry::populations::Count;
 use slackwater::telemetry::router::{AgentStatus, ClusterStatus, Orphans, RouterView};
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -209,12 +210,19 @@ async fn every_metric_is_in_the_manual() {
     node.metrics.router().observe(Arc::new(NoAgents::default()));
     node.metrics.show_certificate(|| Some(1_800_000_000));
     node.metrics.show_refused_connections(|| 5);
+    let claim = Count {
+        phase: "Populating",
+        received: 9,
+    };
+    node.metrics.populations().set([claim].into_iter());
     let text = scrape(&node).await;
     assert_eq!(value(&text, "slackwater_orphans{kind=\"volume\"}"), 3.0);
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
     let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
     assert_eq!(waiting, 2.0);
     assert_eq!(value(&text, "slackwater_quarantined_volumes "), 4.0);
+    let received = value(&text, "slackwater_populations_received_bytes ");
+    assert_eq!(received, 9.0);
     let expires = value(&text, "slackwater_certificate_expiry_seconds");
     assert_eq!(expires, 1_800_000_000.0);
     let shown: BTreeSet<String> = text

@@ -1,0 +1,259 @@
+//! The status of data sources: the claims that name them, and a condition.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use ::kube::ResourceExt;
+use ::kube::api::Api;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Populators;
+use super::controller::Memory;
+use super::decide::{Class, Phase, Shown};
+use super::observe::class_of;
+use super::source::{ClaimStatus, Kind, Source, SourceName, SourceStatus, source_of};
+use super::state::{State, is_bound, uid};
+use crate::error::Result;
+use crate::router::kube::reconcile::{
+    Controller, Next, Outcome, Reconciler, with_transitions, write_status,
+};
+
+/// The most claims in a status.
+const MAX_CLAIMS: usize = 100;
+/// The condition: whether all claims that name the source are filled, or will be without help.
+const CONDITION: &str = "Proceeding";
+
+/// A source and the status that it should have.
+pub(super) struct Reported {
+    kind: Kind,
+    source: Source,
+    wanted: SourceStatus,
+}
+
+impl fmt::Display for Reported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.word(), self.source.path())
+    }
+}
+
+/// Writes the status of data sources.
+pub(super) struct StatusController(pub(super) Arc<Populators>);
+
+#[tonic::async_trait]
+impl Reconciler for StatusController {
+    type Object = Reported;
+    type Step = SourceStatus;
+
+    fn next(reported: &Reported) -> Next<SourceStatus> {
+        match reported.source.status.as_ref() == Some(&reported.wanted) {
+            true => Next::Done,
+            false => Next::Step(reported.wanted.clone()),
+        }
+    }
+
+    async fn execute(&self, reported: &Reported, status: SourceStatus) -> Result<Outcome> {
+        let namespace = reported.source.namespace().unwrap_or_default();
+        let client = self.0.client.clone();
+        let api = Api::<Source>::namespaced_with(client, &namespace, &reported.kind);
+        let name = reported.source.name_any();
+        write_status(&api, &reported.to_string(), &name, &status).await
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for StatusController {
+    const NAME: &'static str = "statuses of data sources";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Reported>> {
+        if !self.0.has_read_objects() {
+            return None;
+        }
+        let mut named: BTreeMap<SourceName, Vec<PersistentVolumeClaim>> = BTreeMap::new();
+        for claim in self.0.claims().into_values() {
+            let is_own = matches!(class_of(&self.0, &claim), Class::Own { .. });
+            if let (Some(name), true) = (source_of(&claim), is_own) {
+                named.entry(name).or_default().push(claim);
+            }
+        }
+        let memory = self.0.memory();
+        let now = Timestamp::now();
+        let each = Kind::ALL.into_iter().flat_map(|kind| {
+            let sources = self.0.sources(kind).into_values();
+            sources.map(move |source| (kind, source))
+        });
+        let each = each.map(|(kind, source)| {
+            let name = SourceName {
+                kind,
+                namespace: source.namespace().unwrap_or_default(),
+                name: source.name_any(),
+            };
+            let claims = named.get(&name).map(Vec::as_slice).unwrap_or_default();
+            let wanted = wanted(&source, claims, &memory, now);
+            Reported {
+                kind,
+                source,
+                wanted,
+            }
+        });
+        Some(each.collect())
+    }
+}
+
+/// The status that a source should have.
+fn wanted(
+    source: &Source,
+    claims: &[PersistentVolumeClaim],
+    memory: &Memory,
+    now: Timestamp,
+) -> SourceStatus {
+    let before = source.status.clone().unwrap_or_default();
+    let mut each: Vec<(Phase, bool, ClaimStatus)> = Vec::new();
+    for claim in claims {
+        let state = State::of(claim);
+        match memory.shown(uid(claim)) {
+            Some(shown) => each.push((shown.phase, shown.is_problem, entry(claim, &state, shown))),
+            None if state.is_done => {
+                let shown = populated();
+                each.push((Phase::Populated, false, entry(claim, &state, &shown)));
+            }
+            // A user has given it a volume.
+            None if is_bound(claim) => {}
+            // This controller has not decided about it yet.
+            None => {
+                let same = |one: &&ClaimStatus| one.uid == uid(claim);
+                if let Some(old) = before.claims.iter().find(same) {
+                    let phase = Phase::ALL
+                        .into_iter()
+                        .find(|phase| phase.word() == old.phase);
+                    each.push((phase.unwrap_or(Phase::Waiting), false, old.clone()));
+                }
+            }
+        }
+    }
+    each.sort_by(|a, b| {
+        let key =
+            |one: &(Phase, bool, ClaimStatus)| (one.0, one.2.namespace.clone(), one.2.name.clone());
+        key(a).cmp(&key(b))
+    });
+    let count = |is_it: fn(Phase) -> bool| each.iter().filter(|one| is_it(one.0)).count() as u64;
+    let problem = each.iter().find(|one| one.1).map(|one| &one.2);
+    let condition = Condition {
+        last_transition_time: Time(now),
+        message: problem.map_or_else(String::new, |claim| {
+            format!(
+                "claim {}/{}: {}",
+                claim.namespace, claim.name, claim.message
+            )
+        }),
+        observed_generation: None,
+        reason: problem.map_or("Proceeding", |claim| &claim.reason).into(),
+        status: if problem.is_some() { "False" } else { "True" }.into(),
+        type_: CONDITION.into(),
+    };
+    let generation = source.metadata.generation;
+    SourceStatus {
+        populated: count(|phase| phase == Phase::Populated),
+        failed: count(|phase| phase == Phase::Failed),
+        waiting: count(|phase| !matches!(phase, Phase::Populated | Phase::Failed)),
+        conditions: with_transitions(vec![condition], &before.conditions, generation),
+        claims: each.into_iter().map(|one| one.2).take(MAX_CLAIMS).collect(),
+    }
+}
+
+fn populated() -> Shown {
+    Shown {
+        phase: Phase::Populated,
+        reason: "Populated",
+        message: String::new(),
+        is_problem: false,
+    }
+}
+
+fn entry(claim: &PersistentVolumeClaim, state: &State, shown: &Shown) -> ClaimStatus {
+    let meta = &claim.metadata;
+    ClaimStatus {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+        uid: uid(claim).into(),
+        phase: shown.phase.word().into(),
+        reason: shown.reason.into(),
+        message: shown.message.clone(),
+        failures: state.failures,
+        received_bytes: state.received_bytes,
+        total_bytes: state.total_bytes,
+        digest: state.digest.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::state::STATE;
+    use super::*;
+
+    fn claim(number: usize, state: &State) -> PersistentVolumeClaim {
+        let state = serde_json::to_string(state).unwrap();
+        serde_json::from_value(json!({"metadata": {"namespace": "shop",
+            "name": format!("data-{number:03}"), "uid": format!("c-{number}"),
+            "annotations": {STATE: state}}}))
+        .unwrap()
+    }
+
+    fn shown(phase: Phase, reason: &'static str, is_problem: bool) -> Shown {
+        Shown {
+            phase,
+            reason,
+            message: "why".into(),
+            is_problem,
+        }
+    }
+
+    #[test]
+    fn a_status_has_at_most_a_hundred_claims_and_those_with_problems_first() {
+        let done = State {
+            is_done: true,
+            ..State::new("s/1".into())
+        };
+        let begun = State {
+            failures: 3,
+            ..State::new("s/1".into())
+        };
+        let mut claims: Vec<_> = (0..150).map(|number| claim(number, &done)).collect();
+        claims.push(claim(150, &begun));
+        claims.push(claim(151, &begun));
+        let mut memory = Memory::default();
+        memory.set("c-150", shown(Phase::Populating, "Populating", false));
+        memory.set("c-151", shown(Phase::Failed, "PopulateFailed", true));
+        let now = Timestamp::UNIX_EPOCH;
+        let status = wanted(&Source::default(), &claims, &memory, now);
+        assert_eq!(
+            (status.populated, status.waiting, status.failed),
+            (150, 1, 1)
+        );
+        assert_eq!(status.claims.len(), MAX_CLAIMS);
+        let first: Vec<_> = status.claims.iter().take(3).map(|one| &*one.name).collect();
+        assert_eq!(first, ["data-151", "data-150", "data-000"]);
+        assert_eq!(status.claims[0].failures, 3);
+        let condition = &status.conditions[0];
+        assert_eq!(
+            (&*condition.status, &*condition.reason),
+            ("False", "PopulateFailed")
+        );
+        assert_eq!(condition.message, "claim shop/data-151: why");
+
+        // Another leader, which has not decided yet, keeps what was shown, and a status without changes
+        // is not written again.
+        let source = Source {
+            status: Some(status.clone()),
+            ..Source::default()
+        };
+        let again = wanted(&source, &claims, &memory, Timestamp::MAX);
+        assert_eq!(again, status);
+        let kept = wanted(&source, &claims, &Memory::default(), now);
+        assert_eq!(kept.claims[..2], status.claims[..2]);
+    }
+}
