@@ -24,7 +24,9 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
 
-use crate::simulation::{LastingFault, POOL, Simulation, Step, VolumeConfig, staging, target};
+use crate::simulation::{
+    LastingFault, POOL, SIZE, Simulation, Step, VolumeConfig, staging, target,
+};
 use acts::{Act, After, GROUPS, INLINE, Kind, NAMES, SNAPSHOTS, acts, prelude};
 use model::Model;
 use nix::errno::Errno;
@@ -32,7 +34,7 @@ use proptest::prelude::*;
 use slackwater::error::{Error, chain};
 use slackwater::host::memory::{FaultMode, Unreadable};
 use slackwater::model::size::GIB;
-use slackwater::model::{Level, Wipe};
+use slackwater::model::{FsType, Level, Wipe};
 use slackwater::record::FormattedAs;
 use slackwater::service::status;
 use tonic::Code;
@@ -47,6 +49,25 @@ struct Run {
 type Verdict = Result<(), String>;
 
 impl Run {
+    fn new() -> Run {
+        let run = Run {
+            sim: Simulation::with_other_pool(),
+            model: Model::default(),
+            next_token: 0,
+        };
+        // Space for all volumes at their full size.
+        run.sim.host.set_capacity(64 * GIB);
+        run
+    }
+
+    fn acts(&mut self, acts: &[Act]) -> Verdict {
+        for (n, act) in acts.iter().enumerate() {
+            self.act(act)
+                .map_err(|why| format!("act {n}, {act:?}: {why}"))?;
+        }
+        Ok(())
+    }
+
     fn act(&mut self, act: &Act) -> Verdict {
         // The driver no longer remembers a failed cut.
         self.sim.host.pass_time(Duration::from_secs(3600));
@@ -201,14 +222,18 @@ impl Run {
         let [Some(first), Some(second)] = answers else {
             return Err("a call panicked".into());
         };
+        self.compare_pair([(one, first), (other, second)])
+    }
+
+    /// Compares two calls that ran at once, and their answers, with both orders in which they may have
+    /// run.
+    fn compare_pair(&mut self, calls: [(&Step, Result<(), Code>); 2]) -> Verdict {
         let seen = self.observe()?;
-        // Also of the volume of one call, as the other call created it.
+        // Also of the volume of one call, as the other call created or mounted it.
         let shown = self.shown()?;
         self.model.shown.extend(shown);
-        for turns in [
-            [(one, first), (other, second)],
-            [(other, second), (one, first)],
-        ] {
+        let [first, second] = calls;
+        for turns in [[first, second], [second, first]] {
             for taken in [[false, false], [true, false], [false, true], [true, true]] {
                 let mut model = self.model.clone();
                 let fits = |((step, answer), taken): (&(&Step, Result<(), Code>), bool)| {
@@ -239,6 +264,7 @@ impl Run {
                 }
             }
         }
+        let [first, second] = calls.map(|(_, answer)| answer);
         Err(format!("{first:?} and {second:?} result in {seen:?}"))
     }
 
@@ -458,17 +484,8 @@ fn creates_object(step: &Step) -> bool {
 }
 
 fn run(acts: &[Act]) -> Verdict {
-    let mut run = Run {
-        sim: Simulation::with_other_pool(),
-        model: Model::default(),
-        next_token: 0,
-    };
-    // Space for all volumes at their full size.
-    run.sim.host.set_capacity(64 * GIB);
-    for (n, act) in acts.iter().enumerate() {
-        run.act(act)
-            .map_err(|why| format!("act {n}, {act:?}: {why}"))?;
-    }
+    let mut run = Run::new();
+    run.acts(acts)?;
     run.finish()
 }
 
@@ -608,6 +625,31 @@ fn a_deleted_group_does_not_come_back_with_a_power_loss() {
             Act::Reboot(true),
         ];
         run(&acts).unwrap_or_else(|why| panic!("at {n}: {why}"));
+    }
+}
+
+/// One of two calls at once creates a raw volume that has a file system, and the other one mounts it.
+#[test]
+fn the_second_of_two_calls_finds_a_file_system_on_the_volume_of_the_first() {
+    for config in [VolumeConfig::EXT4, VolumeConfig::fs(FsType::Btrfs)] {
+        let mut run = Run::new();
+        let acts = [
+            Act::Call(Step::Create("a", config)),
+            Act::Call(Step::StageAs("a", config)),
+            Act::Write(true),
+            Act::Call(Step::Snapshot("t", "a", Level::Filesystem)),
+        ];
+        run.acts(&acts).unwrap();
+        let steps = [
+            Step::Restore("b", "t", VolumeConfig::BLOCK, SIZE),
+            Step::StageAs("b", config),
+        ];
+        let answers = steps.each_ref().map(|step| run.sim.run(step).map(drop));
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        let [restore, stage] = &steps;
+        let compared = run.compare_pair([(stage, Ok(())), (restore, Ok(()))]);
+        compared.unwrap_or_else(|why| panic!("{config:?}: {why}"));
+        run.finish().unwrap();
     }
 }
 

@@ -52,7 +52,7 @@ fn how_of(
 }
 
 impl Run {
-    /// The file systems on the devices of raw volumes.
+    /// The file systems on the devices of raw volumes, and those that the driver has found there.
     pub fn shown(&self) -> Result<BTreeMap<&'static str, FsType>, String> {
         let host = &self.sim.host;
         let read = |host: &MemoryHost| {
@@ -62,7 +62,8 @@ impl Run {
         let mut shown = BTreeMap::new();
         for record in found.volumes.into_iter().map(|found| found.record) {
             let name = NAMES.iter().find(|name| **name == record.name);
-            let (Some(name), true) = (name, record.is_raw()) else {
+            let is_found = record.formatted.as_ref().is_some_and(|it| it.found);
+            let (Some(name), true) = (name, record.is_raw() || is_found) else {
                 continue;
             };
             let image = self.sim.image("volumes", &record.uuid.to_string());
