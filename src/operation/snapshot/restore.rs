@@ -285,6 +285,8 @@ impl Snapshots {
         let mut allocation = record.allocation;
         if let Some(ContentSource::Volume(source)) = &record.content_source
             && pool.backend.facts.shares_blocks
+            // A copy shares no block, and its source may be on another node.
+            && record.copy.is_none()
             && self.pools.find(source)?.2.allocation == Allocation::Thick
         {
             // In the end the clone shares no block with a thick volume, so it needs all its blocks

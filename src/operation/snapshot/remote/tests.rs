@@ -257,6 +257,30 @@ fn a_volume_gets_the_content_of_a_snapshot_of_another_node() {
     }
 }
 
+/// A volume that was cloned keeps the volume of the other node as its content source when it moves.
+#[test]
+fn a_volume_whose_content_source_is_a_volume_of_another_node_is_received() {
+    for kind in ["default=memory:", "default=memory-thin:"] {
+        for purpose in [Purpose::Restore, Purpose::Move] {
+            let (source, target) = (Node::new(kind), Node::new(kind));
+            let snapshot = source.snapshot("v", &[1, 2]);
+            let cloned = source.driver.snapshots.get_snapshot(&snapshot).unwrap();
+            let volume = cloned.source_volume_id.to_string();
+            let asked = CreateVolume {
+                content_source: Some(ContentSource::Volume(volume)),
+                ..request("clone", None)
+            };
+            let remote = RemoteSnapshot {
+                purpose,
+                ..remote(&snapshot, direct(&source, &snapshot))
+            };
+            let made = receive(&target, &asked, remote).unwrap();
+            assert_eq!(made.content_source, asked.content_source, "{kind}");
+            assert_eq!(target.tokens(&made), [1, 2], "{kind}");
+        }
+    }
+}
+
 #[test]
 fn a_copy_that_the_network_ended_continues_where_it_is_durable() {
     let source = Node::new("default=memory:");
