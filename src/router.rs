@@ -36,6 +36,7 @@ mod cutting;
 mod delete_one;
 mod dial;
 mod find;
+mod for_clone;
 mod group;
 mod held;
 mod identity;

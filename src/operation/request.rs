@@ -359,6 +359,8 @@ pub struct DeleteOne {
     pub of_any_group: bool,
     /// The group that the router has found to be settled on all nodes.
     pub settled: Option<GroupId>,
+    /// Deletes only one that was taken for a clone on another node.
+    pub for_clone: bool,
 }
 
 /// Arguments of an export.

@@ -11,7 +11,7 @@ use super::Router;
 use super::agents::Agent;
 use super::checked::named;
 use super::moved::{Copied, MoveCopy, MovingVolumes, ROUNDS, TargetPool, snapshot_of};
-use super::receive::{ReceiveFrom, peer_address};
+use super::receive::{ReceiveFrom, Sent, peer_address};
 use super::resolve::answered;
 use super::route::Owner;
 use crate::agent::look_for_move_response::State;
@@ -109,7 +109,7 @@ impl MovingVolumes for Router {
             .filter(|round| Some(*round) != copy.round);
         let from = ReceiveFrom {
             source: &Ok(source),
-            snapshot_id: id(copy.round),
+            what: Sent::Snapshot(id(copy.round)),
             bases: others.map(|round| id(Some(round))).collect(),
             purpose,
         };

@@ -20,7 +20,7 @@ use super::agents::Agent;
 use super::call::Call;
 use super::cluster::Unwanted;
 use super::find::AT_ONCE;
-use super::receive::Make;
+use super::receive::{Make, Sent};
 use super::restore_node::Place;
 use super::restore_node::choose::Choice;
 use crate::agent::FindRequest;
@@ -149,13 +149,18 @@ impl Router {
         };
         if !self.cluster.has_node(agent.node()).await? {
             // What a copy has begun there is deleted first, if its agent still answers.
-            if matches!(make, Make::From { .. }) && agent.reachable().await.is_ok() {
-                let why = Unwanted::Node(gone(agent.node()));
-                let ended = self.end_copy(call, &agent, message, why).await;
-                if let Err(error) = ended
-                    && !error.is_final()
-                {
-                    return Err(error);
+            if let Make::From { what, .. } = make {
+                if agent.reachable().await.is_ok() {
+                    let why = Unwanted::Node(gone(agent.node()));
+                    let ended = self.end_copy(call, &agent, (message, what), why).await;
+                    if let Err(error) = ended
+                        && !error.is_final()
+                    {
+                        return Err(error);
+                    }
+                }
+                if let Sent::Volume(it) = what {
+                    self.end_for_clone(it).await;
                 }
             }
             return Ok(Attempt::Refused(gone(agent.node())));
@@ -238,12 +243,9 @@ impl Router {
         };
         let answer = match make {
             Make::Here => call.forward(agent, message, ask).await?,
-            Make::From {
-                source,
-                snapshot_id,
-            } => {
-                let from = (source, snapshot_id.as_str());
-                self.receive_wanted(call, agent, (&message, asked), from)
+            Make::From { source, what } => {
+                let asked = (&message, asked);
+                self.receive_from(call, agent, asked, (source, what))
                     .await?
             }
         };

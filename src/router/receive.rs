@@ -1,4 +1,5 @@
-//! Lets the agent of a node copy a snapshot from the agent of another node.
+//! Lets the agent of a node copy a snapshot from the agent of another node, also the one that is taken for
+//! a clone.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,11 +12,15 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::cluster::{ObjectRef, Unwanted};
+use super::for_clone::ForClone;
+use super::resolve::answered;
+use crate::agent::find_request::Kind as Found;
+use crate::agent::look_for_move_response::State;
 use crate::agent::receive_request::{Problem, Purpose, Source};
-use crate::agent::{OfferRequest, ReceiveRequest, SnapshotOffer};
+use crate::agent::{FindRequest, LookForMoveRequest, OfferRequest, ReceiveRequest, SnapshotOffer};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
-use crate::error::{Error, Result, chain};
-use crate::operation::CreateVolume;
+use crate::error::{Error, Kind, Result, chain};
+use crate::operation::{ContentSource, CreateVolume};
 use crate::service::status;
 
 /// The reason of events about a running copy.
@@ -27,19 +32,51 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub(super) enum Make {
     /// From nothing, or from a source of its own.
     Here,
-    /// From a snapshot of another node.
+    /// From a snapshot or a volume of another node.
     From {
         /// Its agent, or why it cannot be asked.
         source: Result<Arc<Agent>>,
-        snapshot_id: String,
+        what: Sent,
     },
+}
+
+/// What is sent to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The snapshot with this ID.
+    Snapshot(String),
+    /// A volume, of which a hidden snapshot is taken.
+    Volume(ForClone),
+}
+
+impl Sent {
+    pub(super) fn of(source: &ContentSource, clone: &str) -> Result<Sent> {
+        match source {
+            ContentSource::Snapshot(id) => Ok(Sent::Snapshot(id.clone())),
+            ContentSource::Volume(id) => {
+                let volume = id.parse();
+                Ok(Sent::Volume(ForClone {
+                    volume: volume.map_err(|_| Error::not_found(Kind::Volume, id.as_str()))?,
+                    clone: clone.to_string(),
+                }))
+            }
+        }
+    }
+
+    /// The ID of the snapshot, whether or not it was taken.
+    fn snapshot_id(&self) -> String {
+        match self {
+            Sent::Snapshot(id) => id.clone(),
+            Sent::Volume(it) => it.snapshot_id(),
+        }
+    }
 }
 
 /// What an agent fills a volume from.
 pub(super) struct ReceiveFrom<'a> {
     /// The agent of the source, or why it cannot be asked.
     pub(super) source: &'a Result<Arc<Agent>>,
-    pub(super) snapshot_id: String,
+    pub(super) what: Sent,
     /// Snapshots of the same volume, of which the volume may have the content.
     pub(super) bases: Vec<String>,
     pub(super) purpose: Purpose,
@@ -53,11 +90,11 @@ struct Offered {
 }
 
 /// A snapshot that is copied from one node to another: the offer of its agent, or the error.
-type Sent = std::result::Result<Offered, (String, Problem)>;
+type Granted = std::result::Result<Offered, (String, Problem)>;
 
 impl Router {
     /// Lets the source offer a snapshot to the agent of another node.
-    async fn offered(&self, call: &Call<'_>, from: &ReceiveFrom<'_>, reader: &Agent) -> Sent {
+    async fn offered(&self, call: &Call<'_>, from: &ReceiveFrom<'_>, reader: &Agent) -> Granted {
         let problem = |node: &str, error: &Error| {
             let status = status(call.rpc(), error);
             let problem = Problem {
@@ -69,9 +106,12 @@ impl Router {
         let source = from.source.as_ref();
         let source = source.map_err(|error| problem("", error))?;
         let offered = async {
+            if let Sent::Volume(it) = &from.what {
+                self.take_for_clone(call, source, it).await?;
+            }
             let mut client = source.client().await?;
             let request = call.request(OfferRequest {
-                snapshot_id: from.snapshot_id.clone(),
+                snapshot_id: from.what.snapshot_id(),
                 reader_node: reader.node().to_string(),
                 base_snapshot_ids: from.bases.clone(),
             })?;
@@ -93,18 +133,76 @@ impl Router {
         offered.map_err(|error| problem(source.node(), &error))
     }
 
+    /// Lets an agent create a volume from a source of another node. The snapshot that was taken for a
+    /// clone is deleted once no repeat of the call needs it.
+    pub(super) async fn receive_from(
+        &self,
+        call: &Call<'_>,
+        agent: &Arc<Agent>,
+        (message, asked): (&CreateVolumeRequest, &CreateVolume),
+        (source, what): (&Result<Arc<Agent>>, &Sent),
+    ) -> Result<CreateVolumeResponse> {
+        // No snapshot is taken for a clone that is complete, or that has no room.
+        let needless = match what {
+            Sent::Snapshot(_) => None,
+            Sent::Volume(_) => match self.look(call, agent, asked).await {
+                Ok(Some(State::Ready)) => Some(Error::pending(format!("volume {}", asked.name))),
+                Ok(Some(_)) => None,
+                Ok(None) => self.must_have_room_for(agent, asked).err(),
+                // The call joins the copy that runs.
+                Err(error) if status(call.rpc(), &error).code() == Code::Aborted => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let refused = needless.map(Err);
+        let source = refused.as_ref().unwrap_or(source);
+        let received = self
+            .receive_wanted(call, agent, (message, asked), (source, what))
+            .await;
+        if let Sent::Volume(it) = what
+            && received.as_ref().err().is_none_or(Error::is_final)
+        {
+            self.end_for_clone(it).await;
+        }
+        received
+    }
+
+    /// The state of a new volume on an agent; `None` if nothing of it exists there.
+    async fn look(
+        &self,
+        call: &Call<'_>,
+        agent: &Arc<Agent>,
+        asked: &CreateVolume,
+    ) -> Result<Option<State>> {
+        let question = FindRequest {
+            kind: Found::Volume.into(),
+            name: asked.name.clone(),
+            pool: asked.parameters.pool.clone().unwrap_or_default(),
+        };
+        let Some(id) = self.find(call, Arc::clone(agent), question).await? else {
+            return Ok(None);
+        };
+        let request = call.request(LookForMoveRequest {
+            volume_id: id.to_string(),
+            snapshot_ids: Vec::new(),
+        })?;
+        let mut client = agent.client().await?;
+        let seen = answered(agent, client.look_for_move(request)).await?;
+        Ok(Some(seen.state()))
+    }
+
     /// Lets an agent create a volume from a snapshot of another node, as long as it is wanted there.
     /// After that, what was copied is deleted durably before the answer.
-    pub(super) async fn receive_wanted(
+    async fn receive_wanted(
         &self,
         call: &Call<'_>,
         agent: &Agent,
         (message, asked): (&CreateVolumeRequest, &CreateVolume),
-        (source, snapshot_id): (&Result<Arc<Agent>>, &str),
+        (source, what): (&Result<Arc<Agent>>, &Sent),
     ) -> Result<CreateVolumeResponse> {
         let from = ReceiveFrom {
             source,
-            snapshot_id: snapshot_id.to_string(),
+            what: what.clone(),
             bases: Vec::new(),
             purpose: Purpose::Restore,
         };
@@ -133,7 +231,7 @@ impl Router {
             ?why,
             "ending a copy that is not wanted any more"
         );
-        self.end_copy(call, agent, message, why).await
+        self.end_copy(call, agent, (message, what), why).await
     }
 
     /// Records an event about a copy, as its agent has reported it last. The messages of a copy are
@@ -163,7 +261,7 @@ impl Router {
         &self,
         call: &Call<'_>,
         agent: &Agent,
-        message: &CreateVolumeRequest,
+        (message, what): (&CreateVolumeRequest, &Sent),
         why: Unwanted,
     ) -> Result<CreateVolumeResponse> {
         let (code, reason) = match why {
@@ -177,6 +275,7 @@ impl Router {
         let request = ReceiveRequest {
             create: message.encode_to_vec(),
             source: Some(problem),
+            snapshot_id: what.snapshot_id(),
             ..ReceiveRequest::default()
         };
         self.ask_to_receive(call, agent, request).await
@@ -201,7 +300,7 @@ impl Router {
             source: Some(source),
             verify: from.purpose == Purpose::Move,
             purpose: from.purpose.into(),
-            snapshot_id: from.snapshot_id.clone(),
+            snapshot_id: from.what.snapshot_id(),
         };
         self.ask_to_receive(call, agent, request).await
     }

@@ -7,7 +7,7 @@ use super::agents::Agent;
 use super::call::Call;
 use super::cluster::ObjectRef;
 use super::place::{homes, must_have_room};
-use super::receive::Make;
+use super::receive::{Make, Sent};
 use super::restore_node::Place;
 use super::route::{Owner, absent};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
@@ -29,7 +29,6 @@ enum Destination {
 /// What a choice depends on.
 struct Question<'a> {
     restore: Restore,
-    source: &'a ContentSource,
     /// The topology segment of the source; `None` if it is not known.
     source_home: Option<&'a str>,
     /// Whether a node is selected for the PVC. Then the first of `homes` is its segment.
@@ -49,13 +48,10 @@ fn destination(question: &Question<'_>) -> (Destination, Option<&'static str>) {
         return stays("no node is selected");
     };
     let at_source = |home: &String| question.source_home == Some(home.as_str());
-    match (question.is_selected, question.source) {
-        (true, _) if at_source(first) => (Destination::Source, None),
-        (false, _) if homes.iter().any(at_source) => stays("no node is selected"),
-        (_, ContentSource::Volume(_)) => {
-            stays("only a snapshot can be restored on another node; a volume is cloned on its own")
-        }
-        (_, ContentSource::Snapshot(_)) => (Destination::Home(first.clone()), None),
+    match question.is_selected {
+        true if at_source(first) => (Destination::Source, None),
+        false if homes.iter().any(at_source) => stays("no node is selected"),
+        _ => (Destination::Home(first.clone()), None),
     }
 }
 
@@ -95,8 +91,11 @@ impl Router {
             Owner::Agent(agent) => Ok(agent),
             Owner::Nowhere(why) => Err(absent(call.rpc(), kind, id, why)),
         });
-        if restore == Restore::Auto && kind == Kind::Snapshot {
-            return self.place_chosen(call, (owner?, id), &message, asked).await;
+        let what = Sent::of(source, &asked.name)?;
+        if restore == Restore::Auto {
+            return self
+                .place_chosen(call, (owner?, what), &message, asked)
+                .await;
         }
         let selected = match restore {
             Restore::Source | Restore::Auto => None,
@@ -106,7 +105,6 @@ impl Router {
         let source_home = self.home_of(&owner, id);
         let (destination, why) = destination(&Question {
             restore,
-            source,
             source_home: source_home.as_deref(),
             is_selected: selected.is_some(),
             homes: &homes,
@@ -130,16 +128,16 @@ impl Router {
         }
         let make = Make::From {
             source: owner,
-            snapshot_id: id.clone(),
+            what,
         };
         self.create_at(call, &message, asked, (&home, &make)).await
     }
 
-    /// Creates a volume from a snapshot on the node that all volumes of its pod get.
+    /// Creates a volume that has a content source on the node that all volumes of its pod get.
     async fn place_chosen(
         &self,
         call: &Call<'_>,
-        (agent, snapshot_id): (Arc<Agent>, &str),
+        (agent, what): (Arc<Agent>, Sent),
         message: &CreateVolumeRequest,
         asked: &CreateVolume,
     ) -> Result<CreateVolumeResponse> {
@@ -162,7 +160,7 @@ impl Router {
         }
         let make = Make::From {
             source: Ok(agent),
-            snapshot_id: snapshot_id.to_string(),
+            what,
         };
         let at = (choice.place.home.as_str(), &make);
         self.create_at(call, message, asked, at).await
@@ -191,39 +189,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_is_restored_where_the_pod_is_if_the_class_says_so() {
-        let snapshot = ContentSource::Snapshot("s".into());
-        let volume = ContentSource::Volume("v".into());
+    fn a_copy_is_created_where_the_pod_is_if_the_class_says_so() {
         let at = |home: &str| Destination::Home(home.into());
         let source = Destination::Source;
         let (own, other) = (["home-a"].as_slice(), ["home-b", "home-a"].as_slice());
-        // The class, the source, whether a node is selected, the allowed segments; the destination,
-        // and whether an event says why it differs from the class.
+        // The class, whether a node is selected, the allowed segments; the destination, and whether an
+        // event says why it differs from the class.
         let table = [
-            (Restore::Source, &snapshot, true, other, &source, false),
-            (Restore::Source, &volume, false, &["home-b"], &source, false),
-            (Restore::Pod, &snapshot, true, other, &at("home-b"), false),
-            (Restore::Pod, &snapshot, true, own, &source, false),
-            (Restore::Pod, &snapshot, false, other, &source, true),
-            (Restore::Pod, &snapshot, false, &[], &source, true),
+            (Restore::Source, true, other, &source, false),
             (
-                Restore::Pod,
-                &snapshot,
+                Restore::Source,
                 false,
-                &["home-b"],
-                &at("home-b"),
+                ["home-b"].as_slice(),
+                &source,
                 false,
             ),
-            (Restore::Pod, &volume, true, other, &source, true),
-            (Restore::Pod, &volume, true, own, &source, false),
+            (Restore::Pod, true, other, &at("home-b"), false),
+            (Restore::Pod, true, own, &source, false),
+            (Restore::Pod, false, other, &source, true),
+            (Restore::Pod, false, &[], &source, true),
+            (Restore::Pod, false, &["home-b"], &at("home-b"), false),
         ];
-        for (n, (restore, from, is_selected, homes, expected, told)) in
-            table.into_iter().enumerate()
-        {
+        for (n, (restore, is_selected, homes, expected, told)) in table.into_iter().enumerate() {
             let homes: Vec<String> = homes.iter().map(|home| (*home).to_string()).collect();
             let (destination, why) = destination(&Question {
                 restore,
-                source: from,
                 source_home: Some("home-a"),
                 is_selected,
                 homes: &homes,

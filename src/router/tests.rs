@@ -150,6 +150,8 @@ fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
         ReceiveResponse,
         SettleGroupRequest,
         SettleGroupResponse,
+        SnapshotForCloneRequest,
+        SnapshotForCloneResponse,
         SnapshotForMoveRequest,
         SnapshotForMoveResponse,
     )

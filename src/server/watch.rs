@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 18] = [
+const BESIDE_CSI: [(&str, &str); 19] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -49,6 +49,10 @@ const BESIDE_CSI: [(&str, &str); 18] = [
     ),
     ("/slackwater.agent.v1.Agent/DeleteOne", "Agent.DeleteOne"),
     ("/slackwater.agent.v1.Agent/Offer", "Agent.Offer"),
+    (
+        "/slackwater.agent.v1.Agent/SnapshotForClone",
+        "Agent.SnapshotForClone",
+    ),
     ("/slackwater.agent.v1.Agent/Receive", "Agent.Receive"),
     ("/slackwater.agent.v1.Agent/Fence", "Agent.Fence"),
     (

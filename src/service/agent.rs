@@ -15,8 +15,8 @@ use crate::agent::{
     DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, FenceRequest,
     FenceResponse, FindRequest, FindResponse, GetGroupRequest, GetGroupResponse,
     LookForMoveRequest, LookForMoveResponse, OfferRequest, OfferResponse, ReceiveRequest,
-    ReceiveResponse, SettleGroupRequest, SettleGroupResponse, SnapshotForMoveRequest,
-    SnapshotForMoveResponse,
+    ReceiveResponse, SettleGroupRequest, SettleGroupResponse, SnapshotForCloneRequest,
+    SnapshotForCloneResponse, SnapshotForMoveRequest, SnapshotForMoveResponse,
 };
 
 pub(super) use describe::Looks;
@@ -67,6 +67,13 @@ impl Agent for Service {
 
     async fn fence(&self, request: Request<FenceRequest>) -> RpcResult<FenceResponse> {
         answer(self.fenced(request.into_inner()).await?)
+    }
+
+    async fn snapshot_for_clone(
+        &self,
+        request: Request<SnapshotForCloneRequest>,
+    ) -> RpcResult<SnapshotForCloneResponse> {
+        answer(self.hidden_snapshot(request).await?)
     }
 
     async fn snapshot_for_move(

@@ -21,12 +21,13 @@ use crate::agent::read_response::{Part, Piece};
 use crate::agent::receive_request::{self, Problem, Source};
 use crate::agent::{
     OfferRequest, OfferResponse, ReadRequest, ReadResponse, ReceiveRequest, ReceiveResponse,
-    SnapshotOffer,
+    SnapshotForCloneRequest, SnapshotForCloneResponse, SnapshotOffer,
 };
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::operation::{
     Driver, Key, Loan, Offer, Purpose, RemoteSnapshot, SentRange, Ticket, Wanted, WorkClass,
+    request_for_clone,
 };
 use client::PeerSource;
 
@@ -192,6 +193,37 @@ impl Service {
         })
     }
 
+    pub(super) async fn hidden_snapshot(
+        &self,
+        asked: Request<SnapshotForCloneRequest>,
+    ) -> std::result::Result<SnapshotForCloneResponse, Status> {
+        let patience = patience(&asked);
+        let asked = asked.into_inner();
+        let rpc = match asked.delete {
+            true => Rpc::DeleteSnapshot,
+            false => Rpc::CreateSnapshot,
+        };
+        let args = for_clone(asked);
+        if let Ok(asked) = &args
+            && !asked.delete
+        {
+            let request = request_for_clone(&asked.volume_id, &asked.volume_name);
+            let locks = self.driver.snapshots.locks_of_snapshot(&request);
+            self.driver.wait_until_free(&locks, patience).await;
+        }
+        let id = self.run(rpc, args, |driver, asked| {
+            let (volume, clone) = (&asked.volume_id, &asked.volume_name);
+            let snapshots = &driver.snapshots;
+            match asked.delete {
+                true => snapshots.end_for_clone(volume, clone),
+                false => Ok(snapshots.snapshot_for_clone(volume, clone)?.id),
+            }
+        });
+        Ok(SnapshotForCloneResponse {
+            snapshot_id: id.await?.to_string(),
+        })
+    }
+
     /// Fills a volume. The work continues if the caller disconnects, or its time is over.
     pub(super) async fn received(
         &self,
@@ -287,6 +319,12 @@ impl Service {
             is_archived: false,
         })
     }
+}
+
+/// Checks a request for the snapshot of a clone.
+pub(super) fn for_clone(asked: SnapshotForCloneRequest) -> Result<SnapshotForCloneRequest> {
+    request::name(&asked.volume_name)?;
+    Ok(asked)
 }
 
 pub(super) fn parse(offer: SnapshotOffer) -> Result<Offer> {

@@ -54,7 +54,7 @@ fn bounded(field: &str, text: &str, bound: usize) -> Result<()> {
 }
 
 /// Checks the name of a new object: any script, but no control characters.
-fn name(text: &str) -> Result<String> {
+pub(super) fn name(text: &str) -> Result<String> {
     const FIELD: &str = "name";
     bounded(FIELD, required(FIELD, text)?, STRING_BYTES)?;
     if let Some(c) = text.chars().find(|c| is_forbidden(*c)) {

@@ -12,6 +12,7 @@
 
 mod agents;
 mod answers;
+mod clones;
 mod copies;
 mod differences;
 mod hooks;

@@ -8,6 +8,7 @@
 )]
 
 mod away;
+mod clones;
 mod cluster;
 mod fake;
 mod groups;

@@ -113,6 +113,8 @@ pub struct SnapshotParameters {
     /// For a group: csi-snapshotter generated its name for a Kubernetes object, so every repeated
     /// call names the same volumes.
     pub is_of_object: bool,
+    /// It is hidden, and is deleted once a clone on another node has its content.
+    pub for_clone: bool,
 }
 
 impl Default for SnapshotParameters {
@@ -129,6 +131,7 @@ impl Default for SnapshotParameters {
             members: Members::Together,
             keep_base: false,
             is_of_object: false,
+            for_clone: false,
         }
     }
 }
@@ -370,6 +373,7 @@ mod tests {
             members: Members::Independent,
             keep_base: true,
             is_of_object: false,
+            for_clone: false,
         };
         assert_eq!(parsed, wanted);
     }

@@ -71,6 +71,14 @@ pub struct SnapshotRecord {
     /// As in [`super::VolumeRecord::image`].
     #[serde(default, skip_serializing_if = "super::volume::is_zero")]
     pub image: u32,
+    /// It is the content of a clone on another node: no list has it, and it is deleted when no call has
+    /// named it for an hour. A program that does not know the field lists it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub for_clone: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl SnapshotRecord {

@@ -104,6 +104,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         lineage: None,
         base: None,
         image: 0,
+        for_clone: false,
     }
 }
 

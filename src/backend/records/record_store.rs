@@ -263,19 +263,23 @@ impl<R: StoredRecord> RecordStore<R> {
 
     /// Records that are ready and can be read, with a UUID after `after`, in the order of UUIDs, at most `limit`.
     pub fn ready(&self, after: Option<Uuid>, limit: usize) -> Vec<R> {
+        self.ready_if(after, limit, |_| true)
+    }
+
+    /// The same for those records that fit.
+    pub fn ready_if(&self, after: Option<Uuid>, limit: usize, fits: impl Fn(&R) -> bool) -> Vec<R> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
         let index = self.index();
         let records = known(index.entries.range((from, Unbounded)));
-        let ready = records.filter(|record| record.is_ready());
+        let ready = records.filter(|record| record.is_ready() && fits(record));
         ready.take(limit).cloned().collect()
     }
 
     /// What `look` finds in the records that are ready.
     pub fn find_ready<T>(&self, look: impl Fn(&R) -> Option<T>) -> Vec<T> {
         let index = self.index();
-        let records = known(&index.entries);
-        let ready = records.filter(|record| record.is_ready());
+        let ready = known(&index.entries).filter(|record| record.is_ready());
         ready.filter_map(look).collect()
     }
 

@@ -26,6 +26,7 @@ impl Driver {
             self.clean_up_inline(&pool);
             self.clean_up_leftovers(&pool, false);
             self.snapshots.clean_up_bases(&pool);
+            self.snapshots.clean_up_for_clones(&pool);
         }
     }
 

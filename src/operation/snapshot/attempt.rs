@@ -120,6 +120,7 @@ impl Snapshots {
         let uses = self.uses_of(&sources)?;
         let planned = sources.iter().map(plan).map(|record| SnapshotRecord {
             base: parameters.keep_base.then_some(Base::Keep),
+            for_clone: parameters.for_clone,
             ..record
         });
         let planned: Vec<SnapshotRecord> = planned.collect();

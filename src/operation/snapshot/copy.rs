@@ -241,8 +241,8 @@ impl Snapshots {
     ) -> Result<Snapshot> {
         let pool = &source.pool;
         self.copies.ask(id.uuid, self.host.now());
-        let claim = source.record.claim.as_deref();
-        let copying = self.begin_copy(Some(source), claim, [pool.id(), pool.id()])?;
+        let copying =
+            self.begin_copy(Some(source), source.record.claim.as_deref(), [pool.id(); 2])?;
         let (from_image, begin) = begin_at(pool, Image::Volume(source.id.uuid))?;
         let begun = pool.backend.snapshots.get(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
@@ -258,7 +258,7 @@ impl Snapshots {
             None => {
                 let attempt = self.host.random_uuid();
                 let mut record = self.plan_snapshot(source, id, &request.name, attempt);
-                record.copy = Some(begin);
+                (record.copy, record.for_clone) = (Some(begin), request.parameters.for_clone);
                 let ended = pool.backend.snapshots.delete_unanswered(id.uuid);
                 ended.map_err(Error::into_indeterminate)?;
                 pool.backend

@@ -152,6 +152,9 @@ impl Snapshots {
         };
         let _lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
         let found = pool.backend.snapshots.get(id.uuid)?;
+        if how.for_clone && found.as_ref().is_some_and(|record| !record.for_clone) {
+            return Ok(None);
+        }
         let delete = || {
             let _deleting = self.lent.begin_delete([id.uuid])?;
             let ended = match found.clone() {
@@ -207,6 +210,15 @@ fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) 
     if source.to_string() != request.source_volume_id {
         let wanted = &request.source_volume_id;
         return differs(Mismatch::new("source_volume_id", source, wanted));
+    }
+    // One that is hidden is deleted without its caller, and another one must not be.
+    let purpose = |for_clone| match for_clone {
+        true => "a clone on another node",
+        false => "its caller",
+    };
+    if record.for_clone != request.parameters.for_clone {
+        let [found, wanted] = [record.for_clone, request.parameters.for_clone].map(purpose);
+        return differs(Mismatch::new("purpose", found, wanted));
     }
     // A snapshot counts as having at least the lowest level that its own class accepted, even if it
     // reached a lower one, as for a volume that was not in use.

@@ -7,7 +7,7 @@ use crate::model::SnapshotId;
 use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::request::MOST_LISTED;
 use crate::operation::{ListSnapshots, Snapshot, SnapshotPage, Snapshots};
-use crate::record::SnapshotState;
+use crate::record::{SnapshotRecord, SnapshotState};
 
 impl Snapshots {
     /// ListSnapshots, in the order of IDs: all snapshots, those of one volume (which may no longer
@@ -61,6 +61,7 @@ impl Snapshots {
             };
             let found = pool.backend.snapshots.get(id.uuid)?;
             let found = found.filter(|record| record.state == SnapshotState::Ready);
+            let found = found.filter(is_listed);
             let snapshot = found.map(|record| self.pools.snapshot(&pool, &record));
             let wanted = |snapshot: &Snapshot| {
                 later(snapshot) && (of.is_empty() || snapshot.source_volume_id.to_string() == *of)
@@ -71,9 +72,9 @@ impl Snapshots {
             let PoolLookup::Pool(pool, id) = self.pools.owner(of)? else {
                 return Ok(Vec::new());
             };
-            let all = pool.backend.snapshots.ready(None, usize::MAX);
-            let mine = all.iter().filter(|record| record.source == id.uuid);
-            let mine = mine.map(|record| self.pools.snapshot(&pool, record));
+            let is_wanted = |record: &SnapshotRecord| record.source == id.uuid && is_listed(record);
+            let mine = pool.backend.snapshots.ready_if(None, usize::MAX, is_wanted);
+            let mine = mine.iter().map(|record| self.pools.snapshot(&pool, record));
             return Ok(mine.filter(later).collect());
         }
         let mut all = Vec::new();
@@ -84,7 +85,7 @@ impl Snapshots {
                 Some(after) if pool.id() == after.pool => Some(after.uuid),
                 Some(_) | None => None,
             };
-            let records = pool.backend.snapshots.ready(from, most);
+            let records = pool.backend.snapshots.ready_if(from, most, is_listed);
             all.extend(
                 records
                     .iter()
@@ -93,4 +94,8 @@ impl Snapshots {
         }
         Ok(all)
     }
+}
+
+fn is_listed(record: &SnapshotRecord) -> bool {
+    !record.for_clone
 }

@@ -65,6 +65,7 @@ impl Snapshots {
             reason: String::new(),
             group: None,
             copy: None,
+            for_clone: false,
         }
     }
 

@@ -345,22 +345,11 @@ impl Router {
     }
 }
 
-/// Where the volume of an unbound claim is or must be created, if its class decides. A clone is created
-/// where its source is, whatever the class says.
+/// Where the volume of an unbound claim is or must be created, if its class decides.
 fn unbound(question: &Question<'_>, claim: &Claim, source: SourceAt) -> At {
     let path = &claim.path;
     let class = question.class(claim);
-    let is_clone = matches!(
-        claim.state,
-        State::Unbound {
-            source: Source::Of(ContentSource::Volume(_)),
-            ..
-        }
-    );
-    let restore = class.as_ref().map(|class| match class.restore {
-        Restore::Auto if is_clone => Restore::Source,
-        restore => restore,
-    });
+    let restore = class.as_ref().map(|class| class.restore);
     let is_ours = match (restore, &source) {
         (Ok(Restore::Source), SourceAt::At(place)) => return At::Begun(place.clone()),
         (Ok(Restore::Source | Restore::Pod), _) => Err(format!(

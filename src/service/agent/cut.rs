@@ -243,6 +243,7 @@ pub(super) fn how(request: &DeleteOneRequest) -> Result<DeleteOne> {
     Ok(DeleteOne {
         of_any_group: request.of_any_group,
         settled: optional_group_id(&request.settled_group_id)?,
+        for_clone: false,
     })
 }
 

@@ -10,7 +10,9 @@ use crate::agent::cut_request::{Begin, Keep, Step};
 use crate::agent::find_request::Kind;
 use crate::agent::import_request::Options;
 use crate::agent::receive_request::{self, Source};
-use crate::agent::{ExportRequest, ImportRequest, ReadRequest, SnapshotOffer};
+use crate::agent::{
+    ExportRequest, ImportRequest, ReadRequest, SnapshotForCloneRequest, SnapshotOffer,
+};
 use crate::csi;
 use crate::model::SnapshotId;
 use crate::service::{admin, peer};
@@ -130,6 +132,17 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
     };
     let parse = |request: &ReadRequest| peer::ticket(&request.ticket);
     fuzz_message("Read", &valid, parse);
+}
+
+#[test]
+fn fuzz_requests_of_clones() {
+    let valid = SnapshotForCloneRequest {
+        volume_id: format!("{ID}.{ID}"),
+        volume_name: "clone".into(),
+        delete: true,
+    };
+    let parse = |asked: &SnapshotForCloneRequest| peer::for_clone(asked.clone());
+    fuzz_message("SnapshotForClone", &valid, parse);
 }
 
 #[test]

@@ -16,13 +16,13 @@ use crate::router::liar::{Kind, Liar, Lie, LieKind};
 use crate::service::gate::Opens;
 use crate::service::harness::*;
 
-const CLAIM: &str = "shop/db";
-const TOKENS: [u64; 3] = [11, 12, 13];
+pub const CLAIM: &str = "shop/db";
+pub const TOKENS: [u64; 3] = [11, 12, 13];
 /// A deadline that no call reaches.
-const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(120);
 
 /// A volume of few ranges.
-fn sized(name: &str) -> CreateVolumeRequest {
+pub fn sized(name: &str) -> CreateVolumeRequest {
     CreateVolumeRequest {
         capacity_range: at_least(64 * MIB),
         ..create(name)
@@ -30,10 +30,12 @@ fn sized(name: &str) -> CreateVolumeRequest {
 }
 
 /// A snapshot on node-a, which is to be restored on node-b.
-struct Case {
-    a: AgentNode,
-    b: AgentNode,
-    routed: TestRouter,
+pub struct Case {
+    pub a: AgentNode,
+    pub b: AgentNode,
+    pub routed: TestRouter,
+    /// The volume on node-a, and a snapshot of it.
+    pub volume: String,
     snapshot: String,
 }
 
@@ -60,7 +62,7 @@ fn stage_with<T>(
 }
 
 impl Case {
-    async fn new() -> Case {
+    pub async fn new() -> Case {
         let a = AgentNode::with_peers("node-a", &["default"], None);
         let b = AgentNode::with_peers("node-b", &["default"], None);
         let routed = TestRouter::of(&[&a, &b]).await;
@@ -82,6 +84,7 @@ impl Case {
             a,
             b,
             routed,
+            volume: id,
             snapshot,
         }
     }
@@ -120,7 +123,7 @@ impl Case {
     }
 
     /// The files of volumes on node-b, the deleted ones included.
-    fn left(&self) -> Vec<String> {
+    pub fn left(&self) -> Vec<String> {
         let root = Path::new("/memory/default");
         let parts = ["volumes", "trash"].map(|part| root.join(part));
         let left = parts
@@ -130,11 +133,11 @@ impl Case {
     }
 
     /// The restored volume is on node-b, with the content of the snapshot.
-    fn check(&self, volume: &Volume) {
+    pub fn check(&self, volume: &Volume) {
         assert_eq!(self.content(volume).unwrap(), TOKENS);
     }
 
-    fn content(&self, volume: &Volume) -> slackwater::error::Result<Vec<u64>> {
+    pub fn content(&self, volume: &Volume) -> slackwater::error::Result<Vec<u64>> {
         assert_eq!(home_of(volume), self.b.home());
         for node in [&self.a, &self.b] {
             assert_eq!(node.machine.violations(), [""; 0]);
@@ -176,12 +179,12 @@ impl Case {
         self.routed.until_described("node-a", is_so).await;
     }
 
-    fn assert_nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         let left = self.left();
         assert!(left.is_empty(), "{left:?}");
     }
 
-    fn update(&self, change: impl FnOnce(&mut KubernetesState)) {
+    pub fn update(&self, change: impl FnOnce(&mut KubernetesState)) {
         self.routed.kubernetes.update(change);
     }
 }
@@ -209,9 +212,9 @@ async fn a_repeat_joins_the_copy_until_its_own_deadline() {
 
 /// A change of the cluster after which a copy is not wanted any more, the code, and a word of the
 /// message.
-type Change = (fn(&mut KubernetesState), Code, &'static str);
+pub type Change = (fn(&mut KubernetesState), Code, &'static str);
 
-const CHANGES: [Change; 3] = [
+pub const CHANGES: [Change; 3] = [
     (
         |state| {
             state.cordoned.insert("node-b".into());
@@ -235,7 +238,7 @@ const CHANGES: [Change; 3] = [
     ),
 ];
 
-fn undo_changes(state: &mut KubernetesState) {
+pub fn undo_changes(state: &mut KubernetesState) {
     state.cordoned.clear();
     state.gone.clear();
     state.deleted.clear();

@@ -79,6 +79,7 @@ pub(super) fn everything_asked() -> SnapshotParameters {
         members: Members::Independent,
         keep_base: false,
         is_of_object: true,
+        for_clone: false,
     }
 }
 

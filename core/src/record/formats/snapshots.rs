@@ -38,6 +38,7 @@ fn cut_snapshot() -> SnapshotRecord {
         copy: None,
         lineage: None,
         base: None,
+        for_clone: false,
         image: 0,
     }
 }
@@ -112,4 +113,14 @@ fn records_of_snapshots_keep_their_format() {
             ("base.json", base),
         ],
     );
+}
+
+#[test]
+fn records_of_snapshots_for_clones_keep_their_format() {
+    let for_clone = SnapshotRecord {
+        state: SnapshotState::Ready,
+        for_clone: true,
+        ..cut_snapshot()
+    };
+    check("snapshot", vec![("for-clone.json", for_clone)]);
 }

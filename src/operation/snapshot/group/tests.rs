@@ -466,7 +466,7 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
         in_doubt(&driver, &made);
         let how = DeleteOne {
             of_any_group,
-            settled: None,
+            ..DeleteOne::default()
         };
         driver.snapshots.delete_alone(&first, &how).unwrap();
         // Neither a refresh nor a start undoes the second member after the first one was deleted.
@@ -492,8 +492,8 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
         "{refused:?}"
     );
     let of = |settled: Option<GroupId>| DeleteOne {
-        of_any_group: false,
         settled,
+        ..DeleteOne::default()
     };
     for settled in [None, Some(GroupId(Uuid::from_u128(78)))] {
         let asked = driver.snapshots.delete_one(&member, &of(settled)).unwrap();
