@@ -72,7 +72,7 @@ fn rendered(words: &[&str]) -> Option<Output> {
 }
 
 /// Cases: a name and the arguments.
-const CASES: [(&str, &[&str]); 4] = [
+const CASES: [(&str, &[&str]); 5] = [
     ("defaults", &[]),
     ("single_node", &["--set", "singleNode=true"]),
     (
@@ -94,6 +94,16 @@ const CASES: [(&str, &[&str]); 4] = [
         ],
     ),
     (
+        "populators",
+        &[
+            "--set=populators.create=true,populators.privateNetworks=false,populators.rootForBlock=true",
+            "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "--set=populators.namespaces={shop,bank},populators.refused={10.96.0.0/12}",
+            "--set=populators.proxy=http://proxy.example.org:3128",
+            "--api-versions=populator.storage.k8s.io/v1beta1",
+        ],
+    ),
+    (
         "cert_manager",
         &[
             "--set=certificates.mode=cert-manager",
@@ -108,6 +118,10 @@ fn the_chart_renders_to_the_reviewed_snapshots() {
         // The rest equals that of another case.
         let part: &[&str] = match name {
             "cert_manager" => &["--show-only=templates/certificates.yaml"],
+            "populators" => &[
+                "--show-only=templates/populators.yaml",
+                "--show-only=templates/populators-admission.yaml",
+            ],
             _ => &[],
         };
         let Some(output) = rendered(&[words, part].concat()) else {
@@ -198,7 +212,8 @@ fn only_the_guard_starts_before_the_driver() {
         assert!(part.contains("restartPolicy: Always"), "{name}: a sidecar");
         let (beside, _) = containers(daemon, "\n      containers:\n", "\n      volumes:\n");
         assert_eq!(beside.first(), Some(&"driver"), "{name}");
-        assert_eq!(beside.contains(&"enrol"), name == "defaults", "{name}");
+        let has_own_authority = ["defaults", "populators"].contains(&name);
+        assert_eq!(beside.contains(&"enrol"), has_own_authority, "{name}");
     }
 }
 
@@ -241,7 +256,9 @@ fn no_privileged_container_has_a_token() {
             .filter_map(|container| container.lines().next())
             .collect();
         let expected: &[&str] = match name {
-            "defaults" | "cert_manager" if daemon.contains("- name: enrol") => &["enrol"],
+            "defaults" | "populators" | "cert_manager" if daemon.contains("- name: enrol") => {
+                &["enrol"]
+            }
             "single_node" => &["provisioner", "resizer", "snapshotter"],
             _ => &[],
         };

@@ -20,4 +20,5 @@ mod node_lost;
 mod orphans;
 mod plane;
 mod pod_claims;
+mod populators;
 mod real;

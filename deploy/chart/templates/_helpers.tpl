@@ -21,6 +21,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- include "slackwater.pulled" (list . $image) }}
 {{- end }}
 
+{{/* The image of slackwater-populate, by its digest. */}}
+{{- define "slackwater.populateImage" -}}
+{{- with .Values.populators.image }}{{ include "slackwater.pulled" (list $ (printf "%s@%s" .repository .digest)) }}{{ end }}
+{{- end }}
+
 {{/* The name of an image where it's pulled from: global.imageRegistry takes the place of its registry. */}}
 {{- define "slackwater.pulled" -}}
 {{- $image := last . }}

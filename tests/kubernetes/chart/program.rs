@@ -186,3 +186,34 @@ fn alerts_use_metrics_that_the_program_exports() {
         assert!(seen.contains(&format!("Slackwater{wanted}")), "{seen:?}");
     }
 }
+
+/// The command line of the controller of data sources, and the image that the policy allows.
+#[test]
+fn the_program_accepts_the_arguments_of_the_controller_of_data_sources() {
+    for (name, words) in CASES {
+        let Some(output) = rendered(words) else {
+            return;
+        };
+        let text = String::from_utf8(output.stdout).expect("text");
+        let Some(words) = arguments(&text, "populators") else {
+            assert_ne!(name, "populators");
+            continue;
+        };
+        assert_eq!(name, "populators");
+        // An invalid value is refused before the first connection to a cluster.
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_slackwater"))
+            .args(&words)
+            .env_remove("KUBERNETES_SERVICE_HOST")
+            .env("KUBECONFIG", "/nonexistent")
+            .env("HOME", "/nonexistent")
+            .output()
+            .expect("the program starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {error}");
+        assert!(error.contains("the Kubernetes API"), "{words:?}: {error}");
+        let image = words.iter().find_map(|word| word.strip_prefix("--image="));
+        let image = image.expect("an image");
+        let allowed = format!("variables.one.image == \"{image}\"");
+        assert!(text.contains(&allowed), "{allowed}");
+    }
+}

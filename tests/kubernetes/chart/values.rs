@@ -36,6 +36,13 @@ const ATTACH: &[&str] = &["--set=csiDriver.attach=true"];
 const INLINE: &[&str] = &["--set=csiDriver.inlineEphemeral=true"];
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
+const POPULATORS: &[&str] = &[
+    "--set=populators.create=true",
+    "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+];
+const OTHER_DIGEST: &str =
+    "sha256:1123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
 const CHANGES: &[Change] = &[
     ("global.imageRegistry", "registry.example.org/mirror", &[]),
     ("driverName", "csi.example.org", &[]),
@@ -139,6 +146,31 @@ const CHANGES: &[Change] = &[
         &[],
     ),
     ("hooks.namespaces", "{shop}", &[]),
+    (
+        "populators.create",
+        "true",
+        &[
+            "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        ],
+    ),
+    (
+        "populators.image.repository",
+        "registry.example.org/x",
+        POPULATORS,
+    ),
+    ("populators.image.digest", OTHER_DIGEST, POPULATORS),
+    ("populators.namespaces", "{shop}", POPULATORS),
+    ("populators.privateNetworks", "false", POPULATORS),
+    (
+        "populators.proxy",
+        "http://proxy.example.org:3128",
+        POPULATORS,
+    ),
+    ("populators.refused", "{10.96.0.0/12}", POPULATORS),
+    ("populators.scratchSize", "50Gi", POPULATORS),
+    ("populators.rootForBlock", "true", POPULATORS),
+    ("populators.replicas", "1", POPULATORS),
+    ("populators.resources", "limits.memory=1Gi", POPULATORS),
     ("admissionPolicy", "false", &[]),
     ("moves.evict", "true", &[]),
     ("networkPolicy.create", "true", &[]),
@@ -426,6 +458,40 @@ fn invalid_values_are_refused_by_name() {
             &["poolLostAfter must be empty with singleNode"],
         ),
         (&["onNodeLost.readyFor=0s"], &["/onNodeLost/readyFor"]),
+        (
+            &["populators.create=true"],
+            &["populators.image.digest is empty"],
+        ),
+        (
+            &["populators.create=true,admissionPolicy=false"],
+            &["populators.create needs admissionPolicy"],
+        ),
+        (
+            &["populators.namespaces={shop}"],
+            &["populators.namespaces must be empty"],
+        ),
+        (
+            &["populators.image.digest=latest"],
+            &["/populators/image/digest"],
+        ),
+        (
+            &["populators.image.repository=a@b"],
+            &["/populators/image/repository"],
+        ),
+        (&["populators.proxy=https://a:1"], &["/populators/proxy"]),
+        (
+            &["populators.refused={kubernetes}"],
+            &["/populators/refused/0"],
+        ),
+        (
+            &["populators.scratchSize=big"],
+            &["/populators/scratchSize"],
+        ),
+        (&["populators.replicas=0"], &["/populators/replicas"]),
+        (
+            &["populators.namespaces={a/b}"],
+            &["/populators/namespaces/0"],
+        ),
         (
             &["singleNode=true,onNodeLost.recreate=true"],
             &["onNodeLost.recreate must be false with singleNode"],

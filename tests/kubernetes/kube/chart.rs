@@ -97,7 +97,7 @@ fn a_real_api_server_accepts_the_objects_of_the_chart_and_of_the_page() {
     for namespace in ["shop", "bank"] {
         plane.kubectl(&["create", "namespace", namespace]);
     }
-    let cases: [(&str, &[&str]); 4] = [
+    let cases: [(&str, &[&str]); 5] = [
         ("defaults", &[]),
         ("single node", &["--set=singleNode=true"]),
         (
@@ -105,6 +105,13 @@ fn a_real_api_server_accepts_the_objects_of_the_chart_and_of_the_page() {
             &[
                 "--set=certificates.mode=cert-manager",
                 "--set=certificates.nodes={a,b}",
+            ],
+        ),
+        (
+            "data sources",
+            &[
+                "--set=populators.create=true,populators.namespaces={shop,bank}",
+                "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             ],
         ),
         (
