@@ -1,0 +1,144 @@
+# Claims that name a data source are filled by a pod of slackwater-populate before their first use. The HTTP
+# server is a pod of the same namespace. Needs target/slackwater-populate-image.tar (make image-populate).
+# shellcheck shell=bash
+
+POPULATE_ARCHIVE=$TARGET/slackwater-populate-image.tar
+CONTROLLER='^/usr/local/bin/slackwater populators '
+
+# Installs the controller, once. The image has no registry, so its digest is given a name on each node.
+with_populators() {
+    local n digest name
+    [ -s "$POPULATE_ARCHIVE" ] || { note "no $POPULATE_ARCHIVE (make image-populate)"; exit 77; }
+    load_image "$POPULATE_ARCHIVE"
+    for n in $(running); do
+        read -r name digest < <(node_exec "$n" "$CACHE/bin/ctr" -n k8s.io images list 2>/dev/null |
+            awk '$1 ~ /\/slackwater-populate:/ {print $1, $3}')
+        node_exec "$n" "$CACHE/bin/ctr" -n k8s.io images tag --force "$name" "${name%:*}@$digest" &>/dev/null
+    done
+    helm upgrade slackwater "$E2E/../../deploy/chart" --namespace $SYSTEM --reuse-values \
+        --set populators.create=true --set "populators.image.repository=${name%:*}" \
+        --set "populators.image.digest=$digest" --set populators.rootForBlock=true >/dev/null
+    kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment/slackwater-populators >/dev/null
+    trap 'helm upgrade slackwater "$E2E/../../deploy/chart" --namespace $SYSTEM --reuse-values --set populators.create=false >/dev/null' EXIT
+}
+
+# The owner of the namespace allows the controller to create pods in it.
+allow_populators() {
+    k create rolebinding populators --clusterrole slackwater-populators-namespace \
+        --serviceaccount "$SYSTEM:slackwater-populators" >/dev/null
+}
+
+# server SCRIPT: a pod whose folder /www is served over HTTP; the script fills it first.
+server() {
+    pod server -c "mkdir /www && cd /www && $1 && touch /www/ready && httpd -f -p 8080 -h /www"
+    ready pod/server
+    eventually 120 inside server 'test -e /www/ready'
+    SERVER=http://$(get pod/server .status.podIP):8080
+}
+
+# http_source NAME FILE [FIELD...]: with the file's checksum, unless there are other fields.
+http_source() {
+    local sum fields=${3:-}
+    sum=$(inside server "sha256sum /www/$2 | cut -d ' ' -f 1")
+    [ -n "$fields" ] || fields="sha256: '$sum'"
+    apply <<END
+apiVersion: slackwater.dev/v1alpha1
+kind: HttpSource
+metadata: {name: $1}
+spec: {url: "$SERVER/$2", $fields}
+END
+}
+
+# from_source CLAIM SIZE SOURCE
+from_source() {
+    apply <<END
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: $1}
+spec:
+  storageClassName: slackwater
+  accessModes: [ReadWriteOnce]
+  volumeMode: ${MODE:-Filesystem}
+  resources: {requests: {storage: $2}}
+  dataSourceRef: {apiGroup: slackwater.dev, kind: HttpSource, name: $3}
+END
+}
+
+# Neither a prime claim nor a pod of a population is left.
+is_clean() { [ -z "$(k get pvc,pod -l slackwater.dev/populates -o name)" ]; }
+reason_of() { k get httpsource "$1" -o 'jsonpath={.status.claims[0].reason}'; }
+has_reason() { [ "$(reason_of "$1")" = "$2" ]; }
+
+test_claims_are_filled_before_their_first_pod() {
+    with_populators
+    allow_populators
+    server 'mkdir tree && echo hello >tree/file && ln -s file tree/link && tar -cf tree.tar -C tree . && gzip -c tree.tar >tree.tar.gz && dd if=/dev/urandom of=disk bs=1M count=24 2>/dev/null'
+    http_source tree tree.tar.gz
+    http_source disk disk
+    from_source files 64Mi tree
+    MODE=Block from_source blocks 64Mi disk
+    pod user files:/data blocks:/dev/blocks
+    ready pod/user
+    is "the file of the archive" "$(inside user 'cat /data/link')" hello
+    is "the owner that the pod ran as" "$(inside user 'stat -c %u /data/file')" 65532
+    is "the device, beside the object" \
+        "$(inside user 'dd if=/dev/blocks bs=1M count=24 2>/dev/null | sha256sum')" "$(inside server 'sha256sum </www/disk')"
+    is "the rest of the device" "$(inside user 'dd if=/dev/blocks bs=1M skip=24 2>/dev/null | tr -d "\\0" | wc -c')" 0
+    eventually 120 is_clean
+    is "the source" "$(get httpsource/disk .status.claims[0].phase)" Populated
+    # A populated volume is an ordinary one.
+    gone pod/user pvc/blocks
+    claim again 64Mi slackwater PersistentVolumeClaim/files
+    pod other again:/data
+    ready pod/other
+    is "its clone" "$(inside other 'cat /data/file')" hello
+}
+
+test_a_wrong_checksum_or_a_refused_address_binds_nothing() {
+    local wrong message
+    with_populators
+    allow_populators
+    server 'echo content >object'
+    wrong=$(printf '0%.0s' {1..64})
+    http_source wrong object "sha256: '$wrong'"
+    SERVER=https://$(kubectl -n default get service kubernetes -o 'jsonpath={.spec.clusterIP}') \
+        http_source inside object 'unverified: true'
+    from_source one 64Mi wrong
+    from_source two 64Mi inside
+    pod user-one one:/data
+    pod user-two two:/data
+    eventually 180 has_reason wrong PopulateFailed
+    eventually 180 has_reason inside PopulateFailed
+    message=$(get httpsource/wrong .status.claims[0].message)
+    has "the message" "$message" "$wrong"
+    has "the message" "$message" "$(inside server 'sha256sum /www/object | cut -d " " -f 1')"
+    has "the message" "$(get httpsource/inside .status.claims[0].message)" "is not dialled"
+    is "the claims" "$(k get pvc one two -o 'jsonpath={.items[*].status.phase}')" "Pending Pending"
+    # A corrected source is enough.
+    http_source wrong object
+    ready pod/user-one
+    is "the file" "$(inside user-one 'cat /data/disk.img | head -c 7')" content
+    gone pod/user-two pvc/two
+    eventually 120 is_clean
+}
+
+test_a_namespace_must_allow_it_and_kills_leave_one_whole_volume() {
+    local n
+    with_populators
+    server 'dd if=/dev/urandom of=disk bs=1M count=192 2>/dev/null'
+    http_source disk disk
+    from_source disk 256Mi disk
+    pod user disk:/data
+    eventually 120 has_reason disk NotAllowed
+    note "$(get httpsource/disk .status.claims[0].message)"
+    allow_populators
+    eventually 180 attempt_runs
+    k delete pod -l slackwater.dev/populates --grace-period=0 --force >/dev/null 2>&1
+    for n in $(running); do node_exec "$n" pkill -9 -f "$CONTROLLER" || :; done
+    eventually 180 attempt_runs
+    for n in $(running); do node_exec "$n" pkill -9 -f '^/usr/local/bin/slackwater-populate' || :; done
+    ready pod/user
+    is "the object" "$(inside user 'sha256sum </data/disk.img')" "$(inside server 'sha256sum </www/disk')"
+    eventually 120 is_clean
+}
+attempt_runs() { [ -n "$(k get pod -l slackwater.dev/populates -o 'jsonpath={.items[*].status.containerStatuses[0].state.running.startedAt}')" ]; }
