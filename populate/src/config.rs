@@ -300,6 +300,24 @@ mod tests {
         );
     }
 
+    /// What the controller of data sources writes (`src/router/kube/populators/pod.rs`).
+    #[test]
+    fn the_configurations_of_the_controller_are_accepted() {
+        let folder = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/formats/populate-config"
+        );
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("text");
+            let config = Config::parse(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+            assert_eq!(config.network.refused.len(), 1, "{path:?}");
+            count += 1;
+        }
+        assert_eq!(count, 4);
+    }
+
     #[test]
     fn what_is_invalid_is_refused() {
         for (change, to) in [

@@ -103,7 +103,7 @@ fn configuration(claim: &PersistentVolumeClaim, attempt: &Attempt, settings: &Se
         }
     }
     if let Some(platform) = &spec.platform {
-        inner["platform"] = without_nulls(json!(platform));
+        inner["platform"] = json!(platform);
     }
     if spec.unverified {
         inner["unverified"] = json!(true);

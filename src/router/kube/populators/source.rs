@@ -83,10 +83,9 @@ pub(super) struct SourceSpec {
 
 /// Which image of an index is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Platform {
-    pub(super) os: Option<String>,
-    pub(super) architecture: Option<String>,
+    pub(super) os: String,
+    pub(super) architecture: String,
 }
 
 /// A Secret in the namespace of the claim.
@@ -259,8 +258,8 @@ mod tests {
             image: words("registry.example/base:1"),
             path: words("disk"),
             platform: Some(Platform {
-                os: words("linux"),
-                architecture: words("arm64"),
+                os: "linux".into(),
+                architecture: "arm64".into(),
             }),
             preserve_owners: true,
             ..SourceSpec::default()

@@ -132,6 +132,11 @@ fn cases() -> Vec<Case> {
         (oci, vec![("format", json!("tar"))], "spec.format"),
         (
             oci,
+            vec![("platform", json!({"architecture": "arm64"}))],
+            "spec.platform.os: Required",
+        ),
+        (
+            oci,
             vec![("preserveOwners", json!(true))],
             "tree of an image",
         ),

@@ -1,6 +1,7 @@
 //! The pod of each kind of source, and how pods end.
 
 use super::*;
+use crate::record::formats::check_with;
 use crate::router::kube::populators::source::{Platform, SecretRef};
 
 fn claim(mode: &str) -> PersistentVolumeClaim {
@@ -14,6 +15,7 @@ fn claim(mode: &str) -> PersistentVolumeClaim {
 fn settings() -> Settings {
     Settings {
         refused: vec!["10.0.0.1".into()],
+        proxy: Some("http://proxy.example:3128".into()),
         ..Settings::new("csi.slackwater.dev", "registry.example/populate@sha256:00")
     }
 }
@@ -51,6 +53,7 @@ fn configured(mode: &str, attempt: &Attempt) -> Value {
     serde_json::from_str(env[0].value.as_deref().unwrap()).unwrap()
 }
 
+/// The program reads the same files (`populate/src/config.rs`).
 #[test]
 fn each_kind_of_source_becomes_a_configuration() {
     let mut of_http = attempt(
@@ -68,38 +71,19 @@ fn each_kind_of_source_becomes_a_configuration() {
         bytes: 5,
         validator: "\"e\"".into(),
     });
-    assert_eq!(
-        configured("Block", &of_http),
-        json!({
-            "source": {"http": {"url": "https://images.example/base.img", "sha256": "0a".repeat(32)}},
-            "target": {"block": "/dev/target"}, "scratch": "/scratch", "format": "raw",
-            "network": {"privateNetworks": true, "refused": ["10.0.0.1"]},
-            "secret": {"directory": "/secret", "origins": ["https://images.example"]},
-            "resume": {"bytes": 5, "validator": "\"e\""},
-        })
-    );
     let oci = SourceSpec {
         image: words("registry.example/base:1"),
         path: words("disk"),
         platform: Some(Platform {
-            os: None,
-            architecture: words("arm64"),
+            os: "linux".into(),
+            architecture: "arm64".into(),
         }),
         file_name: words("base.img"),
         preserve_owners: true,
         ..SourceSpec::default()
     };
     let mut of_oci = attempt(Kind::Oci, oci);
-    of_oci.digest = words("sha256:11");
-    assert_eq!(
-        configured("Filesystem", &of_oci),
-        json!({
-            "source": {"oci": {"image": "registry.example/base:1@sha256:11", "path": "disk",
-                "platform": {"architecture": "arm64"}}},
-            "target": {"filesystem": "/target"}, "fileName": "base.img", "preserveOwners": true,
-            "network": {"privateNetworks": true, "refused": ["10.0.0.1"]},
-        })
-    );
+    of_oci.digest = Some(format!("sha256:{}", "11".repeat(32)));
     let s3 = SourceSpec {
         endpoint: words("https://s3.example"),
         bucket: words("data"),
@@ -108,9 +92,23 @@ fn each_kind_of_source_becomes_a_configuration() {
         ..SourceSpec::default()
     };
     let s3 = configured("Filesystem", &attempt(Kind::S3, s3));
-    let expected = json!({"s3": {"endpoint": "https://s3.example", "bucket": "data",
-        "prefix": "set/", "unverified": true}});
-    assert_eq!(s3["source"], expected);
+    let key = SourceSpec {
+        endpoint: words("https://s3.example"),
+        region: words("here"),
+        bucket: words("data"),
+        key: words("a/b"),
+        sha256: Some("0a".repeat(32)),
+        ..SourceSpec::default()
+    };
+    let expected = vec![
+        ("http.json", configured("Block", &of_http)),
+        ("oci.json", configured("Filesystem", &of_oci)),
+        ("s3-key.json", configured("Block", &attempt(Kind::S3, key))),
+        ("s3-prefix.json", s3),
+    ];
+    let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+    let write = |config: &Value| serde_json::to_vec_pretty(config).unwrap();
+    check_with("populate-config", expected, read, write);
 }
 
 /// An image that is named by a digest keeps it.
