@@ -1,5 +1,5 @@
 //! A file or a block device of others whose content is imported. It is only read, and no
-//! other process may write to it meanwhile.
+//! other process may write to it while it is open.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -26,7 +26,7 @@ pub struct ImportSource {
 }
 
 enum Kind {
-    /// Opened exclusively: it is not mounted and no part of another device meanwhile. A process can
+    /// Opened exclusively: it cannot be mounted or become a part of another device. A process can
     /// open it for writing nevertheless.
     Device(Device),
     /// A lease keeps others from opening it for writing.
