@@ -1,7 +1,7 @@
 //! Clones of volumes of another node: what is copied, and what is left of the hidden snapshot.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater::csi::*;
 use slackwater::model::{AccessMode, AccessType, Capability, FsType};
@@ -217,4 +217,25 @@ async fn a_volume_that_a_move_has_fenced_is_not_cloned() {
     refused(case.cloned().await, Code::FailedPrecondition, &words);
     case.assert_nothing_left();
     assert_eq!(case.hidden(), 0);
+}
+
+/// The disk of the source hangs when the hidden snapshot is deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_complete_clone_is_returned_although_its_source_hangs() {
+    let case = Case::new().await;
+    let (opens, call) = case.cloning().await;
+    let hangs = Opens(case.a.gate.clone());
+    case.a.gate.close("rename");
+    drop(opens);
+    let begun = Instant::now();
+    let made = call.await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert_eq!(case.a.gate.waiting(), 1, "the deletion waits");
+    assert_eq!(case.cloned().await.unwrap(), made, "a repeat");
+    case.check(&made);
+    drop(hangs);
+    // The deletion continues by itself.
+    while case.hidden() > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
