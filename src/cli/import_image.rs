@@ -310,6 +310,8 @@ impl Content for Source {
     fn read(&mut self, offset: u64, length: u64) -> Result<Vec<Piece>> {
         match self {
             Source::Opened(source, _) => {
+                // Who wants to write to a file waits for the end of this process.
+                source.check_unchanged().context(|| "import".into())?;
                 let pieces = source.read(offset, length);
                 pieces.context(|| "read the content".into())
             }
