@@ -34,11 +34,12 @@ demo: ## Build the driver and show it: create, use and delete volumes of every k
 SEED = $(shell printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 0)")
 
 # The parts of `make test` after `make check`. Each is a target, and its output is in a log of that name.
-# A guest computes on one CPU while the tests on this kernel mostly wait for disks, so both run at once; those on
-# simulated thin devices follow the guests, which end earlier. The rest comes last: csi-sanity builds the driver
-# without fault injection in the place where the tests look for theirs.
+# A guest computes on one CPU while the tests on this kernel that need root mostly wait for disks, so these run
+# at once. The tests that compute on this kernel follow, and those on simulated thin devices follow the guests.
+# The rest comes last: csi-sanity builds the driver without fault injection in the place where the tests look for
+# theirs.
 CARGO_PARTS := tests-unprivileged tests-root tests-guest
-PARTS_ON_THIS_KERNEL := tests-unprivileged tests-root
+PARTS_ON_THIS_KERNEL := tests-root tests-unprivileged
 PARTS_ELSEWHERE := tests-guest tests-thin
 PARTS := $(CARGO_PARTS) tests-thin sanity e2e-if-warm
 
