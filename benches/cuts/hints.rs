@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use slackwater::host::Host;
 use slackwater::host::linux::LinuxHost;
 
-use super::measure::{Spread, given};
+use super::measure::{Spread, fill, given};
 use slackwater_testkit::{Disk, Scratch, run};
 
 const MIB: u64 = 1 << 20;
@@ -72,19 +72,7 @@ fn image(path: &Path, hint: &str, bytes: u64, written: bool) {
     }
     file.set_len(SIZE).expect("its length");
     if written {
-        let (to, count) = (
-            format!("of={}", path.display()),
-            format!("count={}", SIZE / MIB),
-        );
-        let words = [
-            "if=/dev/urandom",
-            &to,
-            "bs=1M",
-            &count,
-            "conv=notrunc,fsync",
-            "status=none",
-        ];
-        run("dd", &words);
+        fill(path, SIZE);
     }
 }
 
