@@ -16,17 +16,16 @@ mod show;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
-use ::kube::api::{Api, ListParams};
+use ::kube::api::Api;
 use ::kube::runtime::watcher;
 use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
+use super::InCluster;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use super::volume_move::{MoveStatus, VolumeMove};
-use super::watch::watch;
-use super::{API_TIMEOUT, InCluster};
+use super::watch::{until_served, watch};
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
 use crate::router::cluster::Cluster;
@@ -38,8 +37,6 @@ pub(super) const MOVES: &str = "VolumeMoves";
 /// The prefix of the annotations in which PersistentVolumes are stored during a move. `slackwater
 /// pool adopt` has another one, so that neither completes what the other has begun.
 pub(super) const NOTE: &str = "move.slackwater.dev/";
-/// Between two looks for a CRD that the cluster does not have.
-const CRD_INTERVAL: Duration = Duration::from_secs(60);
 /// Steps that one pass does for a move. An exchange of a PersistentVolume needs ten.
 const MAX_STEPS: usize = 30;
 
@@ -112,17 +109,10 @@ pub(super) fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, Sna
     each.collect()
 }
 
-/// Watches the moves, once the cluster has their CRD: Helm does not install it with an upgrade.
+/// Watches the moves, once the cluster has their CRD.
 async fn follow(cluster: Arc<InCluster>) {
     let api = Api::<VolumeMove>::all(cluster.client.clone());
-    loop {
-        let first = ListParams::default().limit(1);
-        let listed = tokio::time::timeout(API_TIMEOUT, api.list(&first)).await;
-        if matches!(listed, Ok(Ok(_))) {
-            break;
-        }
-        tokio::time::sleep(CRD_INTERVAL).await;
-    }
+    until_served(&api, MOVES).await;
     let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
     watch(api, all, MOVES, states, move |event| {
         let mut moves = cluster

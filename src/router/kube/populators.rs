@@ -23,18 +23,18 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use ::kube::Client;
-use ::kube::api::{Api, ListParams};
+use ::kube::api::Api;
 use ::kube::runtime::watcher;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinSet;
 
+use super::Options;
 use super::events::{self, EventRecorder};
 use super::lease::{Leadership, Pace};
 use super::reconcile::{self, Controller};
-use super::watch::{Store, WatchStates, watch};
-use super::{API_TIMEOUT, Options};
+use super::watch::{Store, WatchStates, until_served, watch};
 use crate::telemetry::Metrics;
 use controller::{Memory, PopulateController};
 use source::{Kind, Source, source_of};
@@ -46,8 +46,6 @@ const LEASE: &str = "slackwater-populators";
 /// Names of the watches in messages.
 const CLAIMS: &str = "PersistentVolumeClaims";
 const CLASSES: &str = "StorageClasses";
-/// Between two looks for a CRD that the cluster does not have.
-const CRD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What an administrator has decided about the pods.
 #[derive(Clone, Debug)]
@@ -288,18 +286,10 @@ fn is_same(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
         && annotation(old, SELECTED_NODE) == annotation(new, SELECTED_NODE)
 }
 
-/// Watches the sources of a kind, once the cluster has their CRD: Helm does not install it with an
-/// upgrade.
+/// Watches the sources of a kind, once the cluster has their CRD.
 async fn follow(populators: Arc<Populators>, kind: Kind) {
     let api = Api::<Source>::all_with(populators.client.clone(), &kind);
-    loop {
-        let first = ListParams::default().limit(1);
-        let listed = tokio::time::timeout(API_TIMEOUT, api.list(&first)).await;
-        if matches!(listed, Ok(Ok(_))) {
-            break;
-        }
-        tokio::time::sleep(CRD_INTERVAL).await;
-    }
+    until_served(&api, kind.word()).await;
     let (states, all) = (
         Arc::clone(&populators.following),
         watcher::Config::default(),

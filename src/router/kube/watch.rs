@@ -6,13 +6,16 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ::kube::api::ListParams;
 use ::kube::runtime::WatchStreamExt;
 use ::kube::runtime::utils::Backoff;
 use ::kube::runtime::watcher::{self, Event, watcher};
 use ::kube::{Api, Resource};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
+use super::API_TIMEOUT;
 use crate::error::chain;
 
 /// The first and the longest pause after an error. The watch resumes within seconds after the API server
@@ -20,6 +23,27 @@ use crate::error::chain;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// An outage is reported after this time. The restart of an API server is shorter.
 const FAILURE_LOG_DELAY: Duration = Duration::from_secs(30);
+
+/// Between two looks for a CRD that the cluster does not have.
+const CRD_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Waits until the cluster has the CRD of a kind, which Helm does not install with an upgrade.
+pub(super) async fn until_served<K>(api: &Api<K>, what: &str)
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let first = ListParams::default().limit(1);
+    let mut is_reported = false;
+    while !matches!(timeout(API_TIMEOUT, api.list(&first)).await, Ok(Ok(_))) {
+        if !std::mem::replace(&mut is_reported, true) {
+            tracing::info!(
+                what,
+                "waiting until they can be listed; their CRD is in the folder crds of the chart"
+            );
+        }
+        tokio::time::sleep(CRD_INTERVAL).await;
+    }
+}
 
 /// The state of each watch.
 #[derive(Debug, Default)]

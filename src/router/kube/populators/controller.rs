@@ -119,11 +119,11 @@ impl PopulateController {
     }
 
     /// The numbers of claims in each phase, and what was received for them.
-    fn count(&self, claims: &[&PersistentVolumeClaim]) {
+    fn count<'a>(&self, claims: impl Iterator<Item = &'a PersistentVolumeClaim>) {
         let memory = self.0.memory();
-        let each = claims.iter().map(|claim| {
+        let each = claims.map(|claim| {
             let state = State::of(claim);
-            let phase = match memory.shown(uid(*claim)) {
+            let phase = match memory.shown(uid(claim)) {
                 _ if state.is_done => "Populated",
                 Some(shown) => shown.phase.word(),
                 None => "Waiting",
@@ -195,35 +195,32 @@ impl Controller for PopulateController {
         let named: Vec<_> = all
             .values()
             .filter(|claim| source_of(claim).is_some())
+            .map(|claim| (claim, observe::class_of(&self.0, claim)))
+            .filter(|(_, class)| matches!(class, Class::Own { .. }))
             .collect();
-        let own = |claim: &&&PersistentVolumeClaim| {
-            matches!(observe::class_of(&self.0, claim), Class::Own { .. })
-        };
-        let named: Vec<_> = named.iter().filter(own).copied().collect();
         let has_prime = |claim: &PersistentVolumeClaim| {
             let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
             all.contains_key(&format!("{namespace}/{}", prime_name(claim)))
         };
         let mut targets = Vec::new();
-        for claim in &named {
+        for (claim, class) in named.iter().copied() {
             let state = State::of(claim);
             let has_ended = is_bound(claim) && (state.source.is_empty() || state.is_done);
-            if is_leaving(*claim) || has_ended && !has_prime(claim) {
+            if is_leaving(claim) || has_ended && !has_prime(claim) {
                 continue;
             }
-            let class = observe::class_of(&self.0, claim);
             if !has_prime(claim) && !is_bound(claim) && self.is_idle(claim, class) {
                 continue;
             }
-            let claim = (*claim).clone();
+            let claim = claim.clone();
             targets.push(Target { claim, seen: None });
         }
-        let uids: BTreeSet<_> = named.iter().map(|claim| uid(*claim)).collect();
+        let uids: BTreeSet<_> = named.iter().map(|(claim, _)| uid(*claim)).collect();
         let mut memory = self.0.memory();
         memory.shown.retain(|key, _| uids.contains(key.as_str()));
         memory.problems.retain(|key, _| uids.contains(key.as_str()));
         drop(memory);
-        self.count(&named);
+        self.count(named.iter().map(|(claim, _)| *claim));
         Some(targets)
     }
 
