@@ -19,10 +19,11 @@ use super::export::{MESSAGE_BYTES, size, socket};
 use super::{Failure, block_on, print};
 use crate::agent::ImportRequest;
 use crate::agent::import_request::Options;
+use crate::agent::import_response::Volume;
 use crate::config::{BadConfig, Endpoint};
-use crate::error::{self, Error, ErrorContext, chain};
+use crate::error::{self, Error, ErrorContext};
 use crate::host::linux::ImportSource;
-use crate::host::piece::add;
+use crate::host::piece::{ZERO_BLOCK, add};
 use crate::host::{Piece, Signature};
 use crate::model::FsType;
 use crate::model::size::Human;
@@ -147,6 +148,8 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         let problem = format!("--size {size}: the content has {bytes} bytes; give at least that");
         return Err(BadConfig(problem).into());
     }
+    // Volumes have whole blocks.
+    let size = size.next_multiple_of(ZERO_BLOCK);
     let about = format!("{}: {}, {found}", arguments.from.display(), Human(bytes));
     if !arguments.yes {
         let (name, pool) = (&arguments.name, &arguments.to_pool);
@@ -158,14 +161,15 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("{about}");
-    let facts = source.facts(&arguments, bytes)?;
+    let facts = source.facts(&arguments)?;
     let options = Options {
         name: arguments.name.clone(),
         pool: arguments.to_pool.clone(),
         size_bytes: size,
         ..Options::default()
     };
-    let id = import(&socket, source, facts, options)?;
+    let made = import(&socket, source, facts, options)?;
+    let id = made.volume_id;
     match (&arguments.claim, &arguments.persistent_volume) {
         (Some(claim), Some(name)) => {
             let node = block_on(objects::Node::of(&socket))?;
@@ -174,7 +178,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
                 Found::Raw(_) => None,
             };
             let class = &arguments.storage_class;
-            print::json(&node.objects(claim, (name, class), (&id, size, fs)));
+            print::json(&node.objects(claim, (name, class), (&id, made.size_bytes, fs)));
             eprintln!("imported as volume {id}");
         }
         _ if arguments.json => print::json(&json!({ "id": id, "content": found.to_string() })),
@@ -183,38 +187,36 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends the content. Returns the ID of the volume.
+/// Sends the content. Returns the volume.
 fn import(
     socket: &Path,
     mut source: Source,
     facts: ContentFacts,
     options: Options,
-) -> Result<String, Failure> {
+) -> Result<Volume, Failure> {
     let (to, messages) = mpsc::channel(4);
-    let reader = std::thread::spawn(move || {
+    let (report, reported) = std::sync::mpsc::channel();
+    // Its end is that of the process: a read of stdin cannot be interrupted.
+    std::thread::spawn(move || {
         let mut output = Messages::new(to, options);
-        // Without its rest, the archive is not imported.
-        archive_content(&mut source, facts, &mut output)
+        let sent = archive_content(&mut source, facts, &mut output);
+        // Reported before the end of the messages, which the driver takes for a truncated archive. If the
+        // driver has ended them, its error is the cause.
+        if let Err(error) = sent
+            && !output.to.is_closed()
+        {
+            drop(report.send(error));
+        }
     });
     let made = block_on(admin::import(socket, ReceiverStream::new(messages)));
-    let read = reader.join();
-    let read = read.map_err(|_| Error::bug("the reader of the content has ended"))?;
-    match (made, read) {
-        (Ok(made), Ok(())) => {
-            let first = made.volumes.into_iter().next();
-            let first = first.ok_or_else(|| Error::bug("an import has created no volume"))?;
-            Ok(first.volume_id)
-        }
-        // If the driver has refused, the reader could not send; otherwise its error is the cause.
-        (Err(refused), Err(error)) if chain(&error).contains(CLOSED) => Err(refused),
-        (_, Err(error)) => Err(error.into()),
-        (Err(refused), Ok(())) => Err(refused),
-    }
+    let made = made.map_err(|refused| reported.try_recv().map_or(refused, Failure::from))?;
+    let first = made.volumes.into_iter().next();
+    Ok(first.ok_or_else(|| Error::bug("an import has created no volume"))?)
 }
 
 /// What is imported.
 enum Source {
-    Opened(ImportSource, PathBuf),
+    Opened(ImportSource),
     Stdin { at: u64, ended: bool, bytes: u64 },
 }
 
@@ -227,7 +229,7 @@ impl Source {
                 let problem = format!("--fs-type {fs} is for stdin; a path is examined");
                 return Err(BadConfig(problem).into());
             }
-            return Ok(Source::Opened(opened, arguments.from.clone()));
+            return Ok(Source::Opened(opened));
         }
         let Some(bytes) = arguments.size else {
             let missing = "--size is missing; give the length of what stdin has";
@@ -242,14 +244,14 @@ impl Source {
 
     fn bytes(&self) -> u64 {
         match self {
-            Source::Opened(source, _) => source.bytes(),
+            Source::Opened(source) => source.bytes(),
             Source::Stdin { bytes, .. } => *bytes,
         }
     }
 
     /// What the content is. An error if it is certainly not what a user wants to have on a device.
     fn examine(&self, arguments: &Arguments) -> Result<Found> {
-        let Source::Opened(source, path) = self else {
+        let Source::Opened(source) = self else {
             let fs = arguments.fs_type;
             return Ok(fs.map_or_else(|| Found::Raw("not examined".into()), Found::Fs));
         };
@@ -258,7 +260,7 @@ impl Source {
         }
         let head = source.head(16).context(|| "examine".into())?;
         let packed = PACKED.iter().find(|(magic, _)| head.starts_with(magic));
-        let refused = |why: String| Err(Error::refused(path.display(), why));
+        let refused = |why: String| Err(Error::refused(arguments.from.display(), why));
         if let Some((_, what)) = packed {
             return refused(format!("it is {what}, or add --raw"));
         }
@@ -280,9 +282,9 @@ impl Source {
         }
     }
 
-    fn facts(&self, arguments: &Arguments, bytes: u64) -> Result<ContentFacts> {
+    fn facts(&self, arguments: &Arguments) -> Result<ContentFacts> {
         let (state, block_size) = match self {
-            Source::Opened(source, _) => {
+            Source::Opened(source) => {
                 let block_size = source.block_size().context(|| "examine".into())?;
                 (source.state(), block_size)
             }
@@ -298,7 +300,7 @@ impl Source {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(ContentFacts {
             source: arguments.from.display().to_string(),
-            bytes,
+            bytes: self.bytes(),
             block_size,
             identity,
             read_at: now.unwrap_or_default().as_nanos() as u64,
@@ -309,7 +311,7 @@ impl Source {
 impl Content for Source {
     fn read(&mut self, offset: u64, length: u64) -> Result<Vec<Piece>> {
         match self {
-            Source::Opened(source, _) => {
+            Source::Opened(source) => {
                 // Who wants to write to a file waits for the end of this process.
                 source.check_unchanged().context(|| "import".into())?;
                 let pieces = source.read(offset, length);
@@ -323,8 +325,6 @@ impl Content for Source {
                     read.map_err(|error| Error::unreachable("stdin", error.to_string()))?;
                     *ended = (bytes.len() as u64) < length;
                     *at += bytes.len() as u64;
-                    // A block at the end is completed with zeros.
-                    bytes.resize(bytes.len().next_multiple_of(4096), 0);
                     add(&mut pieces, offset, &bytes);
                 }
                 Ok(pieces)
@@ -334,7 +334,7 @@ impl Content for Source {
 
     fn check(&mut self) -> Result<()> {
         match self {
-            Source::Opened(source, _) => source.check_unchanged().context(|| "import".into()),
+            Source::Opened(source) => source.check_unchanged().context(|| "import".into()),
             Source::Stdin { at, bytes, .. } => {
                 let more = io::stdin().lock().take(1).read_to_end(&mut Vec::new());
                 let more = more.map_err(|error| Error::unreachable("stdin", error.to_string()))?;
@@ -349,19 +349,15 @@ impl Content for Source {
 
     fn is_read_twice(&self) -> bool {
         match self {
-            Source::Opened(source, _) => !source.sees_changes(),
+            Source::Opened(source) => !source.sees_changes(),
             Source::Stdin { .. } => false,
         }
     }
 }
 
-/// The error of an import that the driver has ended.
-const CLOSED: &str = "the driver accepts no more";
-
-/// Sends what is written to it.
+/// Sends what is written to it, at once: the driver may refuse what it has, and stdin may be slow.
 struct Messages {
     to: Sender<ImportRequest>,
-    data: Vec<u8>,
     sent: u64,
     shown: Instant,
 }
@@ -375,43 +371,30 @@ impl Messages {
         }));
         Messages {
             to,
-            data: Vec::with_capacity(MESSAGE_BYTES),
             sent: 0,
             shown: Instant::now(),
         }
-    }
-
-    fn send(&mut self) -> io::Result<()> {
-        self.sent += self.data.len() as u64;
-        let data = std::mem::replace(&mut self.data, Vec::with_capacity(MESSAGE_BYTES));
-        let message = ImportRequest {
-            options: None,
-            data,
-        };
-        let sent = self.to.blocking_send(message);
-        sent.map_err(|_| io::Error::other(CLOSED))?;
-        if self.shown.elapsed() >= PROGRESS_INTERVAL {
-            self.shown = Instant::now();
-            eprintln!("{} sent", Human(self.sent));
-        }
-        Ok(())
     }
 }
 
 impl Write for Messages {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let length = bytes.len().min(MESSAGE_BYTES - self.data.len());
-        self.data.extend_from_slice(&bytes[..length]);
-        if self.data.len() == MESSAGE_BYTES {
-            self.send()?;
+        let length = bytes.len().min(MESSAGE_BYTES);
+        let message = ImportRequest {
+            options: None,
+            data: bytes[..length].to_vec(),
+        };
+        let sent = self.to.blocking_send(message);
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        self.sent += length as u64;
+        if self.shown.elapsed() >= PROGRESS_INTERVAL {
+            self.shown = Instant::now();
+            eprintln!("{} sent", Human(self.sent));
         }
         Ok(length)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self.data.is_empty() {
-            true => Ok(()),
-            false => self.send(),
-        }
+        Ok(())
     }
 }

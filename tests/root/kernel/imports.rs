@@ -3,10 +3,13 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use super::{GIB, MIB, Node, check_pattern, write_pattern};
 use slackwater_testkit::disk::content_digest;
-use slackwater_testkit::{block, mount, run};
+
+use slackwater_testkit::{WAIT_TIMEOUT, archive_command, mount, run};
 
 const BYTES: usize = 5 << 20;
 
@@ -155,14 +158,42 @@ async fn stdin_becomes_a_volume_unless_it_is_longer_than_announced() {
     let words = [&["--name", "other"], &sized("64Mi")[2..]].concat();
     let id = import(&node, stdin, &words, &content).unwrap();
     check(&node, &id).await;
-    // Shorter than announced, and not a whole number of blocks: the rest reads as zeros.
+    // Not a whole number of blocks, and shorter than announced: the rest reads as zeros.
     let words = ["--name", "short", "--yes", "--size", "1Mi"];
     let id = import(&node, stdin, &words, &[7; 5000]).unwrap();
-    let staging = node.staging("short");
-    node.stage(&id, &staging, block()).await;
-    let written = std::fs::read(node.image(&id)).unwrap();
+    check_start(&node, &id).await;
+    let short = node.scratch.join("short");
+    std::fs::write(&short, [7; 5000]).unwrap();
+    let id = import(&node, &short, &["--name", "short", "--yes"], &[]);
+    check_start(&node, &id.unwrap()).await;
+}
+
+/// A raw volume begins with 5000 bytes, and has zeros after them.
+async fn check_start(node: &Node, id: &str) {
+    let written = std::fs::read(node.image(id)).unwrap();
     assert!(written[..5000].iter().all(|byte| *byte == 7));
     assert!(written[5000..].iter().all(|byte| *byte == 0));
-    node.client.unstage(&id, &staging).await.unwrap();
-    node.client.delete_unused(&id).await;
+    node.client.delete_unused(id).await;
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_wait_for_the_rest_of_stdin() {
+    let node = Node::on("xfs", 3 * GIB);
+    let words = ["volumes", "import", "--yes", "--from", "-", "--size", "1Mi"];
+    let words = [&words[..], &["--name", "data", "--to-pool", "other"]].concat();
+    let mut command = archive_command(node.server.socket(), &words);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // It stays open.
+    let stdin = child.stdin.take();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < WAIT_TIMEOUT, "it waits for stdin");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(stdin);
+    let said = child.wait_with_output().unwrap().stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("other"), "{said}");
+    node.assert_nothing_left();
 }

@@ -35,22 +35,26 @@ enum Kind {
 
 /// What changes with the content of a file, or with the file of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct State([i64; 6], u64);
+struct State {
+    /// Device and inode.
+    file: [u64; 2],
+    bytes: u64,
+    /// Of modification and of change, in seconds and nanoseconds.
+    times: [i64; 4],
+}
 
 impl State {
     fn of(file: &Metadata) -> State {
-        let times = [
-            file.mtime(),
-            file.mtime_nsec(),
-            file.ctime(),
-            file.ctime_nsec(),
-        ];
-        let [mtime, mtime_nsec, ctime, ctime_nsec] = times;
-        let place = [file.dev() as i64, file.ino() as i64];
-        State(
-            [mtime, mtime_nsec, ctime, ctime_nsec, place[0], place[1]],
-            file.len(),
-        )
+        State {
+            file: [file.dev(), file.ino()],
+            bytes: file.len(),
+            times: [
+                file.mtime(),
+                file.mtime_nsec(),
+                file.ctime(),
+                file.ctime_nsec(),
+            ],
+        }
     }
 }
 
@@ -70,7 +74,7 @@ impl ImportSource {
         let source = if kind.is_block_device() {
             ImportSource::device(path, found.rdev())?
         } else if kind.is_file() {
-            ImportSource::file(path, file, &found)?
+            ImportSource::file(path, file)?
         } else if kind.is_dir() {
             return refused("it is a directory; copy its files into a new volume");
         } else {
@@ -104,7 +108,7 @@ impl ImportSource {
         })
     }
 
-    fn file(path: &Path, file: File, found: &Metadata) -> Result<ImportSource> {
+    fn file(path: &Path, file: File) -> Result<ImportSource> {
         sys::take_read_lease(&file).map_err(|errno| match errno {
             Errno::EAGAIN => {
                 let what = "a process or a loop device has it open for writing; end that first";
@@ -112,10 +116,11 @@ impl ImportSource {
             }
             errno => HostError::errno("keep others from writing to", path, errno),
         })?;
+        let state = State::of(&file.metadata().map_err(failed("stat", path))?);
         Ok(ImportSource {
             path: path.to_path_buf(),
-            bytes: found.len(),
-            kind: Kind::File(State::of(&file.metadata().map_err(failed("stat", path))?)),
+            bytes: state.bytes,
+            kind: Kind::File(state),
             file,
         })
     }

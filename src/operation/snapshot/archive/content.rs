@@ -11,7 +11,7 @@ use crate::operation::snapshot::remote::{SentRange, digest};
 
 /// Content that is read from its beginning to its end.
 pub trait Content {
-    /// The data of a range, without blocks of zeros. What is beyond the end reads as zeros.
+    /// The data of a range, without blocks of zeros. What is beyond the end is left out.
     fn read(&mut self, offset: u64, length: u64) -> Result<Vec<Piece>>;
 
     /// Called after the last range. An error unless it is certain that nothing changed since the
@@ -67,7 +67,7 @@ pub fn archive_content(
     let mut digests = Vec::new();
     for offset in (0..image_bytes).step_by(SEGMENT as usize) {
         let length = SEGMENT.min(image_bytes - offset);
-        let pieces = content.read(offset, length)?;
+        let pieces = read_blocks(content, offset, length)?;
         let range = SentRange {
             offset,
             length,
@@ -80,7 +80,7 @@ pub fn archive_content(
     }
     if content.is_read_twice() {
         for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(digests) {
-            let pieces = content.read(offset, SEGMENT.min(image_bytes - offset))?;
+            let pieces = read_blocks(content, offset, SEGMENT.min(image_bytes - offset))?;
             if digest(&[], &pieces) != first {
                 let why = format!("its bytes from {offset} on changed while it was read");
                 return Err(Error::refused(facts.source, why));
@@ -91,10 +91,24 @@ pub fn archive_content(
     archive.end()
 }
 
+/// Reads a range. A block that the content ends in is completed with zeros, because volumes on devices
+/// are written in whole blocks.
+fn read_blocks(content: &mut dyn Content, offset: u64, length: u64) -> Result<Vec<Piece>> {
+    let mut pieces = content.read(offset, length)?;
+    if let Some(last) = pieces.last_mut() {
+        let end = last.end().next_multiple_of(ZERO_BLOCK);
+        last.bytes.resize((end - last.offset) as usize, 0);
+    }
+    Ok(pieces)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::ArchiveReader;
     use super::*;
+
+    /// The last block is not whole.
+    const BYTES: u64 = 2 * SEGMENT + 100;
 
     /// A block at the beginning of each segment; `changes` is the number of a read that differs.
     struct Blocks {
@@ -129,7 +143,7 @@ mod tests {
     fn archived(changes: Option<u32>, is_read_twice: bool) -> (Result<()>, Result<()>) {
         let facts = ContentFacts {
             source: "/dev/others/pvc-1".into(),
-            bytes: 2 * SEGMENT + 100,
+            bytes: BYTES,
             block_size: 512,
             identity: 7,
             read_at: 0,
@@ -143,7 +157,10 @@ mod tests {
         let done = archive_content(&mut content, facts, &mut archive);
         let mut reader = ArchiveReader::begin(&archive[..]).unwrap();
         assert_eq!(reader.manifest.members[0].size, 2 * SEGMENT + ZERO_BLOCK);
-        while reader.range(0).unwrap().is_some() {}
+        while let Some(range) = reader.range(0).unwrap() {
+            let whole = range.pieces.iter().map(|piece| piece.bytes.len() as u64);
+            assert_eq!(whole.collect::<Vec<_>>(), [ZERO_BLOCK], "{}", range.offset);
+        }
         (done, reader.end())
     }
 
