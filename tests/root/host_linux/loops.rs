@@ -180,28 +180,6 @@ fn sixteen_concurrent_attaches_each_get_a_device_of_their_own() {
     }
 }
 
-/// The kernel keeps offering a free number that another process holds open without a file.
-#[test]
-fn a_free_device_that_cannot_be_used_is_skipped() {
-    use std::os::unix::fs::OpenOptionsExt;
-    let scratch = Scratch::new();
-    let image = scratch.image("a", 4 * MIB);
-    let mut claimed = Vec::new();
-    for _ in 0..3 {
-        let offered = crate::host_linux::scratch::run("losetup", &["--find"]);
-        let open = std::fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(nix::libc::O_EXCL)
-            .open(offered.trim());
-        claimed.push((offered, open));
-    }
-    let hold = scratch.attach(&image);
-    assert_eq!(
-        status(&scratch, &image).map(|found| found.number),
-        Some(hold.number)
-    );
-}
-
 #[test]
 fn an_image_that_is_not_the_expected_file_is_refused() {
     let scratch = Scratch::new();
