@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `effect` | each [`Effect`](crate::host::Effect) and each request to the guard, by its name (the first one) or by its number, counted from 1 in the order in which they begin; `all` of them |
 //! | `guard` | what the freeze guard does in a session; `memory`: its sections that must allocate nothing |
-//! | `router` | the steps of a cut on several nodes |
+//! | `router` | the steps of a cut on several nodes, and of a copy to another node |
 //! | `driver` | `kill_guard`: the driver kills a guard that does not thaw in time; `memory`: its sections that must allocate nothing |
 //!
 //! | mode | |
@@ -32,7 +32,7 @@ mod plan;
 #[cfg(feature = "fault")]
 pub use {
     memory::{with_memory, without_memory},
-    plan::{around, check, delay, effect, effects, for_guard},
+    plan::{COPY_STEPS, CUT_STEPS, around, check, delay, effect, effects, for_guard},
 };
 
 #[cfg(not(feature = "fault"))]

@@ -20,6 +20,7 @@ use crate::agent::receive_request::{Problem, Purpose, Source};
 use crate::agent::{FindRequest, LookForMoveRequest, OfferRequest, ReceiveRequest, SnapshotOffer};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Kind, Result, chain};
+use crate::fault;
 use crate::operation::{ContentSource, CreateVolume};
 use crate::service::status;
 
@@ -108,6 +109,7 @@ impl Router {
         let offered = async {
             if let Sent::Volume(it) = &from.what {
                 self.take_for_clone(call, source, it).await?;
+                fault::reach("router", "snapshot-taken");
             }
             let mut client = source.client().await?;
             let request = call.request(OfferRequest {
@@ -123,6 +125,7 @@ impl Router {
             let offer = answer.into_inner().offer;
             let offer = offer.ok_or_else(|| self.refuse(source, "it offers no snapshot"))?;
             let address = peer_address(source)?;
+            fault::reach("router", "offered");
             Ok(Offered {
                 node: source.node().to_string(),
                 address,
@@ -154,15 +157,18 @@ impl Router {
                 Err(error) => return Err(error),
             },
         };
+        fault::reach("router", "looked");
         let refused = needless.map(Err);
         let source = refused.as_ref().unwrap_or(source);
         let received = self
             .receive_wanted(call, agent, (message, asked), (source, what))
             .await;
+        fault::reach("router", "received");
         if let Sent::Volume(it) = what
             && received.as_ref().err().is_none_or(Error::is_final)
         {
             self.end_for_clone(it).await;
+            fault::reach("router", "snapshot-deleted");
         }
         received
     }

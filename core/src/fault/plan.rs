@@ -40,10 +40,18 @@ const GUARD: &[&str] = &[
     "ended",
 ];
 
+/// Steps of a cut on several nodes.
 #[rustfmt::skip]
-const ROUTER: &[&str] = &[
+pub const CUT_STEPS: &[&str] = &[
     "begin", "ready", "ahead", "prepare", "freeze", "cut", "written", "keep", "kept", "commit",
     "lead-committed", "committed",
+];
+
+/// Steps of a volume that is restored or cloned on another node than its source. A restore has no
+/// hidden snapshot.
+#[rustfmt::skip]
+pub const COPY_STEPS: &[&str] = &[
+    "looked", "snapshot-taken", "offered", "received", "snapshot-deleted",
 ];
 
 const AT_STEP: &[&str] = &["kill", "kill-after", "stop", "stop-after", "hang"];
@@ -55,7 +63,8 @@ const KNOWN: &[(&str, &[&str], &[&str])] = &[
     ("effect", &["all"], &["log=FILE", "after=FILE"]),
     ("guard", GUARD, AT_STEP),
     ("guard", &["memory"], &["log=FILE"]),
-    ("router", ROUTER, AT_STEP),
+    ("router", CUT_STEPS, AT_STEP),
+    ("router", COPY_STEPS, AT_STEP),
     ("driver", &["kill_guard"], &["delay=SECONDS"]),
     ("driver", &["memory"], &["log=FILE"]),
 ];

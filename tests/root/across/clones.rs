@@ -4,38 +4,42 @@
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use slackwater::csi;
+use slackwater::{csi, fault};
 use slackwater_testkit::cluster::{Agent, Cluster, Volume};
 use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, write_pattern};
-use slackwater_testkit::snapshots::from_volume;
+use slackwater_testkit::snapshots::{from_snapshot, from_volume};
 use slackwater_testkit::writers::{Writers, shown};
 use slackwater_testkit::{Sweep, WAIT_TIMEOUT, eventually, mount};
 use tonic::{Code, Status};
 
-use super::restore::request;
+use super::restore::{delete_snapshot, request};
 
 const DATA: usize = 24 << 20;
 const FS: &str = "ext4";
 
-/// A clone on a node that is allowed alone.
-async fn cloned(
+/// A volume with a content source, on a node that is allowed alone.
+async fn made_of(
     cluster: &Cluster,
-    (name, of): (&str, &Volume),
+    (name, source): (&str, csi::VolumeContentSource),
     on: &Agent,
 ) -> Result<csi::Volume, Status> {
     let mut request = request((name, ""), mount(FS), on).await;
-    request.volume_content_source = Some(from_volume(&of.id));
+    request.volume_content_source = Some(source);
     let mut controller = cluster.router.client.controller();
     let created = controller.create_volume(request).await?;
     Ok(created.into_inner().volume.unwrap())
 }
 
 /// Repeats as a sidecar does.
-async fn until_cloned(cluster: &Cluster, name: &str, of: &Volume, on: usize) -> csi::Volume {
+async fn until_made_of(
+    cluster: &Cluster,
+    (name, source): (&str, csi::VolumeContentSource),
+    on: usize,
+) -> csi::Volume {
     let start = Instant::now();
     loop {
-        match cloned(cluster, (name, of), &cluster.agents[on]).await {
+        match made_of(cluster, (name, source.clone()), &cluster.agents[on]).await {
             Ok(made) => return made,
             Err(status) => {
                 assert_not_final(name, &status);
@@ -44,6 +48,18 @@ async fn until_cloned(cluster: &Cluster, name: &str, of: &Volume, on: usize) -> 
             }
         }
     }
+}
+
+async fn cloned(
+    cluster: &Cluster,
+    (name, of): (&str, &Volume),
+    on: &Agent,
+) -> Result<csi::Volume, Status> {
+    made_of(cluster, (name, from_volume(&of.id)), on).await
+}
+
+async fn until_cloned(cluster: &Cluster, name: &str, of: &Volume, on: usize) -> csi::Volume {
+    until_made_of(cluster, (name, from_volume(&of.id)), on).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,9 +110,14 @@ fn assert_not_final(context: &str, status: &Status) {
     assert!(may_repeat, "{context}: {status}");
 }
 
-/// The clone has the content of its volume, and is deleted then.
+/// The clone has the content of its volume, no snapshot is left, and the clone is deleted then.
 async fn check(cluster: &Cluster, name: &str, made: &csi::Volume) {
     cluster.until_no_snapshots(name).await;
+    filled_as_its_source(cluster, name, made).await;
+}
+
+/// The volume has the content of its source, and is deleted then.
+async fn filled_as_its_source(cluster: &Cluster, name: &str, made: &csi::Volume) {
     let (target, staging) = (&cluster.agents[1], cluster.agents[1].staging(name));
     std::fs::create_dir_all(&staging).unwrap();
     let staged = target.client.stage(&made.volume_id, &staging, mount(FS));
@@ -145,6 +166,56 @@ async fn a_clone_is_completed_whatever_is_killed_and_nothing_is_left_of_its_snap
         let made = until_cloned(&cluster, name, &volumes[0], 1).await;
         check(&cluster, name, &made).await;
     }
+    cluster.tear_down(volumes).await;
+}
+
+/// A call to a router that dies at a step, or does not reach it. The next router completes the volume.
+async fn completed_by_the_next_router(
+    cluster: &mut Cluster,
+    (name, source): (&str, csi::VolumeContentSource),
+    step: &str,
+) -> (bool, csi::Volume) {
+    cluster.arm_router(&format!("router.{step}:kill")).await;
+    cluster.listed(name).await;
+    let first = made_of(cluster, (name, source.clone()), &cluster.agents[1]).await;
+    let has_died = first.is_err();
+    if let Err(status) = first {
+        assert_not_final(name, &status);
+        eventually(&format!("{name}: the router has died"), || {
+            !cluster.router.process.is_alive()
+        });
+    }
+    cluster.restart_router(&[]).await;
+    let made = until_made_of(cluster, (name, source), 1).await;
+    (has_died, made)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_killed_at_any_step_of_a_clone_or_restore_leaves_one_complete_volume() {
+    let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
+    let volumes = cluster.volumes(&[(0, FS)]).await;
+    write_pattern(&volumes[0].staging.join("file"), 7, DATA);
+    for step in fault::COPY_STEPS {
+        let name = format!("clone-{step}");
+        let source = from_volume(&volumes[0].id);
+        let (has_died, made) =
+            completed_by_the_next_router(&mut cluster, (&name, source), step).await;
+        assert!(has_died, "{name}");
+        check(&cluster, &name, &made).await;
+        assert_eq!(cluster.agents[1].disk.volumes().len(), 0, "{name}");
+    }
+    let snapshot = cluster.router.client.snapshot("s", &volumes[0].id, &[]);
+    let snapshot = snapshot.await.unwrap().snapshot_id;
+    for step in fault::COPY_STEPS {
+        let name = format!("restore-{step}");
+        let source = from_snapshot(&snapshot);
+        let (has_died, made) =
+            completed_by_the_next_router(&mut cluster, (&name, source), step).await;
+        assert_eq!(has_died, !step.starts_with("snapshot-"), "{name}");
+        filled_as_its_source(&cluster, &name, &made).await;
+        assert_eq!(cluster.agents[1].disk.volumes().len(), 0, "{name}");
+    }
+    delete_snapshot(&cluster.router.client, &snapshot).await;
     cluster.tear_down(volumes).await;
 }
 

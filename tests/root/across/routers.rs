@@ -1,5 +1,6 @@
 //! Routers that die at any step, and two routers with requests for the same group.
 
+use slackwater::fault;
 use slackwater_testkit::WAIT_TIMEOUT;
 use slackwater_testkit::cluster::{Cluster, ids, until_made};
 use slackwater_testkit::eventually;
@@ -23,20 +24,7 @@ async fn a_router_killed_at_any_step_leaves_nothing_frozen_or_torn() {
     let mut cluster = Cluster::new(&["xfs", "xfs"]).await;
     let volumes = cluster.volumes(&[(0, "ext4"), (1, "xfs")]).await;
     let writers = Writers::start(&volumes);
-    for step in [
-        "begin",
-        "ready",
-        "ahead",
-        "prepare",
-        "freeze",
-        "cut",
-        "written",
-        "keep",
-        "kept",
-        "commit",
-        "lead-committed",
-        "committed",
-    ] {
+    for step in fault::CUT_STEPS {
         cluster.arm_router(&format!("router.{step}:kill")).await;
         request_that_fails(&mut cluster, step, &ids(&volumes)).await;
         cluster.assert_thawed(&writers, step);
