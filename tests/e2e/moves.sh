@@ -210,3 +210,31 @@ test_a_restore_goes_to_the_node_of_its_pod() {
     [ "$bytes" -ge $((20 << 20)) ] || fail "only $bytes bytes were received" || return 1
     note "$bytes bytes were received"
 }
+
+# A clone has the content of one moment, although its source is written on the other node, and its hidden
+# snapshot is deleted.
+no_snapshots() { [ -z "$(pool_of 2 snapshots)" ]; }
+test_a_clone_goes_to_the_node_of_its_pod() {
+    two_nodes
+    local before bytes sum
+    claim source 100Mi
+    pod source -n "$NODE_2" -c 'while sleep 0.05; do date +%s%N >> /v/log; done' source:/v
+    ready pod/source
+    sum=$(inside source 'dd if=/dev/urandom of=/v/file bs=1M count=20 2>/dev/null; sync; sha256sum < /v/file')
+    before=$(received "$NODE_1")
+    claim clone 150Mi slackwater PersistentVolumeClaim/source
+    pod reader -n "$NODE_1" clone:/v
+    ready pod/reader
+    is "the reader's node" "$(node_of reader)" "$NODE_1"
+    is "the file" "$(inside reader 'sha256sum < /v/file')" "$sum"
+    # The log of the clone is the beginning of its source's.
+    inside reader 'cat /v/log' >"$LOGS/$NS.clone"
+    inside source 'cat /v/log' >"$LOGS/$NS.source"
+    [ -s "$LOGS/$NS.clone" ] || fail "the log is empty in the clone" || return 1
+    is "the log" "$(head -c "$(stat -c %s "$LOGS/$NS.clone")" "$LOGS/$NS.source" | sha256sum)" "$(sha256sum <"$LOGS/$NS.clone")"
+    bytes=$(($(received "$NODE_1") - before))
+    [ "$bytes" -ge $((20 << 20)) ] || fail "only $bytes bytes were received" || return 1
+    eventually 60 no_snapshots || fail "the hidden snapshot is left: $(pool_of 2 snapshots)" || return 1
+    note "$bytes bytes were received, $(wc -l <"$LOGS/$NS.clone") lines of the log are in the clone"
+    note "events: $(k get events --field-selector reason=NodeChosen -o 'jsonpath={range .items[*]}{.involvedObject.name}: {.message}{"; "}{end}')"
+}
