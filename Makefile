@@ -158,7 +158,7 @@ helm: # builds helm, which the tests of the chart use
 
 .PHONY: soak
 soak: ## Run the consistency tests of cuts and clones with thousands of rounds, and every fault (hours)
-	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated --test unprivileged -- cut:: host_linux:: guard:: databases:: kill:: across::copies:: fault_sweep:: state_machine:: router::lies::
+	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated --test unprivileged -- cut:: host_linux:: guard:: databases:: kill:: across::clones:: across::copies:: fault_sweep:: state_machine:: router::lies::
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test simulated
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault --test guest
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use super::{code, read, root};
 
@@ -66,4 +67,53 @@ fn programs_that_need_root_are_left_out_without_it() {
             );
         }
     }
+}
+
+/// The Rust files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths
+        .flat_map(|path| match path.is_dir() {
+            true => sources(&path),
+            false => vec![path],
+        })
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect()
+}
+
+/// `make soak` names the tests that it runs: a file that leaves out trials elsewhere must be among them.
+#[test]
+fn what_a_sweep_leaves_out_is_in_the_soak() {
+    let makefile = read(&root().join("Makefile"));
+    let commands = makefile
+        .lines()
+        .filter(|line| line.contains("SLACKWATER_SOAK=1"));
+    let command = commands
+        .into_iter()
+        .find(|line| line.contains("--test root"));
+    let (_, named) = command
+        .and_then(|line| line.split_once(" -- "))
+        .expect("the command");
+    let named: Vec<&str> = named.split_whitespace().collect();
+    let mut checked = 0;
+    for program in ["root", "simulated", "unprivileged"] {
+        let folder = root().join("tests").join(program);
+        for path in sources(&folder) {
+            let asks = "Sweep::requested()";
+            if !read(&path).contains(asks) || path.ends_with("docs/programs.rs") {
+                continue;
+            }
+            let inside = path.strip_prefix(&folder).expect("a file of the program");
+            let module = inside.with_extension("").display().to_string();
+            let module = format!("{}::", module.replace('/', "::"));
+            let is_named = named.iter().any(|name| module.starts_with(name));
+            assert!(
+                is_named,
+                "`make soak` does not run {module} of tests/{program}"
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 3, "{checked} files leave out trials");
 }
