@@ -47,7 +47,7 @@ pub use snapshot::group::{of_another_moment, same_members, same_request};
 pub use snapshot::lend::Loan;
 pub use snapshot::members::member_of;
 pub use snapshot::remote::{
-    Offer, Purpose, Ranges, RemoteSnapshot, SentRange, SnapshotSource, Ticket, Wanted,
+    Checksum, Offer, Purpose, Ranges, RemoteSnapshot, SentRange, SnapshotSource, Ticket, Wanted,
 };
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
 pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};

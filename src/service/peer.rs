@@ -26,8 +26,8 @@ use crate::agent::{
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::operation::{
-    Driver, Key, Loan, Offer, Purpose, RemoteSnapshot, SentRange, Ticket, Wanted, WorkClass,
-    request_for_clone,
+    Checksum, Driver, Key, Loan, Offer, Purpose, RemoteSnapshot, SentRange, Ticket, Wanted,
+    WorkClass, request_for_clone,
 };
 use client::PeerSource;
 
@@ -93,15 +93,17 @@ impl Peer for PeerService {
         let loan = self.driver.detach(lend).await;
         let loan = loan.map_err(|error| status(Rpc::CreateVolume, &error))?;
         let (to, sent) = mpsc::channel(AHEAD);
-        tokio::spawn(send(self.driver.clone(), loan, to));
+        tokio::spawn(send(self.driver.clone(), loan, message.crc32, to));
         answer(Box::pin(ReceiverStream::new(sent)))
     }
 }
 
-/// Sends a snapshot to its end, unless its reader disconnects or hangs.
+/// Sends a snapshot to its end, unless its reader disconnects or hangs. A reader of an earlier release
+/// does not know CRC-32.
 async fn send(
     driver: Arc<Driver>,
     loan: Loan,
+    crc32: bool,
     to: mpsc::Sender<std::result::Result<ReadResponse, Status>>,
 ) {
     let mut rest = Some(loan);
@@ -113,7 +115,7 @@ async fn send(
         let message = match read.await {
             Ok((loan, Some(range))) => {
                 rest = Some(loan);
-                Ok(response(range))
+                Ok(response(range, crc32))
             }
             Ok((_, None)) => return,
             Err(error) => Err(status(Rpc::CreateVolume, &error)),
@@ -125,7 +127,15 @@ async fn send(
     }
 }
 
-fn response(range: SentRange) -> ReadResponse {
+fn response(range: SentRange, crc32: bool) -> ReadResponse {
+    let checksum = match range.checksum {
+        Checksum::Crc32(_) if !crc32 => Checksum::sha256(&range.changed, &range.pieces),
+        checksum => checksum,
+    };
+    let (sha256, crc32) = match checksum {
+        Checksum::Crc32(crc) => (Vec::new(), Some(crc)),
+        Checksum::Sha256(digest) => (digest.to_vec(), None),
+    };
     let piece = |piece: crate::operation::Piece| Piece {
         offset: piece.offset,
         data: piece.bytes,
@@ -138,7 +148,8 @@ fn response(range: SentRange) -> ReadResponse {
         offset: range.offset,
         length: range.length,
         pieces: range.pieces.into_iter().map(piece).collect(),
-        sha256: range.digest.to_vec(),
+        sha256,
+        crc32,
         changed: range.changed.into_iter().map(part).collect(),
     }
 }

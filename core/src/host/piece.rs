@@ -22,20 +22,45 @@ impl Piece {
 /// counted from the beginning of the image, so the result depends on its content alone.
 pub fn add(pieces: &mut Vec<Piece>, mut offset: u64, mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        let rest = ZERO_BLOCK - offset % ZERO_BLOCK;
-        let (block, after) = bytes.split_at(bytes.len().min(rest as usize));
-        if block.iter().any(|byte| *byte != 0) {
-            match pieces.last_mut() {
-                Some(last) if last.end() == offset => last.bytes.extend_from_slice(block),
-                Some(_) | None => pieces.push(Piece {
-                    offset,
-                    bytes: block.to_vec(),
-                }),
-            }
+        let data = leading(offset, bytes, false);
+        let (run, after) = bytes.split_at(data);
+        match pieces.last_mut() {
+            _ if run.is_empty() => {}
+            Some(last) if last.end() == offset => last.bytes.extend_from_slice(run),
+            Some(_) | None => pieces.push(Piece {
+                offset,
+                bytes: run.to_vec(),
+            }),
         }
-        offset += block.len() as u64;
-        bytes = after;
+        let zeros = leading(offset + data as u64, after, true);
+        offset += (data + zeros) as u64;
+        bytes = &after[zeros..];
     }
+}
+
+/// The same with bytes that are kept, if possible, and not copied.
+pub fn add_owned(pieces: &mut Vec<Piece>, offset: u64, bytes: Vec<u8>) {
+    let continues = pieces.last().is_some_and(|last| last.end() == offset);
+    match !bytes.is_empty() && !continues && leading(offset, &bytes, false) == bytes.len() {
+        true => pieces.push(Piece { offset, bytes }),
+        false => add(pieces, offset, &bytes),
+    }
+}
+
+/// The length of the blocks at the beginning that contain zeros alone, or other bytes.
+fn leading(offset: u64, bytes: &[u8], zeros: bool) -> usize {
+    static ZEROS: [u8; ZERO_BLOCK as usize] = [0; ZERO_BLOCK as usize];
+    let mut length = 0;
+    while length < bytes.len() {
+        let rest = ZERO_BLOCK - (offset + length as u64) % ZERO_BLOCK;
+        let end = bytes.len().min(length + rest as usize);
+        let block = &bytes[length..end];
+        if (block == &ZEROS[..block.len()]) != zeros {
+            break;
+        }
+        length = end;
+    }
+    length
 }
 
 #[cfg(test)]
@@ -72,6 +97,9 @@ mod tests {
                 pieces
             };
             let pieces = read(&[]);
+            let mut owned = Vec::new();
+            add_owned(&mut owned, start, all.clone());
+            prop_assert_eq!(&pieces, &owned);
             let mut cuts = cuts;
             cuts.sort_unstable();
             prop_assert_eq!(&pieces, &read(&cuts), "however it was read");

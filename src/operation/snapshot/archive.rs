@@ -13,7 +13,7 @@ use std::ops::Range;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use super::remote::{SentRange, data, digest as digest_of};
+use super::remote::{Checksum, SentRange, data};
 use crate::error::{Error, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
@@ -433,7 +433,7 @@ fn parse_segment(body: &[u8]) -> Option<(u32, SentRange)> {
         pieces.push(Piece { offset, bytes });
     }
     let range = SentRange {
-        digest: digest_of(&changed, &pieces),
+        checksum: Checksum::crc32(&changed, &pieces),
         offset,
         length,
         pieces,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::begun::{find_based, find_begun, is_filled, is_written};
 use super::copies::Copying;
 use super::copy::{Filling, Origin, begin_at};
-use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, cost, digest};
+use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, cost};
 use super::restore::{Content, undo_volume};
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, HostError, Result};
@@ -202,7 +202,7 @@ impl Snapshots {
             let pieces = target.read(at, length).context(doing)?;
             let bytes = cost(&pieces, length);
             let next = self.copies.step(begun, copying.pools(), bytes);
-            if digest(&[], &pieces) != range.digest {
+            if !range.checksum.is_of(&[], &pieces) {
                 let what = format!("the range from {at} on differs from its source");
                 return Err(HostError::unexpected("verify", "the copy", what)).context(doing);
             }

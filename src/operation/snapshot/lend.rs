@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::lent::{Grant, Reader, TICKET_SECONDS};
 use super::metadata::{GRAIN, Side, Walk, are_of_one_volume};
-use super::remote::{Offer, SentRange, Ticket, Wanted, cost, data, digest};
+use super::remote::{Checksum, Offer, SentRange, Ticket, Wanted, cost, data};
 use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::Piece;
@@ -156,7 +156,8 @@ impl Snapshots {
                 (sent, bytes)
             }
             None => {
-                let sent = read_all(&loan.snapshot, offset, RANGE.min(end - offset))?;
+                let length = RANGE.min(end - offset);
+                let sent = read_all(&loan.snapshot, (offset, length), loan.wanted)?;
                 let bytes = cost(&sent.pieces, sent.length);
                 (sent, bytes)
             }
@@ -212,12 +213,15 @@ fn read(snapshot: &Side, offset: u64, length: u64) -> Result<Vec<Piece>> {
     pieces.context(|| "read a snapshot for another node".into())
 }
 
-fn read_all(snapshot: &Side, offset: u64, length: u64) -> Result<SentRange> {
+fn read_all(snapshot: &Side, (offset, length): (u64, u64), wanted: Wanted) -> Result<SentRange> {
     let pieces = read(snapshot, offset, length)?;
     Ok(SentRange {
         offset,
         length,
-        digest: digest(&[], &pieces),
+        checksum: match wanted {
+            Wanted::Digests => Checksum::sha256(&[], &pieces),
+            Wanted::Data | Wanted::Differences(_) => Checksum::crc32(&[], &pieces),
+        },
         pieces,
         changed: Vec::new(),
     })
@@ -253,7 +257,7 @@ fn read_differences(
     Ok(SentRange {
         offset,
         length: next - offset,
-        digest: digest(&changed, &pieces),
+        checksum: Checksum::crc32(&changed, &pieces),
         pieces,
         changed,
     })

@@ -49,13 +49,61 @@ pub struct Offer {
 pub struct SentRange {
     pub offset: u64,
     pub length: u64,
-    /// The data of the range; the rest of it reads as zeros. Empty if only the digest was wanted.
+    /// The data of the range; the rest of it reads as zeros. Empty if only the checksum was wanted.
     pub pieces: Vec<Piece>,
     /// If differences were wanted: the parts that may differ from the base, in ascending order. The
     /// data is within them, and the rest of them reads as zeros.
     pub changed: Vec<Range<u64>>,
-    /// The digest of the data, and of what differs.
-    pub digest: [u8; 32],
+    pub checksum: Checksum,
+}
+
+/// A checksum of what differs and of the data of a range, with the offset of each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// Of data that is sent: TLS protects the network, so this finds errors of programs and memory.
+    Crc32(u32),
+    /// To compare a copy with its source, without its data.
+    Sha256([u8; 32]),
+}
+
+impl Checksum {
+    pub fn crc32(changed: &[Range<u64>], pieces: &[Piece]) -> Checksum {
+        let mut hasher = crc32fast::Hasher::new();
+        each_part(changed, pieces, |bytes| hasher.update(bytes));
+        Checksum::Crc32(hasher.finalize())
+    }
+
+    pub fn sha256(changed: &[Range<u64>], pieces: &[Piece]) -> Checksum {
+        let mut context = digest::Context::new(&digest::SHA256);
+        each_part(changed, pieces, |bytes| context.update(bytes));
+        let mut result = [0; 32];
+        result.copy_from_slice(context.finish().as_ref());
+        Checksum::Sha256(result)
+    }
+
+    /// Whether it is the checksum of this.
+    pub(super) fn is_of(self, changed: &[Range<u64>], pieces: &[Piece]) -> bool {
+        let computed = match self {
+            Checksum::Crc32(_) => Checksum::crc32(changed, pieces),
+            Checksum::Sha256(_) => Checksum::sha256(changed, pieces),
+        };
+        computed == self
+    }
+}
+
+/// Passes on what a checksum covers. It does not depend on how the data is divided into pieces.
+fn each_part(changed: &[Range<u64>], pieces: &[Piece], mut update: impl FnMut(&[u8])) {
+    for Range { start, end } in changed {
+        update(&start.to_le_bytes());
+        update(&end.to_le_bytes());
+    }
+    for piece in pieces {
+        let blocks = piece.bytes.chunks(ZERO_BLOCK as usize);
+        for (offset, block) in (piece.offset..).step_by(ZERO_BLOCK as usize).zip(blocks) {
+            update(&offset.to_le_bytes());
+            update(block);
+        }
+    }
 }
 
 impl SentRange {
@@ -130,25 +178,6 @@ pub enum Wanted {
     Differences(u64),
     /// Only the digests of the data, to verify a copy.
     Digests,
-}
-
-/// SHA-256 of what differs and of the data of a range, with the offset of each block.
-pub(super) fn digest(changed: &[Range<u64>], pieces: &[Piece]) -> [u8; 32] {
-    let mut context = digest::Context::new(&digest::SHA256);
-    for Range { start, end } in changed {
-        context.update(&start.to_le_bytes());
-        context.update(&end.to_le_bytes());
-    }
-    for piece in pieces {
-        let blocks = piece.bytes.chunks(ZERO_BLOCK as usize);
-        for (offset, block) in (piece.offset..).step_by(ZERO_BLOCK as usize).zip(blocks) {
-            context.update(&offset.to_le_bytes());
-            context.update(block);
-        }
-    }
-    let mut result = [0; 32];
-    result.copy_from_slice(context.finish().as_ref());
-    result
 }
 
 /// Why a snapshot is received.
@@ -261,7 +290,7 @@ impl<'a> Receiving<'a> {
             let reason = format!("it sent other data than the bytes from {at} to {end}");
             return Err(self.remote.failed(reason));
         }
-        if digest(&range.changed, &range.pieces) != range.digest {
+        if !range.checksum.is_of(&range.changed, &range.pieces) {
             let reason = format!("the data from {at} to {next} was damaged on its way");
             return Err(self.remote.failed(reason));
         }

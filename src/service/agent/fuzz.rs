@@ -129,6 +129,7 @@ fn fuzz_requests_about_snapshots_of_other_nodes() {
         from: 4096,
         only_digests: true,
         base_identity: Some(3),
+        crc32: true,
     };
     let parse = |request: &ReadRequest| peer::ticket(&request.ticket);
     fuzz_message("Read", &valid, parse);

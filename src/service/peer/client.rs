@@ -11,7 +11,7 @@ use super::{MESSAGE_BYTES, PeerDial};
 use crate::agent::peer_client::PeerClient;
 use crate::agent::{ReadRequest, ReadResponse};
 use crate::error::{Error, Kind, Result, chain};
-use crate::operation::{Piece, Ranges, SentRange, SnapshotSource, Ticket, Wanted};
+use crate::operation::{Checksum, Piece, Ranges, SentRange, SnapshotSource, Ticket, Wanted};
 
 /// How long the source may take for the next message. Its rate is limited, so a message may take
 /// seconds.
@@ -77,6 +77,7 @@ impl SnapshotSource for PeerSource {
             ticket: self.ticket.0.to_vec(),
             from,
             only_digests: wanted == Wanted::Digests,
+            crc32: true,
             base_identity: match wanted {
                 Wanted::Differences(base) => Some(base),
                 Wanted::Data | Wanted::Digests => None,
@@ -109,11 +110,14 @@ impl Ranges for Stream {
             Ok(Err(status)) => return Err(self.failure.of(&status)),
             Err(_) => return Err(self.failure.late()),
         };
-        let digest = message.sha256.as_slice().try_into();
-        let digest = digest.map_err(|_| {
-            self.failure
-                .unreachable("it sent a digest that is not SHA-256".into())
-        })?;
+        let checksum = match (message.crc32, message.sha256.as_slice().try_into()) {
+            (Some(crc), _) => Checksum::Crc32(crc),
+            (None, Ok(digest)) => Checksum::Sha256(digest),
+            (None, Err(_)) => {
+                let why = "it sent neither a CRC-32 nor a SHA-256".to_string();
+                return Err(self.failure.unreachable(why));
+            }
+        };
         let pieces = message.pieces.into_iter().map(|piece| Piece {
             offset: piece.offset,
             bytes: piece.data,
@@ -125,7 +129,7 @@ impl Ranges for Stream {
             offset: message.offset,
             length: message.length,
             pieces: pieces.collect(),
-            digest,
+            checksum,
         }))
     }
 }

@@ -375,7 +375,7 @@ async fn a_snapshot_is_sent_only_to_the_node_for_which_the_router_has_a_ticket()
     };
     let node = &agents[0].0;
     let (offer, peer) = copy.offer().await;
-    let read = async |dial: &TlsDial, ticket: Vec<u8>| -> Result<usize, Status> {
+    let first = async |dial: &TlsDial, ticket: Vec<u8>, crc32: bool| {
         let channel = dial.dial(node, &peer).await.unwrap();
         let client = PeerClient::new(channel);
         let mut client = client.max_decoding_message_size(16 << 20);
@@ -384,13 +384,18 @@ async fn a_snapshot_is_sent_only_to_the_node_for_which_the_router_has_a_ticket()
             ticket,
             from: 0,
             only_digests: false,
+            crc32,
         };
         let mut messages = client.read(request).await?.into_inner();
-        let first = messages.message().await?;
-        Ok(first.map_or(0, |first| first.pieces.len()))
+        Ok::<_, Status>(messages.message().await?.expect("a range"))
     };
+    let read = async |dial: &TlsDial, ticket: Vec<u8>| first(dial, ticket, true).await;
     let reader = of_node("node-1");
-    assert!(read(&reader, offer.ticket.clone()).await.unwrap() > 0);
+    let sent = read(&reader, offer.ticket.clone()).await.unwrap();
+    assert!(!sent.pieces.is_empty() && sent.crc32.is_some() && sent.sha256.is_empty());
+    // A reader of an earlier release.
+    let sent = first(&reader, offer.ticket.clone(), false).await.unwrap();
+    assert!(!sent.pieces.is_empty() && sent.crc32.is_none() && sent.sha256.len() == 32);
     // Another node, with the ticket of the first one.
     let other = of_node("node-0");
     let why = refused(

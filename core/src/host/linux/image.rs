@@ -236,13 +236,34 @@ pub(super) fn copy_range(source: &Path, target: &Path, start: u64, bytes: u64) -
     })
 }
 
-/// Reads the data of a range, and passes it on in pieces with their offsets. The kernel does not report
-/// which blocks of a device have data, so all of it is read there.
+/// Reads the data of a range, and passes it on in pieces with their offsets.
 pub(super) fn each_data(
     file: &File,
     path: &Path,
     range: Range<u64>,
     mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut buffer = vec![0; PIECE];
+    each_extent(file, path, range, |extent| {
+        let mut at = extent.start;
+        while at < extent.end {
+            let piece = &mut buffer[..(extent.end - at).min(PIECE as u64) as usize];
+            file.read_exact_at(piece, at)
+                .map_err(failed("read", path))?;
+            take(at, piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    })
+}
+
+/// Passes on the extents with data in a range, whose pages need not stay in the cache after that. The
+/// kernel does not report which blocks of a device have data, so there it is the whole range.
+pub(super) fn each_extent(
+    file: &File,
+    path: &Path,
+    range: Range<u64>,
+    mut take: impl FnMut(Range<u64>) -> Result<()>,
 ) -> Result<()> {
     let Range { start, end } = range;
     let is_device = is_device(file, path)?;
@@ -250,20 +271,14 @@ pub(super) fn each_data(
         true => Ok(Some((at, end))),
         false => next_data(file, at, path),
     };
-    let mut buffer = vec![0; PIECE];
     let mut at = start;
     while at < end
         && let Some((data, data_end)) = find_data(at)?
     {
-        let data_end = data_end.min(end);
-        at = data.max(start);
-        while at < data_end {
-            let piece = &mut buffer[..(data_end - at).min(PIECE as u64) as usize];
-            file.read_exact_at(piece, at)
-                .map_err(failed("read", path))?;
-            take(at, piece)?;
-            at += piece.len() as u64;
+        if data < end {
+            take(data.max(start)..data_end.min(end))?;
         }
+        at = data_end;
     }
     // This is advice only: a copy must not displace the cached pages of volumes in use.
     let (start, bytes) = (

@@ -8,17 +8,20 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::files::{failed, open_existing};
-use super::image::{each_data, free, length};
+use super::image::{each_data, each_extent, free, length};
 use crate::error::HostError;
 use crate::host::Result;
-use crate::host::piece::{Piece, add};
+use crate::host::piece::{Piece, add, add_owned};
 
 pub(super) fn read(path: &Path, start: u64, bytes: u64) -> Result<Vec<Piece>> {
     let file = open_existing(path, false)?;
     let end = start.saturating_add(bytes).min(length(&file, path)?);
     let mut pieces = Vec::new();
-    each_data(&file, path, start..end, |at, data| {
-        add(&mut pieces, at, data);
+    each_extent(&file, path, start..end, |extent| {
+        let mut bytes = vec![0; (extent.end - extent.start) as usize];
+        file.read_exact_at(&mut bytes, extent.start)
+            .map_err(failed("read", path))?;
+        add_owned(&mut pieces, extent.start, bytes);
         Ok(())
     })?;
     Ok(pieces)

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::{Allocation, Level, Wipe};
-use crate::operation::snapshot::remote::{SentRange, digest};
+use crate::operation::snapshot::remote::{Checksum, SentRange};
 
 /// Content that is read from its beginning to its end.
 pub trait Content {
@@ -64,24 +64,24 @@ pub fn archive_content(
         members: vec![member],
     };
     let mut archive = ArchiveWriter::begin(to, &manifest)?;
-    let mut digests = Vec::new();
+    let mut checksums = Vec::new();
     for offset in (0..image_bytes).step_by(SEGMENT as usize) {
         let length = SEGMENT.min(image_bytes - offset);
         let pieces = read_blocks(content, offset, length)?;
         let range = SentRange {
             offset,
             length,
-            digest: digest(&[], &pieces),
+            checksum: Checksum::sha256(&[], &pieces),
             pieces,
             changed: Vec::new(),
         };
         archive.segment(0, &range)?;
-        digests.push(range.digest);
+        checksums.push(range.checksum);
     }
     if content.is_read_twice() {
-        for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(digests) {
+        for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(checksums) {
             let pieces = read_blocks(content, offset, SEGMENT.min(image_bytes - offset))?;
-            if digest(&[], &pieces) != first {
+            if !first.is_of(&[], &pieces) {
                 let why = format!("its bytes from {offset} on changed while it was read");
                 return Err(Error::refused(facts.source, why));
             }
