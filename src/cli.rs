@@ -165,7 +165,7 @@ enum VolumesCommand {
     /// Check the file system of an unused volume, through the running driver at --endpoint, or
     /// directly on pools whose driver is not running
     Check(Box<check::Arguments>),
-    /// Create a volume with the content of an image file, a block device or stdin; without --yes,
+    /// Create a volume with the content of an image file, a block device, a directory or stdin; without --yes,
     /// only show what would be imported
     Import(Box<import_image::Arguments>),
 }

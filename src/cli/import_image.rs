@@ -1,19 +1,17 @@
-//! `slackwater volumes import`: the content of a file, a block device or stdin as a new volume.
+//! `slackwater volumes import`: the content of a file, a block device, a directory or stdin as a new
+//! volume.
 //!
 //! This process reads the content and sends it as an archive, so that the driver handles it as it
 //! handles an exported snapshot: checksums, progress that survives a crash, nothing half imported.
 
-use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use ring::digest;
 use serde_json::json;
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
-use uuid::Uuid;
 
 use super::export::{MESSAGE_BYTES, size, socket};
 use super::{Failure, block_on, print};
@@ -21,58 +19,27 @@ use crate::agent::ImportRequest;
 use crate::agent::import_request::Options;
 use crate::agent::import_response::Volume;
 use crate::config::{BadConfig, Endpoint};
-use crate::error::{self, Error, ErrorContext};
-use crate::host::linux::ImportSource;
-use crate::host::piece::{ZERO_BLOCK, add};
-use crate::host::{Piece, Signature};
+use crate::error::{self, Error};
+use crate::host::piece::ZERO_BLOCK;
 use crate::model::FsType;
 use crate::model::size::Human;
-use crate::operation::{Content, ContentFacts, archive_content};
+use crate::operation::{ContentFacts, archive_content};
 use crate::server::admin;
+use folder::Folder;
+use source::{Found, Source};
 
+mod folder;
 mod objects;
+mod source;
 
 type Result<T, E = error::Error> = std::result::Result<T, E>;
 
-/// The block size for content of stdin.
-const STDIN_BLOCK: u32 = 512;
-/// What files of other formats than raw begin with, and what makes them raw.
-const PACKED: [(&[u8], &str); 7] = [
-    (
-        b"QFI\xfb",
-        "a qcow2 image; convert it with `qemu-img convert -O raw`",
-    ),
-    (
-        b"KDMV",
-        "a VMDK image; convert it with `qemu-img convert -O raw`",
-    ),
-    (
-        b"vhdxfile",
-        "a VHDX image; convert it with `qemu-img convert -O raw`",
-    ),
-    (
-        b"\x1f\x8b",
-        "compressed with gzip; pipe it through `gzip -dc` and give `--from -`",
-    ),
-    (
-        b"\xfd7zXZ\0",
-        "compressed with xz; pipe it through `xz -dc` and give `--from -`",
-    ),
-    (
-        b"\x28\xb5\x2f\xfd",
-        "compressed with zstd; pipe it through `zstd -dc` and give `--from -`",
-    ),
-    (
-        b"SLACKWATER\r\n",
-        "an archive; import it with `slackwater import`",
-    ),
-];
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// An image file or a block device that is not in use; - reads stdin
+    /// An image file, a block device or a directory that is not in use; - reads stdin
     #[arg(long, value_name = "PATH")]
     from: PathBuf,
     /// Name of the volume
@@ -81,12 +48,16 @@ pub(super) struct Arguments {
     /// Pool in which the volume is created
     #[arg(long, value_name = "POOL")]
     to_pool: String,
-    /// Size of the volume, such as 10Gi [default: that of the content; needed for stdin]
+    /// Size of the volume, such as 10Gi [default: that of the content; needed for a directory and stdin]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
-    /// File system of stdin, which cannot be examined before it is read
+    /// File system for the files of a directory, or of stdin, which cannot be examined before it is read
     #[arg(long, value_name = "FS", value_parser = fs_type)]
     fs_type: Option<FsType>,
+    /// Directory with space for a copy of the files of a directory, which has no name there and ends
+    /// with the command
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
     /// Import the content as a raw device, whatever it is
     #[arg(long, conflicts_with = "fs_type")]
     raw: bool,
@@ -120,29 +91,12 @@ fn fs_type(text: &str) -> Result<FsType, String> {
     text.parse().map_err(|()| format!("give one of {names}"))
 }
 
-/// What is on the source, as far as the driver can use it.
-#[derive(Clone, Debug, PartialEq)]
-enum Found {
-    Fs(FsType),
-    /// A raw device, and what blkid calls its content.
-    Raw(String),
-}
-
-impl fmt::Display for Found {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Found::Fs(fs) => write!(f, "{fs}"),
-            Found::Raw(what) => write!(f, "a raw device ({what})"),
-        }
-    }
-}
-
 /// Imports the content, or shows what would be imported.
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let socket = socket(arguments.endpoint.clone())?;
-    let source = Source::open(&arguments)?;
-    let found = source.examine(&arguments)?;
-    let bytes = source.bytes();
+    let input = Input::open(&arguments)?;
+    let found = input.examine(&arguments)?;
+    let bytes = input.bytes();
     let size = arguments.size.unwrap_or(bytes);
     if size < bytes {
         let problem = format!("--size {size}: the content has {bytes} bytes; give at least that");
@@ -161,6 +115,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("{about}");
+    let source = input.into_source()?;
     let facts = source.facts(&arguments)?;
     let options = Options {
         name: arguments.name.clone(),
@@ -185,6 +140,43 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         _ => print::line(id),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is imported.
+enum Input {
+    Content(Source),
+    Folder(Folder),
+}
+
+impl Input {
+    fn open(arguments: &Arguments) -> Result<Input, Failure> {
+        if arguments.from.is_dir() {
+            Folder::open(arguments).map(Input::Folder)
+        } else {
+            Source::open(arguments).map(Input::Content)
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Input::Content(source) => source.bytes(),
+            Input::Folder(folder) => folder.bytes(),
+        }
+    }
+
+    fn examine(&self, arguments: &Arguments) -> Result<Found> {
+        match self {
+            Input::Content(source) => source.examine(arguments),
+            Input::Folder(folder) => Ok(folder.examine()),
+        }
+    }
+
+    fn into_source(self) -> Result<Source, Failure> {
+        match self {
+            Input::Content(source) => Ok(source),
+            Input::Folder(folder) => folder.into_source(),
+        }
+    }
 }
 
 /// Sends the content. Returns the volume.
@@ -212,147 +204,6 @@ fn import(
     let made = made.map_err(|refused| reported.try_recv().map_or(refused, Failure::from))?;
     let first = made.volumes.into_iter().next();
     Ok(first.ok_or_else(|| Error::bug("an import has created no volume"))?)
-}
-
-/// What is imported.
-enum Source {
-    Opened(ImportSource),
-    Stdin { at: u64, ended: bool, bytes: u64 },
-}
-
-impl Source {
-    fn open(arguments: &Arguments) -> Result<Source, Failure> {
-        if arguments.from != Path::new("-") {
-            let opened = ImportSource::open(&arguments.from);
-            let opened = opened.context(|| "import".into())?;
-            if let Some(fs) = arguments.fs_type {
-                let problem = format!("--fs-type {fs} is for stdin; a path is examined");
-                return Err(BadConfig(problem).into());
-            }
-            return Ok(Source::Opened(opened));
-        }
-        let Some(bytes) = arguments.size else {
-            let missing = "--size is missing; give the length of what stdin has";
-            return Err(BadConfig(missing.into()).into());
-        };
-        Ok(Source::Stdin {
-            at: 0,
-            ended: false,
-            bytes,
-        })
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            Source::Opened(source) => source.bytes(),
-            Source::Stdin { bytes, .. } => *bytes,
-        }
-    }
-
-    /// What the content is. An error if it is certainly not what a user wants to have on a device.
-    fn examine(&self, arguments: &Arguments) -> Result<Found> {
-        let Source::Opened(source) = self else {
-            let fs = arguments.fs_type;
-            return Ok(fs.map_or_else(|| Found::Raw("not examined".into()), Found::Fs));
-        };
-        if arguments.raw {
-            return Ok(Found::Raw("not examined".into()));
-        }
-        let head = source.head(16).context(|| "examine".into())?;
-        let packed = PACKED.iter().find(|(magic, _)| head.starts_with(magic));
-        let refused = |why: String| Err(Error::refused(arguments.from.display(), why));
-        if let Some((_, what)) = packed {
-            return refused(format!("it is {what}, or add --raw"));
-        }
-        let (name, fs_bytes, beside) = match source.signature().context(|| "examine".into())? {
-            Signature::None => return Ok(Found::Raw("without a known signature".into())),
-            Signature::Other(what) => return Ok(Found::Raw(what)),
-            Signature::Fs {
-                name, size, beside, ..
-            } => (name, size, beside),
-        };
-        match (name.parse::<FsType>(), fs_bytes) {
-            (Ok(fs), Some(needed)) if needed > source.bytes() => refused(format!(
-                "its {fs} has {needed} bytes, but only {} are there: it is truncated",
-                source.bytes()
-            )),
-            (Ok(fs), _) if beside.is_none() => Ok(Found::Fs(fs)),
-            (Ok(_), _) => Ok(Found::Raw(format!("{name} beside another signature"))),
-            (Err(_), _) => Ok(Found::Raw(name)),
-        }
-    }
-
-    fn facts(&self, arguments: &Arguments) -> Result<ContentFacts> {
-        let (state, block_size) = match self {
-            Source::Opened(source) => {
-                let block_size = source.block_size().context(|| "examine".into())?;
-                (source.state(), block_size)
-            }
-            Source::Stdin { .. } => (None, STDIN_BLOCK),
-        };
-        let unknown = || Uuid::new_v4().as_u64_pair().0;
-        let identity = state.map_or_else(unknown, |state| {
-            let mut first = [0; 8];
-            let whole = digest::digest(&digest::SHA256, state.as_bytes());
-            first.copy_from_slice(&whole.as_ref()[..8]);
-            u64::from_le_bytes(first)
-        });
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Ok(ContentFacts {
-            source: arguments.from.display().to_string(),
-            bytes: self.bytes(),
-            block_size,
-            identity,
-            read_at: now.unwrap_or_default().as_nanos() as u64,
-        })
-    }
-}
-
-impl Content for Source {
-    fn read(&mut self, offset: u64, length: u64) -> Result<Vec<Piece>> {
-        match self {
-            Source::Opened(source) => {
-                // Who wants to write to a file waits for the end of this process.
-                source.check_unchanged().context(|| "import".into())?;
-                let pieces = source.read(offset, length);
-                pieces.context(|| "read the content".into())
-            }
-            Source::Stdin { at, ended, .. } => {
-                let mut pieces = Vec::new();
-                if !*ended {
-                    let mut bytes = Vec::new();
-                    let read = io::stdin().lock().take(length).read_to_end(&mut bytes);
-                    read.map_err(|error| Error::unreachable("stdin", error.to_string()))?;
-                    *ended = (bytes.len() as u64) < length;
-                    *at += bytes.len() as u64;
-                    add(&mut pieces, offset, &bytes);
-                }
-                Ok(pieces)
-            }
-        }
-    }
-
-    fn check(&mut self) -> Result<()> {
-        match self {
-            Source::Opened(source) => source.check_unchanged().context(|| "import".into()),
-            Source::Stdin { at, bytes, .. } => {
-                let more = io::stdin().lock().take(1).read_to_end(&mut Vec::new());
-                let more = more.map_err(|error| Error::unreachable("stdin", error.to_string()))?;
-                if *at + more as u64 > *bytes {
-                    let why = format!("it has more than the {bytes} bytes of --size");
-                    return Err(Error::refused("stdin", why));
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn is_read_twice(&self) -> bool {
-        match self {
-            Source::Opened(source) => !source.sees_changes(),
-            Source::Stdin { .. } => false,
-        }
-    }
 }
 
 /// Sends what is written to it, at once: the driver may refuse what it has, and stdin may be slow.

@@ -18,6 +18,7 @@ mod fsid;
 mod growth;
 mod image;
 mod import_source;
+mod import_tree;
 mod in_place;
 mod linear;
 mod loop_device;
@@ -27,6 +28,7 @@ mod missing;
 mod mounts;
 mod program;
 mod range;
+mod scratch_image;
 pub mod seqpacket;
 mod session;
 mod superblock;
@@ -55,7 +57,9 @@ use target_path::Folders;
 
 pub use features::version;
 pub use import_source::ImportSource;
+pub use import_tree::{ImportTree, TreeContent, TreeProgress};
 pub use missing::{SYS_ADMIN, SYS_RESOURCE, effective_capabilities, has_capability};
+pub use scratch_image::ScratchImage;
 
 /// The kernel and disks of this node.
 pub struct LinuxHost {

@@ -30,12 +30,12 @@ enum Kind {
     /// open it for writing nevertheless.
     Device(Device),
     /// A lease keeps others from opening it for writing.
-    File(State),
+    File { state: State, block_size: u32 },
 }
 
 /// What changes with the content of a file, or with the file of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct State {
+pub(super) struct State {
     /// Device and inode.
     file: [u64; 2],
     bytes: u64,
@@ -44,7 +44,7 @@ struct State {
 }
 
 impl State {
-    fn of(file: &Metadata) -> State {
+    pub(super) fn of(file: &Metadata) -> State {
         State {
             file: [file.dev(), file.ino()],
             bytes: file.len(),
@@ -74,7 +74,7 @@ impl ImportSource {
         let source = if kind.is_block_device() {
             ImportSource::device(path, found.rdev())?
         } else if kind.is_file() {
-            ImportSource::file(path, file)?
+            ImportSource::file(path, file, FILE_BLOCK)?
         } else if kind.is_dir() {
             return refused("it is a directory; copy its files into a new volume");
         } else {
@@ -108,19 +108,14 @@ impl ImportSource {
         })
     }
 
-    fn file(path: &Path, file: File) -> Result<ImportSource> {
-        sys::take_read_lease(&file).map_err(|errno| match errno {
-            Errno::EAGAIN => {
-                let what = "a process or a loop device has it open for writing; end that first";
-                HostError::unexpected("import", path, what)
-            }
-            errno => HostError::errno("keep others from writing to", path, errno),
-        })?;
+    /// A regular file that is open for reading. The path is only for errors.
+    pub(super) fn file(path: &Path, file: File, block_size: u32) -> Result<ImportSource> {
+        take_lease(&file, path)?;
         let state = State::of(&file.metadata().map_err(failed("stat", path))?);
         Ok(ImportSource {
             path: path.to_path_buf(),
             bytes: state.bytes,
-            kind: Kind::File(state),
+            kind: Kind::File { state, block_size },
             file,
         })
     }
@@ -135,7 +130,7 @@ impl ImportSource {
         match self.kind {
             Kind::Device(_) => sys::logical_block_bytes(&self.file)
                 .map_err(|errno| HostError::errno("read the block size of", &self.path, errno)),
-            Kind::File(_) => Ok(FILE_BLOCK),
+            Kind::File { block_size, .. } => Ok(block_size),
         }
     }
 
@@ -143,7 +138,7 @@ impl ImportSource {
     pub fn state(&self) -> Option<String> {
         match &self.kind {
             Kind::Device(_) => None,
-            Kind::File(state) => Some(format!("{state:?}")),
+            Kind::File { state, .. } => Some(format!("{state:?}")),
         }
     }
 
@@ -151,7 +146,7 @@ impl ImportSource {
     pub fn signature(&self) -> Result<Signature> {
         match &self.kind {
             Kind::Device(device) => format::signature(device),
-            Kind::File(_) => format::signature_of_file(&self.file, &self.path),
+            Kind::File { .. } => format::signature_of_file(&self.file, &self.path),
         }
     }
 
@@ -177,24 +172,39 @@ impl ImportSource {
     /// An error if others have written to it, or are about to. What a process writes to a device
     /// cannot be seen here: read it again and compare.
     pub fn check_unchanged(&self) -> Result<()> {
-        let Kind::File(state) = &self.kind else {
-            return Ok(());
-        };
-        let path = &self.path;
-        let is_leased = sys::has_read_lease(&self.file)
-            .map_err(|errno| HostError::errno("examine the lease of", path, errno))?;
-        let now = self.file.metadata().map_err(failed("stat", path))?;
-        if is_leased && State::of(&now) == *state {
-            return Ok(());
+        match &self.kind {
+            Kind::Device(_) => Ok(()),
+            Kind::File { state, .. } => check_unchanged(&self.file, &self.path, state),
         }
-        let what = "it was opened for writing, or changed, while it was read";
-        Err(HostError::unexpected("import", path, what))
     }
 
     /// Whether [`ImportSource::check_unchanged`] sees every change.
     pub fn sees_changes(&self) -> bool {
-        matches!(self.kind, Kind::File(_))
+        matches!(self.kind, Kind::File { .. })
     }
+}
+
+/// Keeps others from opening a file for writing, as long as it is open here.
+pub(super) fn take_lease(file: &File, path: &Path) -> Result<()> {
+    sys::take_read_lease(file).map_err(|errno| match errno {
+        Errno::EAGAIN => {
+            let what = "a process or a loop device has it open for writing; end that first";
+            HostError::unexpected("import", path, what)
+        }
+        errno => HostError::errno("keep others from writing to", path, errno),
+    })
+}
+
+/// An error if a file with a lease was written to, or is about to be.
+pub(super) fn check_unchanged(file: &File, path: &Path, state: &State) -> Result<()> {
+    let is_leased = sys::has_read_lease(file)
+        .map_err(|errno| HostError::errno("examine the lease of", path, errno))?;
+    let now = file.metadata().map_err(failed("stat", path))?;
+    if is_leased && State::of(&now) == *state {
+        return Ok(());
+    }
+    let what = "it was opened for writing, or changed, while it was read";
+    Err(HostError::unexpected("import", path, what))
 }
 
 #[cfg(test)]

@@ -113,7 +113,11 @@ fn number_text(rdev: u64) -> String {
 
 /// Attaches an image to a free loop device.
 pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
-    let image = open_image(spec)?;
+    attach_file(&open_image(spec)?, spec)
+}
+
+/// Like [`attach`], with the open file of the image; the path is a name for people.
+pub(super) fn attach_file(image: &File, spec: &LoopSpec<'_>) -> Result<LoopHold> {
     let control = control()?;
     // A process that still has such a node bind-mounted, or has created a copy in a container,
     // would get access to the image that is attached to its number.
@@ -128,17 +132,9 @@ pub(super) fn attach(spec: &LoopSpec<'_>) -> Result<LoopHold> {
             continue;
         };
         let mut info = sys::LoopInfo::zeroed();
-        info.flags = LO_FLAGS_DIRECT_IO;
-        info.flags |= if spec.autoclear {
-            LO_FLAGS_AUTOCLEAR
-        } else {
-            0
-        };
-        info.flags |= if spec.read_only {
-            LO_FLAGS_READ_ONLY
-        } else {
-            0
-        };
+        info.flags = LO_FLAGS_DIRECT_IO
+            | (u32::from(spec.autoclear) * LO_FLAGS_AUTOCLEAR)
+            | (u32::from(spec.read_only) * LO_FLAGS_READ_ONLY);
         name_for_people(spec.image, &mut info.file_name);
         match sys::loop_configure(&device, image.as_fd(), spec.block_size, info) {
             Ok(()) => return hold_attached(number, spec),

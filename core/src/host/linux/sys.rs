@@ -21,6 +21,7 @@ use nix::{request_code_none, request_code_read, request_code_readwrite};
 
 #[cfg(feature = "fault")]
 mod allocator;
+pub mod attributes;
 pub mod blocks;
 pub mod fs;
 
@@ -440,6 +441,27 @@ pub fn set_fs_option(context: impl AsFd, key: &CStr, value: Option<&CStr>) -> Re
         )
     })
     .map(drop)
+}
+
+/// Creates the file system of a context, and a mount of it that is attached nowhere: it ends with its last
+/// descriptor.
+pub fn mount_fs(context: impl AsFd) -> Result<OwnedFd> {
+    const CREATE: libc::c_uint = 6;
+    const FSMOUNT_CLOEXEC: libc::c_uint = 1;
+    const NOSUID_NODEV_NOEXEC_NOATIME: libc::c_uint = 0x2 | 0x4 | 0x8 | 0x10;
+    let fd = context.as_fd().as_raw_fd();
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: an open descriptor; the command takes neither key nor value.
+    Errno::result(unsafe { libc::syscall(libc::SYS_fsconfig, fd, CREATE, none, none, 0) })?;
+    // SAFETY: an open descriptor and numbers.
+    new_fd(unsafe {
+        libc::syscall(
+            libc::SYS_fsmount,
+            fd,
+            FSMOUNT_CLOEXEC,
+            NOSUID_NODEV_NOEXEC_NOATIME,
+        )
+    })
 }
 
 /// Opens a pidfd, which refers to the same process even after its PID is reused.
