@@ -52,6 +52,17 @@ pub(super) struct Arguments {
     /// Run pods that fill block volumes as root without capabilities
     #[arg(long)]
     root_for_block: bool,
+    /// VolumeSnapshotClass of the snapshots that keep the content of sources with a cache
+    #[arg(long, value_name = "NAME")]
+    cache_class: Option<String>,
+    /// Most of these snapshots in a namespace
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 16,
+        requires = "cache_class"
+    )]
+    cache_snapshots: usize,
     /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "IP:PORT")]
     metrics_address: Option<SocketAddr>,
@@ -163,6 +174,8 @@ fn options(arguments: Arguments) -> PopulatorOptions {
         refused: arguments.refuse.into_iter().map(|one| one.0).collect(),
         scratch_size: arguments.scratch_size,
         root_for_block: arguments.root_for_block,
+        cache_class: arguments.cache_class,
+        cache_snapshots: arguments.cache_snapshots,
         role: arguments.role,
         account,
         ..Settings::new(&arguments.driver_name.0, &arguments.image.0)

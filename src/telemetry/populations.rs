@@ -34,6 +34,8 @@ struct Counts {
     received: u64,
     /// Failed attempts that are followed by another one, and those that are not.
     failures: (u64, u64),
+    cache_hits: u64,
+    cache_snapshots: usize,
 }
 
 impl fmt::Debug for Counts {
@@ -84,6 +86,16 @@ impl Populations {
         }
     }
 
+    /// Counts a claim that was filled from a cached snapshot.
+    pub fn cache_hit(&self) {
+        self.counts().cache_hits += 1;
+    }
+
+    /// Reports so many cached snapshots from now on.
+    pub fn set_cache_snapshots(&self, count: usize) {
+        self.counts().cache_snapshots = count;
+    }
+
     /// Another process is the leader.
     pub fn clear(&self) {
         self.counts().phases = None;
@@ -114,6 +126,13 @@ impl Collector for Populations {
             let labels = [("next", next)];
             ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
         }
-        Ok(())
+        let help = "Claims that were filled from a cached snapshot, without a download";
+        let name = "population_cache_hits";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(counts.cache_hits).encode(metric)?;
+        let help = "Cached snapshots of filled volumes";
+        let name = "population_cache_snapshots";
+        let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(counts.cache_snapshots as f64).encode(metric)
     }
 }

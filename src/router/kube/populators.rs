@@ -7,6 +7,8 @@
 //!
 //! [ADR 0047]: ../../../docs/adr/0047-a-controller-of-its-own-fills-claims.md
 
+mod cache;
+mod clean;
 mod controller;
 mod decide;
 mod execute;
@@ -14,6 +16,7 @@ mod grant;
 mod numbers;
 mod observe;
 mod pod;
+mod snapshots;
 mod source;
 mod state;
 mod status;
@@ -36,9 +39,10 @@ use super::lease::{Leadership, Pace};
 use super::reconcile::{self, Controller};
 use super::watch::{Store, WatchStates, until_served, watch};
 use crate::telemetry::Metrics;
+use clean::CacheController;
 use controller::{Memory, PopulateController};
 use source::{Kind, Source, source_of};
-use state::{CLAIM_LABEL, SELECTED_NODE, annotation, is_leaving, phase, volume_name};
+use state::{CLAIM_LABEL, SELECTED_NODE, annotation, is_leaving, phase, uid, volume_name};
 use status::StatusController;
 
 /// The Lease of the controllers of data sources.
@@ -46,6 +50,8 @@ const LEASE: &str = "slackwater-populators";
 /// Names of the watches in messages.
 const CLAIMS: &str = "PersistentVolumeClaims";
 const CLASSES: &str = "StorageClasses";
+/// The cache is looked through once in so many passes over claims.
+const CLEAN_INTERVAL: u32 = 12;
 
 /// What an administrator has decided about the pods.
 #[derive(Clone, Debug)]
@@ -67,6 +73,10 @@ pub struct Settings {
     /// The ClusterRole that the owner of a namespace binds, and the account to which.
     pub role: String,
     pub account: String,
+    /// The VolumeSnapshotClass of cached snapshots; without it, nothing is cached.
+    pub cache_class: Option<String>,
+    /// The most cached snapshots in a namespace.
+    pub cache_snapshots: usize,
 }
 
 impl Settings {
@@ -82,6 +92,8 @@ impl Settings {
             root_for_block: false,
             role: "slackwater-populators-namespace".into(),
             account: "slackwater:slackwater-populators".into(),
+            cache_class: None,
+            cache_snapshots: 16,
         }
     }
 }
@@ -117,6 +129,8 @@ impl PopulatorOptions {
 struct KnownClass {
     driver: String,
     waits: bool,
+    /// Its parameters cannot be changed while it has this UID.
+    uid: String,
 }
 
 /// The controller of data sources.
@@ -171,17 +185,20 @@ impl Populators {
         populators.follow_all();
         let leading = Arc::clone(&populators);
         populators.spawn(async move { leading.leadership.run().await });
-        populators.control(PopulateController(Arc::clone(&populators)));
-        populators.control(StatusController(Arc::clone(&populators)));
+        let every = populators.options.look_every;
+        populators.control(PopulateController(Arc::clone(&populators)), every);
+        populators.control(StatusController(Arc::clone(&populators)), every);
+        let clean = CacheController(Arc::clone(&populators));
+        populators.control(clean, every * CLEAN_INTERVAL);
         populators
     }
 
-    fn control(self: &Arc<Populators>, controller: impl Controller) {
+    fn control(self: &Arc<Populators>, controller: impl Controller, every: Duration) {
         let of = Arc::clone(self);
         let is_leader = move || of.leadership.is_leader();
         let pace = reconcile::Pace {
-            every: self.options.look_every,
-            changes: Some(self.changes.subscribe()),
+            every,
+            changes: (every == self.options.look_every).then(|| self.changes.subscribe()),
         };
         self.spawn(reconcile::run(Arc::new(controller), is_leader, pace));
     }
@@ -203,6 +220,7 @@ impl Populators {
             let mut classes = this.classes.write().unwrap_or_else(PoisonError::into_inner);
             let read = |class: StorageClass| {
                 Some(KnownClass {
+                    uid: uid(&class).into(),
                     waits: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
                     driver: class.provisioner,
                 })

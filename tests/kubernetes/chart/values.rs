@@ -170,6 +170,7 @@ const CHANGES: &[Change] = &[
     ("populators.refused", "{10.96.0.0/12}", POPULATORS),
     ("populators.scratchSize", "50Gi", POPULATORS),
     ("populators.rootForBlock", "true", POPULATORS),
+    ("populators.cacheSnapshots", "2", POPULATORS),
     ("populators.replicas", "1", POPULATORS),
     ("populators.resources", "limits.memory=1Gi", POPULATORS),
     ("admissionPolicy", "false", &[]),
@@ -491,6 +492,10 @@ fn invalid_values_are_refused_by_name() {
             &["/populators/scratchSize"],
         ),
         (&["populators.replicas=0"], &["/populators/replicas"]),
+        (
+            &["populators.cacheSnapshots=-1"],
+            &["/populators/cacheSnapshots"],
+        ),
         (
             &["populators.namespaces={a/b}"],
             &["/populators/namespaces/0"],

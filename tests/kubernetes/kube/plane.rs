@@ -169,6 +169,28 @@ impl Plane {
         self.others.push(child);
     }
 
+    /// The CRDs of snapshots, and the snapshot controller.
+    pub fn start_snapshot_controller(&mut self) {
+        let cache = self.hyper.ancestors().nth(2).unwrap();
+        for kind in [
+            "volumesnapshotclasses",
+            "volumesnapshotcontents",
+            "volumesnapshots",
+        ] {
+            let name = format!("manifests/crd/snapshot.storage.k8s.io_{kind}.yaml");
+            self.apply(&std::fs::read_to_string(cache.join(name)).unwrap());
+            let name = format!("crd/{kind}.snapshot.storage.k8s.io");
+            self.kubectl(&["wait", "--for=condition=Established", &name]);
+        }
+        let program = self.hyper.with_file_name("snapshot-controller");
+        let words = [
+            format!("--kubeconfig={}", self.path("kubeconfig").display()),
+            "--v=5".into(),
+        ];
+        let child = self.spawn_of(&program, "snapshots.log", &words);
+        self.others.push(child);
+    }
+
     /// external-provisioner, for the driver behind a socket.
     pub fn start_provisioner(&mut self, socket: &Path) {
         let program = self.hyper.with_file_name("csi-provisioner");
@@ -254,7 +276,7 @@ impl Drop for Plane {
         end(self.etcd.take());
         if std::thread::panicking() {
             eprintln!("--- the API server's log ---\n{}", self.log("api.log"));
-            for log in ["controllers.log", "provisioner.log"] {
+            for log in ["controllers.log", "provisioner.log", "snapshots.log"] {
                 eprintln!("--- {log} ---\n{}", self.log(log));
             }
         }

@@ -2,6 +2,7 @@
 //! binder of claims, and what its service account may do. The test does the work of the scheduler, the
 //! provisioner and the kubelet.
 
+mod cached;
 mod confined;
 mod rules;
 
@@ -21,6 +22,7 @@ use crate::kube::plane::Plane;
 const IMAGE: &str =
     "slackwater-populate@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 const ACCOUNT: &str = "slackwater-populators";
+const CACHE_CLASS: &str = "slackwater-populators-cache";
 
 /// A cluster with the CRDs, rights and policies of the chart, and the controller with its own account.
 struct Fixture {
@@ -52,6 +54,7 @@ fn apply_chart(plane: &Plane) {
         .arg(format!(
             "--set=populators.create=true,populators.image.digest={digest}"
         ))
+        .arg("--api-versions=snapshot.storage.k8s.io/v1")
         .arg("--show-only=templates/populators.yaml")
         .arg("--show-only=templates/populators-admission.yaml")
         .output()
@@ -74,6 +77,7 @@ impl Fixture {
             plane.kubectl(&["create", "namespace", namespace]);
         }
         apply_crds(&plane);
+        plane.start_snapshot_controller();
         apply_chart(&plane);
         for (name, driver) in [("local", DRIVER), ("foreign", "other.example")] {
             plane.apply(
@@ -85,7 +89,11 @@ impl Fixture {
         }
         plane.start_controllers();
         let client = plane.client_of(&token(&plane));
-        let settings = Settings::new(DRIVER, IMAGE);
+        let settings = Settings {
+            cache_class: Some(CACHE_CLASS.into()),
+            cache_snapshots: 4,
+            ..Settings::new(DRIVER, IMAGE)
+        };
         let options = PopulatorOptions {
             pace: Pace {
                 duration: Duration::from_secs(6),
@@ -119,14 +127,14 @@ impl Fixture {
         self.plane.kubectl(&[&words[..], more].concat());
     }
 
-    fn create_claim(&self, name: &str, class: &str) {
+    fn create_claim(&self, name: &str, class: &str, source: &str) {
         self.plane.apply(
             &json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
                 "metadata": {"name": name, "namespace": "shop"},
                 "spec": {"storageClassName": class, "accessModes": ["ReadWriteOnce"],
                     "resources": {"requests": {"storage": "1Gi"}},
                     "dataSourceRef": {"apiGroup": "slackwater.dev", "kind": "HttpSource",
-                        "name": "base"}}})
+                        "name": source}}})
             .to_string(),
         );
     }
@@ -324,8 +332,8 @@ fn a_claim_is_filled_on_a_real_api_server_with_the_rights_of_the_chart() {
             "spec": {"url": "https://images.example/base.img", "unverified": true}})
         .to_string(),
     );
-    fixture.create_claim("data", "local");
-    fixture.create_claim("other", "foreign");
+    fixture.create_claim("data", "local", "base");
+    fixture.create_claim("other", "foreign", "base");
     let prime_of = |claim: &str| {
         let uid = fixture.get(&format!("pvc/{claim}"), ".metadata.uid");
         format!("prime-{uid}")
@@ -335,6 +343,7 @@ fn a_claim_is_filled_on_a_real_api_server_with_the_rights_of_the_chart() {
     passes_the_node_on(&fixture, &prime);
     let pod = fails_once(&fixture, &prime);
     succeeds(&fixture, &prime);
+    cached::three_claims_receive_content_once(&fixture);
     assert_eq!(populators.problem(), None);
     plane.runtime.block_on(populators.shut_down());
 

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::jiff::Timestamp;
 
+use super::cache::CacheMemory;
 use super::decide::{Class, Decision, PodSeen, Seen, Shown, decide};
 use super::observe::{Target, path};
 use super::source::source_of;
 use super::state::{State, is_bound, is_leaving, prime_name, uid};
-use super::{Populators, execute, observe};
+use super::{Populators, execute, observe, snapshots};
 use crate::error::{Result, chain};
 use crate::router::cluster::ObjectRef;
 use crate::router::kube::events::EventBody;
@@ -26,6 +27,7 @@ pub(super) struct Memory {
     shown: BTreeMap<String, Shown>,
     /// Why the last step of a claim has failed.
     problems: BTreeMap<String, String>,
+    pub(super) cache: CacheMemory,
 }
 
 impl Memory {
@@ -99,12 +101,15 @@ impl PopulateController {
         if claim.metadata.namespace.as_ref() != Some(&name.namespace) {
             return false;
         }
+        let source = observe::known_source(&self.0, &name);
         let seen = Seen {
             now: Timestamp::now(),
             driver: self.0.options.settings.driver.clone(),
             claim: claim.clone(),
             class,
-            source: observe::known_source(&self.0, &name),
+            // Without the snapshots: while another claim receives the content, they are not read.
+            cache: snapshots::known(&self.0, claim, None, &source),
+            source,
             origins: Ok(Vec::new()),
             prime: None,
             volume: None,

@@ -12,6 +12,7 @@
 //! - Each step names its object by uid and version. So a controller that has lost its leadership without
 //!   noticing cannot bind or delete anything that has changed since.
 
+mod cached;
 mod prime;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ mod tests;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::Timestamp;
 
+use super::cache::CacheSeen;
 use super::numbers::Numbers;
 use super::pod::{Attempt, check};
 use super::source::{Kind, Source};
@@ -65,6 +67,8 @@ pub(super) struct Seen {
     pub(super) pod: PodSeen,
     /// The last line of the log of the pod.
     pub(super) numbers: Option<Numbers>,
+    /// `None` if the content of the source is not cached.
+    pub(super) cache: Option<CacheSeen>,
 }
 
 /// A word and a sentence about why nothing is done.
@@ -73,8 +77,11 @@ pub(super) type Reason = (&'static str, String);
 /// One step.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// The prime claim is created, for a node that was selected.
-    CreatePrime(Option<String>),
+    /// The prime claim is created, for a node that was selected, and empty or from a snapshot.
+    CreatePrime {
+        node: Option<String>,
+        from: Option<String>,
+    },
     /// The prime claim gets the node that was selected for the claim.
     SelectNode(String),
     /// The provisioner has given back the node of the prime claim: the scheduler selects another one
@@ -87,6 +94,14 @@ pub(super) enum Step {
     /// The pod with this UID is deleted.
     DeletePod(String),
     DeletePrime,
+    /// The volume of the prime claim is snapshotted, and the snapshot is recorded at the prime claim.
+    CreateSnapshot(String),
+    /// The VolumeSnapshotContent with this name and version records that its snapshot may be used.
+    RecordSnapshot(String, Option<String>),
+    /// The snapshot with this name and UID is deleted, because space is short or there are too many.
+    DeleteSnapshot(String, String),
+    /// It is deleted because it cannot be used.
+    GiveUpSnapshot(String, String),
     /// A point at which another attempt can continue is recorded at the prime claim.
     Keep(Point),
     /// The PersistentVolume is bound to the claim.
@@ -253,6 +268,26 @@ fn bound(seen: &Seen) -> Decision {
     populated().with(Step::Note(Box::new(done)))
 }
 
+/// The PersistentVolume of a prime claim is bound to the claim.
+fn bind(seen: &Seen, its_prime: &PersistentVolumeClaim) -> Decision {
+    let binding = Decision::of(Phase::Binding, "Binding", "the volume is filled");
+    let is_its = seen.volume.as_ref().is_some_and(|volume| {
+        let spec = volume.spec.as_ref();
+        let csi = spec.and_then(|spec| spec.csi.as_ref());
+        volume.metadata.name.as_deref() == volume_name(its_prime)
+            && prime::bound_to(volume) == Some(uid(its_prime))
+            && csi.is_some_and(|csi| csi.driver == seen.driver)
+            && !is_leaving(volume)
+    });
+    match is_its {
+        true => binding.with(Step::Bind),
+        false => Decision::problem((
+            "VolumeChanged",
+            "the PersistentVolume of the prime claim is not bound to it any more".into(),
+        )),
+    }
+}
+
 fn delete_pod(decision: Decision, pod: &Pod) -> Decision {
     match is_leaving(pod) {
         true => decision,
@@ -299,8 +334,23 @@ fn without_prime(seen: &Seen) -> Decision {
             "the volume is created when a pod that uses the claim is scheduled",
         );
     }
-    let decision = Decision::of(Phase::Provisioning, "Provisioning", "the volume is created");
-    decision.with(Step::CreatePrime(node))
+    create_prime(seen, &state, node)
+}
+
+fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
+    let provisioning = |message| Decision::of(Phase::Provisioning, "Provisioning", message);
+    if let Some(cache) = seen.cache.as_ref().filter(|_| !state.is_uncached) {
+        if let Some(snapshot) = cache.find_usable(&seen.claim, &seen.driver) {
+            let from = Some(snapshot.name.clone());
+            let decision = provisioning("the volume is created from a cached snapshot");
+            return decision.with(Step::CreatePrime { node, from });
+        }
+        if let Some(other) = &cache.receiver {
+            let message = format!("claim {other} receives the same content for this node");
+            return Decision::waits("WaitForCache", message);
+        }
+    }
+    provisioning("the volume is created").with(Step::CreatePrime { node, from: None })
 }
 
 /// No other attempt is made.

@@ -1,5 +1,7 @@
 //! Does the steps of the population of a claim. Each names its object by uid or version.
 
+mod cached;
+
 use std::fmt::Debug;
 
 use ::kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
@@ -10,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::Populators;
+use super::cache::restored_from;
 use super::decide::{Seen, Step};
 use super::pod::{Attempt, pod};
 use super::state::{
@@ -34,7 +37,11 @@ pub(super) async fn execute(populators: &Populators, seen: &Seen, step: Step) ->
         name: prime_name(&seen.claim),
     };
     match step {
-        Step::CreatePrime(node) => executor.create_prime(node.as_deref()).await,
+        Step::CreatePrime { node, from } => {
+            executor
+                .create_prime(node.as_deref(), from.as_deref())
+                .await
+        }
         Step::SelectNode(node) => {
             let annotations = json!({SELECTED_NODE: node, NODE: node});
             executor.annotate_prime(&annotations).await
@@ -54,6 +61,10 @@ pub(super) async fn execute(populators: &Populators, seen: &Seen, step: Step) ->
         Step::DeletePod(pod) => executor.delete_pod(&pod).await,
         Step::DeletePrime => executor.delete_prime().await,
         Step::Bind => executor.bind().await,
+        Step::CreateSnapshot(_)
+        | Step::RecordSnapshot(..)
+        | Step::DeleteSnapshot(..)
+        | Step::GiveUpSnapshot(..) => executor.cache(step).await,
         Step::Note(state) => executor.note(&state).await,
     }
 }
@@ -107,8 +118,11 @@ impl Executor<'_> {
         Ok(outcome)
     }
 
-    /// A claim like the one that is to be filled, without its source.
-    async fn create_prime(&self, node: Option<&str>) -> Result<Outcome> {
+    /// A claim like the one that is to be filled, without its source, or with a cached snapshot.
+    async fn create_prime(&self, node: Option<&str>, from: Option<&str>) -> Result<Outcome> {
+        if from.is_none() && !self.begins() {
+            return Ok(Outcome::Stale);
+        }
         let claim = &self.seen.claim;
         let spec = claim.spec.clone().unwrap_or_default();
         let source = self.seen.source.as_ref();
@@ -132,6 +146,7 @@ impl Executor<'_> {
                 "volumeMode": spec.volume_mode,
                 "volumeAttributesClassName": spec.volume_attributes_class_name,
                 "resources": {"requests": requests},
+                "dataSource": from.map(cached::reference),
             },
         });
         let prime = parsed(prime)?;
@@ -232,7 +247,12 @@ impl Executor<'_> {
             "resourceVersion": meta.resource_version,
         }});
         let fields = json!({});
-        over(&api, "PersistentVolume", name, volume, fields, spec).await
+        let outcome = over(&api, "PersistentVolume", name, volume, fields, spec).await?;
+        if let (Outcome::Done, Some(_)) = (outcome, restored_from(self.prime()?)) {
+            self.populators.metrics.populations().cache_hit();
+            self.set_used();
+        }
+        Ok(outcome)
     }
 }
 

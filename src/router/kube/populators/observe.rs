@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::decide::{Class, PodSeen, Reason, Seen};
 use super::grant::is_granted;
 use super::numbers::Numbers;
+use super::snapshots;
 use super::source::{Kind, Source, SourceName, source_of};
 use super::state::{POD, annotation, pod_phase, prime_name, uid, volume_name};
 use super::{KnownClass, Populators};
@@ -49,7 +50,7 @@ pub(super) fn class_of(populators: &Populators, claim: &PersistentVolumeClaim) -
         .as_ref()
         .and_then(|spec| spec.storage_class_name.as_deref());
     match name.and_then(|name| populators.class(name)) {
-        Some(KnownClass { driver, waits }) if driver == populators.options.settings.driver => {
+        Some(KnownClass { driver, waits, .. }) if driver == populators.options.settings.driver => {
             Class::Own { waits }
         }
         Some(_) | None => Class::Foreign,
@@ -105,6 +106,10 @@ pub(super) async fn observe(populators: &Populators, target: Target) -> Result<T
         Ok((_, source)) if pod == PodSeen::Absent => reader.origins(source).await?,
         _ => Ok(Vec::new()),
     };
+    let cache = match snapshots::known(populators, &claim, prime.as_ref(), &source) {
+        Some(known) => Some(snapshots::read(populators, known, prime.as_ref(), &pod, &claim).await),
+        None => None,
+    };
     let seen = Seen {
         now: Timestamp::now(),
         driver: populators.options.settings.driver.clone(),
@@ -116,6 +121,7 @@ pub(super) async fn observe(populators: &Populators, target: Target) -> Result<T
         volume,
         pod,
         numbers,
+        cache,
     };
     Ok(Target {
         claim,

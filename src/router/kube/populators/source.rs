@@ -79,6 +79,9 @@ pub(super) struct SourceSpec {
     pub(super) secret_ref: Option<SecretRef>,
     pub(super) owner: Option<Owner>,
     pub(super) preserve_owners: bool,
+    /// "node": a volume that was filled is kept as a snapshot, for other claims on its node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cache: Option<String>,
 }
 
 /// Which image of an index is used.
@@ -237,10 +240,12 @@ mod tests {
         }
     }
 
-    #[test]
-    fn source_objects_keep_their_format() {
-        let words = |text: &str| Some(text.to_string());
-        let http = SourceSpec {
+    fn words(text: &str) -> Option<String> {
+        Some(text.to_string())
+    }
+
+    fn http() -> SourceSpec {
+        SourceSpec {
             url: words("https://images.example/base.img.xz"),
             sha256: Some("0a".repeat(32)),
             format: words("raw"),
@@ -253,7 +258,18 @@ mod tests {
                 gid: 1001,
             }),
             ..SourceSpec::default()
-        };
+        }
+    }
+
+    fn cached() -> SourceSpec {
+        SourceSpec {
+            cache: words("node"),
+            ..http()
+        }
+    }
+
+    #[test]
+    fn source_objects_keep_their_format() {
         let oci = SourceSpec {
             image: words("registry.example/base:1"),
             path: words("disk"),
@@ -300,9 +316,10 @@ mod tests {
             }],
         };
         let expected = vec![
-            ("http.json", source(http, Some(status))),
+            ("http.json", source(http(), Some(status))),
             ("oci.json", source(oci, None)),
             ("s3.json", source(s3, None)),
+            ("cached.json", source(cached(), None)),
         ];
         let read = |bytes: &[u8]| serde_json::from_slice::<Source>(bytes).unwrap();
         let write = |object: &Source| serde_json::to_vec_pretty(object).unwrap();

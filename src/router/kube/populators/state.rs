@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// The annotation of the claim: a [`State`] as JSON.
 pub(super) const STATE: &str = "slackwater.dev/populate";
+/// The beginning of the names of prime claims and their pods.
+pub(super) const PRIME_PREFIX: &str = "prime-";
 /// The label of prime claims and pods: the UID of the claim.
 pub(super) const CLAIM_LABEL: &str = "slackwater.dev/populates";
 /// An annotation of prime claims: the UID and the generation of the source.
@@ -63,6 +65,9 @@ pub(super) struct State {
     pub(super) total_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progress_at: Option<Time>,
+    /// A cached snapshot could not be used for the claim, so a pod fills its volume.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(super) is_uncached: bool,
     /// The claim is bound to its volume, and nothing else is left.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) is_done: bool,
@@ -119,7 +124,7 @@ impl State {
 
 /// The name of the prime claim of a claim, and of the pod that fills it.
 pub(super) fn prime_name(claim: &PersistentVolumeClaim) -> String {
-    format!("prime-{}", uid(claim))
+    format!("{PRIME_PREFIX}{}", uid(claim))
 }
 
 pub(super) fn uid<K: Resource>(object: &K) -> &str {
@@ -224,11 +229,17 @@ mod tests {
             received_bytes: Some(5),
             total_bytes: Some(10),
             progress_at: Some(time),
+            is_uncached: false,
             is_done: true,
+        };
+        let uncached = State {
+            is_uncached: true,
+            ..State::new("s-1/3".into())
         };
         let expected = vec![
             ("new.json", State::new("s-1/3".into())),
             ("failed.json", failed),
+            ("uncached.json", uncached),
         ];
         let read = |bytes: &[u8]| serde_json::from_slice::<State>(bytes).unwrap();
         let write = |state: &State| serde_json::to_vec(state).unwrap();

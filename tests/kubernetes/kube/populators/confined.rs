@@ -3,11 +3,12 @@
 use std::fmt::Debug;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Fixture, token};
+use super::{Fixture, cached, token};
 use crate::kube::api::{DRIVER, eventually};
 
 /// Where a value of the object is set, and the beginning of the refusal.
@@ -349,6 +350,8 @@ pub fn is_confined(fixture: &Fixture, pod: &Value) {
     account.claims_are_prime_claims();
     account.volumes_are_bound_to_their_claims();
     account.only_its_own_is_deleted();
+    account.snapshots_are_those_of_the_cache();
+    account.contents_get_a_record_alone();
 }
 
 impl Account<'_> {
@@ -459,6 +462,23 @@ impl Account<'_> {
             assert!(
                 refused.contains("creates only prime claims"),
                 "{pointer}: {refused}"
+            );
+        }
+        let cached = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot",
+            "name": "cache-0"});
+        let from = changed(&prime, "/spec/dataSource", &cached);
+        assert_eq!(create(&from), "", "from a cached snapshot");
+        let claim = json!({"kind": "PersistentVolumeClaim", "name": "cache-0"});
+        let foreign = json!({"apiGroup": "other.example", "kind": "VolumeSnapshot",
+            "name": "cache-0"});
+        for (pointer, value) in [
+            ("/spec/dataSource", claim),
+            ("/spec/dataSourceRef", foreign),
+        ] {
+            let refused = create(&changed(&prime, pointer, &value));
+            assert!(
+                refused.contains("creates only prime claims"),
+                "{value}: {refused}"
             );
         }
         let patch = |fields: Value| {
@@ -612,5 +632,109 @@ impl Account<'_> {
             "{refused}"
         );
         eventually("the app is there", || !self.fixture.is_gone("pod/app"));
+    }
+
+    fn dynamic(&self, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", kind);
+        let kind = ApiResource::from_gvk(&kind);
+        match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
+            None => Api::all_with(self.client.clone(), &kind),
+        }
+    }
+
+    fn snapshots_are_those_of_the_cache(&self) {
+        let create = |namespace: &str, snapshot: &DynamicObject| {
+            let api = self.dynamic("VolumeSnapshot", Some(namespace));
+            let params = Account::dry_run();
+            refusal(
+                self.fixture
+                    .plane
+                    .runtime
+                    .block_on(api.create(&params, snapshot)),
+            )
+        };
+        let own = cached::snapshot();
+        let same = |object: &Value| changed(object, "/kind", &json!("VolumeSnapshot"));
+        assert_eq!(create("shop", &same(&own)), "");
+        for (pointer, value) in [
+            ("/metadata/name", json!("mine")),
+            ("/metadata/labels", json!({})),
+            ("/metadata/labels/slackwater.dev~1cache", json!("x")),
+            ("/metadata/ownerReferences", json!([])),
+            ("/metadata/ownerReferences/0/kind", json!("Pod")),
+            ("/metadata/ownerReferences/0/apiVersion", json!("v1")),
+            ("/metadata/finalizers", json!(["a.example/b"])),
+            ("/spec/volumeSnapshotClassName", json!("with-hooks")),
+            ("/spec/source", json!({"persistentVolumeClaimName": "data"})),
+            (
+                "/spec/source",
+                json!({"volumeSnapshotContentName": "of-another"}),
+            ),
+        ] {
+            let refused = create("shop", &changed(&own, pointer, &value));
+            assert!(
+                refused.contains("creates only cached snapshots"),
+                "{pointer}: {refused}"
+            );
+        }
+        let refused = create(
+            "bank",
+            &changed(&own, "/metadata/namespace", &json!("bank")),
+        );
+        assert!(refused.contains("cannot create resource"), "{refused}");
+
+        let mut mine = own;
+        set(&mut mine, "/metadata/name", json!("mine"));
+        self.fixture.plane.apply(&mine.to_string());
+        let api = self.dynamic("VolumeSnapshot", Some("shop"));
+        let params = DeleteParams::default();
+        let deleted = api.delete("mine", &params);
+        let refused = refusal(self.fixture.plane.runtime.block_on(deleted).map(drop));
+        assert!(refused.contains("and cached snapshots"), "{refused}");
+    }
+
+    fn contents_get_a_record_alone(&self) {
+        for (name, driver, snapshot) in [
+            ("content-own", DRIVER, "cache-0"),
+            ("content-foreign", "other.example", "cache-0"),
+            ("content-other", DRIVER, "mine"),
+        ] {
+            let content = cached::content(name, driver, snapshot);
+            self.fixture.plane.apply(&content.to_string());
+        }
+        let api = self.dynamic("VolumeSnapshotContent", None);
+        let patch = |name: &str, fields: Value| {
+            let params = PatchParams {
+                dry_run: true,
+                ..PatchParams::default()
+            };
+            let fields = Patch::Merge(fields);
+            refusal(
+                self.fixture
+                    .plane
+                    .runtime
+                    .block_on(api.patch(name, &params, &fields)),
+            )
+        };
+        let record = |key: &str| json!({"metadata": {"annotations": {key: "0"}}});
+        assert_eq!(patch("content-own", record("slackwater.dev/cache-key")), "");
+        for (name, fields) in [
+            ("content-foreign", record("slackwater.dev/cache-key")),
+            ("content-other", record("slackwater.dev/cache-key")),
+            ("content-own", record("slackwater.dev/level")),
+            ("content-own", json!({"metadata": {"labels": {"a": "b"}}})),
+            (
+                "content-own",
+                json!({"metadata": {"finalizers": ["a.example/b"]}}),
+            ),
+            ("content-own", json!({"spec": {"deletionPolicy": "Delete"}})),
+        ] {
+            let refused = patch(name, fields.clone());
+            assert!(
+                refused.contains("records only whether snapshots"),
+                "{name} {fields}: {refused}"
+            );
+        }
     }
 }

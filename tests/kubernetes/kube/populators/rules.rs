@@ -90,7 +90,34 @@ fn cases() -> Vec<Case> {
             vec![("secretRef", json!({"name": "../x"}))],
             "spec.secretRef.name",
         ),
+        (http, vec![("cache", json!("node"))], ""),
+        (http, vec![("cache", json!("cluster"))], "spec.cache"),
+        (
+            http,
+            vec![
+                ("cache", json!("node")),
+                ("sha256", none()),
+                ("unverified", json!(true)),
+            ],
+            "cache needs sha256",
+        ),
         (oci, vec![], ""),
+        (
+            oci,
+            vec![("cache", json!("node"))],
+            "cache needs an image by digest",
+        ),
+        (
+            oci,
+            vec![
+                ("cache", json!("node")),
+                (
+                    "image",
+                    json!(format!("registry.example/base:1@sha256:{}", sha())),
+                ),
+            ],
+            "",
+        ),
         (
             oci,
             vec![(
@@ -139,6 +166,16 @@ fn cases() -> Vec<Case> {
             oci,
             vec![("preserveOwners", json!(true))],
             "tree of an image",
+        ),
+        (s3, vec![("cache", json!("node"))], ""),
+        (
+            s3,
+            vec![
+                ("cache", json!("node")),
+                ("sha256", none()),
+                ("unverified", json!(true)),
+            ],
+            "cache needs sha256",
         ),
         (s3, vec![], ""),
         (

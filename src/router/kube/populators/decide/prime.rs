@@ -4,7 +4,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 
-use super::{Class, Decision, Phase, PodSeen, Seen, Step, delete_pod, retries};
+use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind, cached, delete_pod, retries};
+use crate::router::kube::populators::cache::restored_from;
 use crate::router::kube::populators::pod::{Attempt, ending, waits_for};
 use crate::router::kube::populators::state::{
     MAX_FAILURES, NODE, POD, Point, SELECTED_NODE, SOURCE, State, annotation, is_bound, is_leaving,
@@ -47,6 +48,9 @@ pub(super) fn decide(seen: &Seen, prime: &PersistentVolumeClaim) -> Decision {
     let is_given_up = state.given_up.as_deref() == Some(uid(prime));
     if is_given_up || is_leaving(prime) || phase(prime) == "Lost" || is_outdated(seen, prime) {
         return clean_up(seen, prime);
+    }
+    if let Some(from) = restored_from(prime) {
+        return cached::restored(seen, prime, &state, from);
     }
     if !is_bound(prime) {
         return unbound(seen, prime);
@@ -105,7 +109,10 @@ fn unbound(seen: &Seen, prime: &PersistentVolumeClaim) -> Decision {
     let copied = annotation(prime, NODE);
     match (node(prime), node(&seen.claim), copied) {
         (Some(_), ..) => decision,
-        (None, Some(node), Some(copied)) if node == copied => decision.with(Step::DropNode),
+        (None, Some(node), Some(copied)) if node == copied => {
+            let room = cached::makes_room(seen, prime, &node);
+            decision.with(room.unwrap_or(Step::DropNode))
+        }
         (None, Some(node), _) => decision.with(Step::SelectNode(node)),
         (None, None, Some(_)) => decision.with(Step::ForgetNode),
         (None, None, None) => decision,
@@ -202,23 +209,10 @@ fn progress(seen: &Seen, state: &State, populating: Decision) -> Decision {
     populating.with(Step::Note(Box::new(state)))
 }
 
+/// The volume is filled. The pod stays until the claim is bound, as the only evidence of that.
 fn succeeded(seen: &Seen, prime: &PersistentVolumeClaim) -> Decision {
-    let binding = Decision::of(Phase::Binding, "Binding", "the volume is filled");
-    let is_its = seen.volume.as_ref().is_some_and(|volume| {
-        let spec = volume.spec.as_ref();
-        let csi = spec.and_then(|spec| spec.csi.as_ref());
-        volume.metadata.name.as_deref() == volume_name(prime)
-            && bound_to(volume) == Some(uid(prime))
-            && csi.is_some_and(|csi| csi.driver == seen.driver)
-            && !is_leaving(volume)
-    });
-    match is_its {
-        true => binding.with(Step::Bind),
-        false => Decision::problem((
-            "VolumeChanged",
-            "the PersistentVolume of the prime claim is not bound to it any more".into(),
-        )),
-    }
+    let cached = cached::before_binding(seen, prime);
+    cached.unwrap_or_else(|| bind(seen, prime))
 }
 
 /// Records that an attempt has failed.

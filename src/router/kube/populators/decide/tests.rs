@@ -1,5 +1,6 @@
 //! What is decided from each state that a crash can leave, and whole sequences in a model of a cluster.
 
+mod cached;
 mod world;
 
 use serde_json::{Value, json};
@@ -26,7 +27,8 @@ fn source(generation: i64) -> (Kind, Source) {
         "metadata": {"namespace": "shop", "name": "base", "uid": "s-1", "generation": generation}}));
     source.spec = SourceSpec {
         url: Some("https://images.example/base.img".into()),
-        unverified: true,
+        sha256: Some(format!("{generation:064}")),
+        cache: Some("node".into()),
         ..SourceSpec::default()
     };
     (Kind::Http, source)
@@ -110,6 +112,7 @@ fn seen() -> Seen {
         volume: None,
         pod: PodSeen::Absent,
         numbers: None,
+        cache: None,
     };
     set_state(&mut seen, &begun());
     seen
@@ -191,9 +194,12 @@ fn nothing_is_created_before_source_class_and_node_are_there() {
     annotate(&mut waiting.claim, SELECTED_NODE, None);
     assert_eq!(reason(&waiting), "WaitForFirstConsumer");
     waiting.class = Class::Own { waits: false };
-    assert_eq!(step(&waiting), Some(Step::CreatePrime(None)));
-    let node = Some("node-1".to_string());
-    assert_eq!(step(&seen()), Some(Step::CreatePrime(node)));
+    let create = |node: Option<&str>| {
+        let node = node.map(str::to_string);
+        Some(Step::CreatePrime { node, from: None })
+    };
+    assert_eq!(step(&waiting), create(None));
+    assert_eq!(step(&seen()), create(Some("node-1")));
 }
 
 #[test]
@@ -378,7 +384,7 @@ fn a_failure_is_recorded_before_anything_is_deleted_and_counted_once() {
     seen.now = time(9);
     assert_eq!(reason(&seen), "AttemptFailed");
     seen.now = time(10);
-    assert!(matches!(step(&seen), Some(Step::CreatePrime(_))));
+    assert!(matches!(step(&seen), Some(Step::CreatePrime { .. })));
 }
 
 #[test]

@@ -1,12 +1,19 @@
 //! A model of a cluster with one claim, and controllers that are interrupted, late, or not the leader any
 //! more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::cached::{content, snapshot};
 use super::*;
+use crate::router::kube::populators::cache::{
+    CacheSeen, CachedSnapshot, ContentSeen, Key, NONE, SNAPSHOT, node_of, restored_from,
+};
 use crate::router::kube::populators::state::{is_block, owner, phase, pod_phase, prime_name};
+
+/// The most cached snapshots.
+const MOST: usize = 2;
 
 /// What happens.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +39,36 @@ enum Happens {
     Forbidden(bool),
     PrimeIsDeleted,
     Later(i64),
+    /// The driver cuts a snapshot, also one that is not waited for any more.
+    Cut,
+    /// A pod of a user uses the prime claim, and writes to it.
+    OtherPod,
+    /// The pod of the claim has started, and writes to it.
+    UserWrites,
+    /// Another claim with the same content was filled.
+    CacheAppears,
+    /// A user has created a snapshot with the name of the key.
+    FakeAppears,
+    /// A user has created a prime claim from what has the name of the key.
+    FakePrime,
+    CacheGone,
+    OtherReceives(bool),
+}
+
+/// A snapshot, and which version of the source it has completely.
+#[derive(Clone, Debug)]
+struct Cached {
+    name: String,
+    uid: String,
+    created: i64,
+    /// The volume, once the snapshot controller has read it from the prime claim.
+    volume: Option<String>,
+    prime: String,
+    is_ready: bool,
+    cut: Option<String>,
+    record: Option<String>,
+    version: String,
+    is_leaving: bool,
 }
 
 /// How a pod has ended.
@@ -59,6 +96,14 @@ struct World {
     ends: BTreeMap<String, End>,
     late: Option<(Seen, Step)>,
     attempts: u32,
+    snapshots: Vec<Cached>,
+    /// Volumes that were created from snapshots, and their content.
+    restored: BTreeMap<String, Option<String>>,
+    /// Volumes to which others have written.
+    tainted: BTreeSet<String>,
+    /// The UID of a prime claim that another pod uses.
+    shared: Option<String>,
+    is_received: bool,
 }
 
 impl World {
@@ -80,6 +125,11 @@ impl World {
             ends: BTreeMap::new(),
             late: None,
             attempts: 0,
+            snapshots: Vec::new(),
+            restored: BTreeMap::new(),
+            tainted: BTreeSet::new(),
+            shared: None,
+            is_received: false,
         }
     }
 
@@ -108,7 +158,42 @@ impl World {
                 (None, _) => PodSeen::Absent,
             },
             numbers: self.numbers.clone(),
+            cache: self.cache(),
         }
+    }
+
+    /// The key of a version of the source, on the node of the volume.
+    fn key(&self, generation: i64) -> Option<Key> {
+        let node = node_of(&self.claim, self.prime.as_ref())?;
+        let (kind, source) = source(generation);
+        Key::of((kind, &source), &self.claim, "class-1", Some(node))
+    }
+
+    fn cache(&self) -> Option<CacheSeen> {
+        let key = self.key(self.generation).filter(|_| !self.is_source_gone)?;
+        let all = self.snapshots.iter();
+        let read = |one: &Cached| {
+            let times = (one.created, one.is_leaving);
+            let bound = one.volume.as_ref().map(|_| format!("sc-{}", one.uid));
+            CachedSnapshot::read(&snapshot(&one.name, &one.uid, times, one.is_ready, bound))
+        };
+        let name = key.snapshot_name();
+        let named = self.snapshots.iter().find(|one| one.name == name);
+        let its_content = named.and_then(|one| {
+            let volume = one.volume.as_ref()?;
+            let mut content = content(&one.uid, volume, one.record.as_deref());
+            content.metadata.resource_version = Some(one.version.clone());
+            Some(ContentSeen::read(&content))
+        });
+        let prime = self.prime.as_ref().map(uid);
+        Some(CacheSeen {
+            key,
+            most: MOST,
+            snapshots: all.map(read).collect(),
+            content: its_content,
+            is_shared: prime.is_some() && self.shared.as_deref() == prime,
+            receiver: self.is_received.then(|| "other".into()),
+        })
     }
 
     /// Does a step, and not more than so many writes of it.
@@ -118,7 +203,15 @@ impl World {
             return None;
         }
         match step {
-            Step::CreatePrime(node) => self.create_prime(seen, node.as_deref())?,
+            Step::CreatePrime { node, from } => {
+                self.create_prime(seen, node.as_deref(), from.as_deref())?;
+            }
+            Step::CreateSnapshot(name) => self.create_snapshot(seen, name, most)?,
+            Step::RecordSnapshot(name, version) => self.record(seen, &name, version.as_deref())?,
+            Step::DeleteSnapshot(_, uid) | Step::GiveUpSnapshot(_, uid) => {
+                let mut its = self.snapshots.iter_mut();
+                its.find(|one| one.uid == uid)?.is_leaving = true;
+            }
             Step::SelectNode(node) => {
                 let set = [
                     (SELECTED_NODE, Some(node.as_str())),
@@ -191,7 +284,139 @@ impl World {
         Some(())
     }
 
-    fn create_prime(&mut self, seen: &Seen, node: Option<&str>) -> Option<()> {
+    fn create_snapshot(&mut self, seen: &Seen, name: String, most: usize) -> Option<()> {
+        let prime = seen.prime.as_ref()?;
+        let uid = format!("sn-{}", self.next());
+        let mark = match self.snapshots.iter().any(|one| one.name == name) {
+            true => NONE,
+            false => {
+                self.add_snapshot(&name, &uid, self::uid(prime));
+                &uid
+            }
+        };
+        if most == 1 {
+            return None;
+        }
+        let now = self.seen();
+        let its = now
+            .prime
+            .as_ref()
+            .filter(|its| self::uid(*its) == self::uid(prime))?;
+        let is_same = annotation(its, SNAPSHOT) == annotation(prime, SNAPSHOT);
+        is_same.then(|| self.annotate_prime(&now, &[(SNAPSHOT, Some(mark))]))?
+    }
+
+    /// Only complete content of the key is recorded, and nothing that others have written.
+    fn record(&mut self, seen: &Seen, name: &str, version: Option<&str>) -> Option<()> {
+        let next = self.next();
+        let key = &seen.cache.as_ref()?.key;
+        let mut its = self.snapshots.iter_mut();
+        let its = its.find(|one| name == format!("sc-{}", one.uid))?;
+        if Some(its.version.as_str()) != version {
+            return None;
+        }
+        let content = its.cut.as_ref().expect("complete content");
+        let generation = content.strip_prefix("s-1/").unwrap().parse().unwrap();
+        let (kind, source) = source(generation);
+        let node = node_of(&seen.claim, seen.prime.as_ref());
+        let expected = Key::of((kind, &source), &seen.claim, "class-1", node);
+        assert_eq!(expected.as_ref(), Some(key), "{its:?}");
+        its.record = Some(key.to_string());
+        its.version = next;
+        Some(())
+    }
+
+    fn add_snapshot(&mut self, name: &str, uid: &str, prime: &str) {
+        let version = self.next();
+        self.snapshots.push(Cached {
+            name: name.into(),
+            uid: uid.into(),
+            created: self.seconds,
+            volume: None,
+            prime: prime.into(),
+            is_ready: false,
+            cut: None,
+            record: None,
+            version,
+            is_leaving: false,
+        });
+    }
+
+    /// Which version of the source a volume has completely, and nothing else.
+    fn content_now(&self, volume: &str) -> Option<String> {
+        if self.tainted.contains(volume) {
+            return None;
+        }
+        if let Some(content) = self.restored.get(volume) {
+            return content.clone();
+        }
+        let (last, version) = self.content.get(volume)?.last()?;
+        let is_complete = self.ends.get(last) == Some(&End::Code(0));
+        is_complete.then(|| version.clone())
+    }
+
+    /// Snapshot controller and driver. A snapshot is cut some time after its volume was read.
+    fn snapshot_controller(&mut self) {
+        self.snapshots.retain(|one| !one.is_leaving);
+        let Some(prime) = self.prime.as_ref().filter(|prime| is_bound(prime)) else {
+            return;
+        };
+        let volume = volume_name(prime).map(str::to_string);
+        let bound = volume.as_ref().and_then(|name| self.volumes.get(name));
+        if bound.is_some_and(|volume| prime::bound_to(volume) == Some(uid(prime))) {
+            for one in self
+                .snapshots
+                .iter_mut()
+                .filter(|one| one.prime == uid(prime))
+            {
+                one.volume = one.volume.take().or_else(|| volume.clone());
+            }
+        }
+    }
+
+    fn cut(&mut self) {
+        let all = self.snapshots.iter();
+        let contents: Vec<_> = all
+            .map(|one| one.volume.as_deref().map(|volume| self.content_now(volume)))
+            .collect();
+        for (one, content) in self.snapshots.iter_mut().zip(contents) {
+            if let (Some(content), false) = (content, one.is_ready) {
+                one.is_ready = true;
+                one.cut = content;
+            }
+        }
+    }
+
+    /// A snapshot that did not come from this claim: with the content of the source and a record, or not.
+    fn appears(&mut self, is_good: bool) {
+        let Some(key) = self.key(self.generation) else {
+            return;
+        };
+        let name = key.snapshot_name();
+        if self.snapshots.len() >= MOST || self.snapshots.iter().any(|one| one.name == name) {
+            return;
+        }
+        let uid = format!("sn-{}", self.next());
+        self.add_snapshot(&name, &uid, "of another claim");
+        let one = self.snapshots.last_mut().unwrap();
+        one.volume = Some("of another claim".into());
+        one.is_ready = true;
+        one.cut = is_good.then(|| source(self.generation).1.version());
+        one.record = is_good.then(|| key.to_string());
+        // Until it is recorded and used, seconds pass.
+        self.seconds += 1;
+    }
+
+    fn fake_prime(&mut self) {
+        let (Some(key), None) = (self.key(self.generation), &self.prime) else {
+            return;
+        };
+        let node = annotation(&self.claim, SELECTED_NODE).map(str::to_string);
+        let seen = self.seen();
+        self.create_prime(&seen, node.as_deref(), Some(&key.snapshot_name()));
+    }
+
+    fn create_prime(&mut self, seen: &Seen, node: Option<&str>, from: Option<&str>) -> Option<()> {
         if self.prime.is_some() {
             return None;
         }
@@ -199,6 +424,10 @@ impl World {
         let mut new = prime();
         new.metadata.uid = Some(format!("q-{version}"));
         new.metadata.resource_version = Some(version);
+        new.metadata.creation_timestamp = object(json!(time(self.seconds).to_string()));
+        new.spec.as_mut().unwrap().data_source_ref = from.map(|name| {
+            object(json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name}))
+        });
         annotate(&mut new, SELECTED_NODE, node);
         annotate(&mut new, NODE, node);
         let (_, source) = seen.source.as_ref().ok()?;
@@ -254,10 +483,15 @@ impl World {
         reference.name.clone_from(&self.claim.metadata.name);
         reference.uid.clone_from(&self.claim.metadata.uid);
         its.metadata.resource_version = Some(version);
+        let prime = seen.prime.as_ref().unwrap();
+        if let Some(content) = self.restored.get(&name) {
+            assert!(!self.content.contains_key(&name), "{self:?}");
+            assert_eq!(content.as_deref(), annotation(prime, SOURCE), "{self:?}");
+            return Some(());
+        }
         let pods = &self.content[&name];
         let (last, version) = pods.last().unwrap();
         assert_eq!(self.ends.get(last), Some(&End::Code(0)), "{self:?}");
-        let prime = seen.prime.as_ref().unwrap();
         assert_eq!(annotation(prime, POD), Some(last.as_str()), "{self:?}");
         for (other, its) in &pods[..pods.len() - 1] {
             let end = self.ends.get(other);
@@ -278,17 +512,28 @@ impl World {
             let is_its = |volume: &PersistentVolume| prime::bound_to(volume) == uid.as_deref();
             self.volumes.retain(|_, volume| !is_its(volume));
         }
+        self.snapshot_controller();
         let version = self.next();
         if let Some(prime) = &mut self.prime {
             let uid = prime.metadata.uid.clone();
+            let from = restored_from(prime);
+            let mut ready = self.snapshots.iter().filter(|one| one.is_ready);
+            let restores = from.map(|from| ready.find(|one| one.name == from));
             if is_leaving(prime) {
-            } else if volume_name(prime).is_none() && annotation(prime, SELECTED_NODE).is_some() {
+            } else if volume_name(prime).is_none()
+                && annotation(prime, SELECTED_NODE).is_some()
+                && !matches!(restores, Some(None))
+            {
                 let name = format!("pv-{version}");
+                if let Some(Some(from)) = restores {
+                    self.restored.insert(name.clone(), from.cut.clone());
+                }
                 let mut new = volume();
                 new.metadata.name = Some(name.clone());
                 new.metadata.resource_version = Some(version.clone());
                 let spec = new.spec.as_mut().unwrap();
                 spec.claim_ref.as_mut().unwrap().uid = uid;
+                spec.csi.as_mut().unwrap().volume_handle.clone_from(&name);
                 self.volumes.insert(name.clone(), new);
                 set_bound(prime, &name);
                 prime.metadata.resource_version = Some(version);
@@ -344,6 +589,20 @@ impl World {
         self.ends.insert(uid, End::Code(code));
     }
 
+    fn pod_prints(&mut self, bytes: u64) {
+        let line = json!({"received": bytes, "durable": bytes, "validator": [34, 34]});
+        let is_recorded = self.prime.as_ref().zip(self.pod.as_ref());
+        let is_recorded =
+            is_recorded.is_some_and(|(prime, pod)| annotation(prime, POD) == Some(uid(pod)));
+        let runs = self
+            .pod
+            .as_ref()
+            .is_some_and(|pod| pod_phase(pod) == "Running");
+        if runs && is_recorded {
+            self.numbers = Numbers::parse(&line.to_string());
+        }
+    }
+
     fn happens(&mut self, what: Happens) {
         match what {
             Happens::Step(writes) => {
@@ -383,24 +642,23 @@ impl World {
             Happens::PodRuns => self.pod_runs(),
             Happens::PodEnds(code) => self.pod_ends(code),
             Happens::PodVanishes => self.pod_vanishes(),
-            Happens::PodPrints(bytes) => {
-                let line = json!({"received": bytes, "durable": bytes, "validator": [34, 34]});
-                let is_recorded = self.prime.as_ref().zip(self.pod.as_ref());
-                let is_recorded = is_recorded
-                    .is_some_and(|(prime, pod)| annotation(prime, POD) == Some(uid(pod)));
-                let runs = self
-                    .pod
-                    .as_ref()
-                    .is_some_and(|pod| pod_phase(pod) == "Running");
-                if runs && is_recorded {
-                    self.numbers = Numbers::parse(&line.to_string());
-                }
-            }
+            Happens::PodPrints(bytes) => self.pod_prints(bytes),
             Happens::SourceChanges => self.generation += 1,
             Happens::SourceGone(is_gone) => self.is_source_gone = is_gone,
             Happens::Forbidden(is_forbidden) => self.is_forbidden = is_forbidden,
             Happens::PrimeIsDeleted => self.delete_prime(),
             Happens::Later(seconds) => self.seconds += seconds,
+            Happens::Cut => self.cut(),
+            Happens::OtherPod => self.other_pod(),
+            Happens::UserWrites => {
+                let its = volume_name(&self.claim).map(str::to_string);
+                self.tainted.extend(its);
+            }
+            Happens::CacheAppears => self.appears(true),
+            Happens::FakeAppears => self.appears(false),
+            Happens::FakePrime => self.fake_prime(),
+            Happens::CacheGone => self.snapshots.clear(),
+            Happens::OtherReceives(receives) => self.is_received = receives,
         }
         self.check();
     }
@@ -417,18 +675,38 @@ impl World {
             );
         }
         assert!(!is_block(&self.claim));
+        let staying = self.snapshots.iter().filter(|one| !one.is_leaving);
+        // One can be created while another one appears.
+        assert!(staying.count() <= MOST + 1, "{self:?}");
+    }
+
+    fn other_pod(&mut self) {
+        let Some(prime) = self.prime.as_ref().filter(|prime| is_bound(prime)) else {
+            return;
+        };
+        let bound = volume_name(prime).and_then(|name| self.volumes.get(name));
+        if bound.is_some_and(|volume| prime::bound_to(volume) == Some(uid(prime))) {
+            self.shared = Some(uid(prime).into());
+            self.tainted.extend(volume_name(prime).map(str::to_string));
+        }
     }
 
     /// Everything goes well from now on.
     fn settle(&mut self) {
         self.is_forbidden = false;
         self.is_source_gone = false;
+        self.is_received = false;
         self.generation += 1;
+        self.goes_well();
+    }
+
+    fn goes_well(&mut self) {
         for _ in 0..60 {
             self.happens(Happens::Later(600));
             self.happens(Happens::Schedule);
             self.happens(Happens::Step(None));
             self.happens(Happens::Kubernetes);
+            self.happens(Happens::Cut);
             self.happens(Happens::PodRuns);
             self.happens(Happens::PodEnds(0));
         }
@@ -454,7 +732,41 @@ fn anything() -> impl Strategy<Value = Happens> {
         1 => any::<bool>().prop_map(Happens::Forbidden),
         1 => Just(Happens::PrimeIsDeleted),
         3 => (1..700_i64).prop_map(Happens::Later),
+        4 => cache(),
     ]
+}
+
+/// What happens around the cache.
+fn cache() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        4 => Just(Happens::Cut),
+        1 => Just(Happens::OtherPod),
+        1 => Just(Happens::UserWrites),
+        2 => Just(Happens::CacheAppears),
+        1 => Just(Happens::FakeAppears),
+        1 => Just(Happens::FakePrime),
+        1 => Just(Happens::CacheGone),
+        1 => any::<bool>().prop_map(Happens::OtherReceives),
+    ]
+}
+
+#[test]
+fn a_claim_with_cached_content_is_filled_without_a_pod() {
+    let mut world = World::new();
+    world.happens(Happens::Schedule);
+    world.happens(Happens::CacheAppears);
+    world.goes_well();
+    assert!(is_bound(&world.claim) && world.prime.is_none(), "{world:?}");
+    assert_eq!(world.attempts, 0);
+    // What was cached without a record, or is used by another pod, is not used.
+    for wrong in [Happens::FakeAppears, Happens::FakePrime] {
+        let mut world = World::new();
+        world.happens(Happens::Schedule);
+        world.happens(wrong);
+        world.goes_well();
+        assert!(is_bound(&world.claim), "{world:?}");
+        assert_eq!(world.attempts, 1, "{wrong:?}");
+    }
 }
 
 #[test]
@@ -463,6 +775,10 @@ fn a_claim_is_filled_by_one_pod() {
     world.settle();
     assert!(is_bound(&world.claim), "{world:?}");
     assert_eq!(world.attempts, 1);
+    let [cached] = &world.snapshots[..] else {
+        panic!("{world:?}");
+    };
+    assert!(cached.record.is_some(), "{world:?}");
 }
 
 #[test]
