@@ -30,7 +30,7 @@ allow_populators() {
 
 # server SCRIPT: a pod whose folder /www is served over HTTP; the script fills it first.
 server() {
-    pod server -c "mkdir /www && cd /www && $1 && touch /www/ready && httpd -f -p 8080 -h /www"
+    pod server -c "mkdir /www && cd /www && $1 && touch /www/ready && httpd -f -v -p 8080 -h /www"
     ready pod/server
     eventually 120 inside server 'test -e /www/ready'
     SERVER=http://$(get pod/server .status.podIP):8080
@@ -142,3 +142,49 @@ test_a_namespace_must_allow_it_and_kills_leave_one_whole_volume() {
     eventually 120 is_clean
 }
 attempt_runs() { [ -n "$(k get pod -l slackwater.dev/populates -o 'jsonpath={.items[*].status.containerStatuses[0].state.running.startedAt}')" ]; }
+
+# Six claims of one source, all created at once: one download on each node that has one, and the others are
+# created from its snapshot. A claim that is created later, and is larger, costs none either.
+test_claims_of_one_source_are_filled_by_one_download() {
+    local n sum
+    with_populators
+    allow_populators
+    server 'dd if=/dev/urandom of=disk bs=1M count=64 2>/dev/null'
+    sum=$(inside server 'sha256sum </www/disk')
+    http_source disk disk "sha256: '${sum%% *}', cache: node"
+    for n in {1..6}; do from_source "disk-$n" 128Mi disk; done
+    for n in {1..6}; do pod "user-$n" -n node-1 "disk-$n:/data"; done
+    for n in {1..6}; do
+        ready "pod/user-$n"
+        is "the object of claim $n" "$(inside "user-$n" 'sha256sum </data/disk.img')" "$sum"
+    done
+    is "the downloads" "$(downloads)" 1
+    from_source larger 256Mi disk
+    pod larger -n node-1 larger:/data
+    ready pod/larger
+    is "the object of a larger claim" "$(inside larger 'sha256sum </data/disk.img')" "$sum"
+    is "its file system, which is larger" "$(inside larger 'df -m /data | awk "NR == 2 {print (\$2 > 150)}"')" 1
+    is "the downloads" "$(downloads)" 1
+    # Each volume is a copy of its own.
+    inside user-1 'echo other >/data/disk.img'
+    is "the object of claim 2" "$(inside user-2 'sha256sum </data/disk.img')" "$sum"
+    # Another node receives it once more.
+    from_source elsewhere 128Mi disk
+    pod elsewhere -n node-2 elsewhere:/data
+    ready pod/elsewhere
+    is "the object on another node" "$(inside elsewhere 'sha256sum </data/disk.img')" "$sum"
+    is "the downloads" "$(downloads)" 2
+    # Without the snapshots, a claim is filled as before.
+    k delete volumesnapshots -l slackwater.dev/cache >/dev/null
+    from_source again 128Mi disk
+    pod again -n node-1 again:/data
+    ready pod/again
+    is "the object again" "$(inside again 'sha256sum </data/disk.img')" "$sum"
+    is "the downloads" "$(downloads)" 3
+    # They are deleted with the source.
+    gone httpsource/disk
+    eventually 120 has_no_cache
+    eventually 120 is_clean
+}
+downloads() { k logs server | grep -c 'response:20' || :; }
+has_no_cache() { [ -z "$(k get volumesnapshots -l slackwater.dev/cache -o name)" ]; }
