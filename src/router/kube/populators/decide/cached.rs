@@ -101,7 +101,10 @@ pub(super) fn restored(
     let is_older = created_at
         .zip(snapshot)
         .is_some_and(|(prime, snapshot)| snapshot.created_at < prime.0);
-    let why = if snapshot.is_none_or(|snapshot| snapshot.name != from) || !is_older {
+    // This controller records that a population begins before it creates a prime claim.
+    let why = if state.source.is_empty() {
+        Some("this controller has not created the prime claim")
+    } else if snapshot.is_none_or(|snapshot| snapshot.name != from) || !is_older {
         Some("the snapshot cannot be used any more")
     } else if matches!(seen.pod, PodSeen::Here(_)) {
         Some("a pod has the name of the prime claim")

@@ -769,6 +769,19 @@ fn a_claim_with_cached_content_is_filled_without_a_pod() {
     }
 }
 
+/// A user has created it before the population began. What is recorded at the claim is complete then.
+#[test]
+fn a_prime_claim_of_another_creator_is_replaced() {
+    let mut world = World::new();
+    world.happens(Happens::Schedule);
+    world.happens(Happens::CacheAppears);
+    world.happens(Happens::FakePrime);
+    world.goes_well();
+    assert!(is_bound(&world.claim) && world.prime.is_none(), "{world:?}");
+    assert!(State::of(&world.claim).is_done, "{world:?}");
+    assert_eq!(world.attempts, 0);
+}
+
 #[test]
 fn a_claim_is_filled_by_one_pod() {
     let mut world = World::new();
