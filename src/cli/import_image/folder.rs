@@ -60,7 +60,10 @@ impl Folder {
     pub(super) fn examine(&self) -> Found {
         let content = self.tree.content();
         eprintln!("{content}");
-        for (path, what) in content.skipped.iter().take(LISTED) {
+        let mut skipped: Vec<_> = content.skipped.iter().collect();
+        // What is mounted may be more than one entry, so it is listed in any case.
+        skipped.sort_by_key(|(_, what)| *what != "a mount point");
+        for (path, what) in skipped.into_iter().take(LISTED) {
             eprintln!("not copied, {what}: {path:?}");
         }
         if let Some(more) = content.skipped.len().checked_sub(LISTED + 1) {

@@ -31,6 +31,7 @@ pub(super) struct PeerSource {
 struct Stream {
     runtime: Handle,
     messages: Streaming<ReadResponse>,
+    only_digests: bool,
     failure: Failure,
 }
 
@@ -95,6 +96,7 @@ impl SnapshotSource for PeerSource {
         Ok(Box::new(Stream {
             runtime: self.runtime.clone(),
             messages: answer.into_inner(),
+            only_digests: wanted == Wanted::Digests,
             failure,
         }))
     }
@@ -110,11 +112,13 @@ impl Ranges for Stream {
             Ok(Err(status)) => return Err(self.failure.of(&status)),
             Err(_) => return Err(self.failure.late()),
         };
-        let checksum = match (message.crc32, message.sha256.as_slice().try_into()) {
-            (Some(crc), _) => Checksum::Crc32(crc),
+        let digest = message.sha256.as_slice().try_into();
+        let checksum = match (message.crc32, digest) {
+            // A copy that is read back is compared with SHA-256.
+            (Some(crc), _) if !self.only_digests => Checksum::Crc32(crc),
             (None, Ok(digest)) => Checksum::Sha256(digest),
-            (None, Err(_)) => {
-                let why = "it sent neither a CRC-32 nor a SHA-256".to_string();
+            _ => {
+                let why = "it sent no checksum that can be used".to_string();
                 return Err(self.failure.unreachable(why));
             }
         };

@@ -115,14 +115,22 @@ impl ImportTree {
         self.compare(|_| Ok(()))
     }
 
+    /// Whether an entry was changed since the import began. Some file systems have seconds alone: ext4
+    /// with inodes of 128 bytes, for example.
+    fn is_recent(&self, found: &Metadata) -> bool {
+        let changed = (found.ctime(), found.ctime_nsec());
+        match changed.1 {
+            0 => changed.0 >= self.began.0,
+            _ => changed >= self.began,
+        }
+    }
+
     fn survey(&mut self) -> Result<()> {
         let (mut surveyed, mut content) = (Vec::new(), TreeContent::default());
         // A file with several names has its data once.
         let mut linked = HashSet::new();
         walk(&self.root, &self.path, |entry| {
-            if let Some(found) = entry.metadata
-                && (found.ctime(), found.ctime_nsec()) >= self.began
-            {
+            if entry.metadata.is_some_and(|found| self.is_recent(found)) {
                 return Err(self.changed(entry.path));
             }
             surveyed.push(Hashes::of(entry));

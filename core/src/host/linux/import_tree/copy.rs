@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, readlinkat};
+use nix::libc;
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{LinkatFlags, linkat, symlinkat};
 
@@ -133,7 +134,15 @@ impl<'a> Copy<'a> {
 
     fn add_file(&mut self, entry: &Entry<'_>, found: &Metadata) -> Result<()> {
         let whole = self.tree.whole(entry.path);
-        let from = reopen(entry.open, 0, &whole)?;
+        // Otherwise it would wait for a process with a write lease.
+        let from = reopen(entry.open, libc::O_NONBLOCK, &whole);
+        let from = from.map_err(|error| match error.code() {
+            Some(Errno::EAGAIN) => {
+                let what = "a process has a lease on it; end that first";
+                HostError::unexpected("import", &whole, what)
+            }
+            _ => error,
+        })?;
         take_lease(&from, &whole)?;
         // From here on no process changes its data; it may have been changed since it was visited.
         let state = State::of(found);
