@@ -42,6 +42,10 @@ pub(super) const RECORD: &str = "slackwater.dev/cache-key";
 pub(super) const SNAPSHOT: &str = "slackwater.dev/populate-snapshot";
 /// No snapshot is created of this prime claim any more.
 pub(super) const NONE: &str = "none";
+/// The API group of VolumeSnapshots.
+pub(super) const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
+/// The names of cached snapshots begin with it.
+pub(super) const NAME_PREFIX: &str = "cache-";
 /// The value of the field `cache` of sources.
 const PER_NODE: &str = "node";
 
@@ -49,6 +53,8 @@ const PER_NODE: &str = "node";
 const DOWNLOAD_PATIENCE: SignedDuration = SignedDuration::from_mins(10);
 /// A decision to receive the content is known to the watch of claims after this time.
 const BEGIN_INTERVAL: Duration = Duration::from_secs(30);
+/// After this time, a snapshot that was created is recorded or given up.
+const CREATED_INTERVAL: Duration = Duration::from_secs(600);
 /// After a snapshot could not be created, no claim of the namespace waits for one.
 const BROKEN_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -103,7 +109,7 @@ impl Key {
 
     /// The name of the snapshot.
     pub(super) fn snapshot_name(&self) -> String {
-        format!("cache-{}", &self.0[..40])
+        format!("{NAME_PREFIX}{}", &self.0[..40])
     }
 }
 
@@ -130,6 +136,8 @@ pub(super) struct CachedSnapshot {
     pub(super) created_at: Timestamp,
     /// When this controller has created or used it last.
     pub(super) used_at: Option<Timestamp>,
+    /// This process has created it.
+    pub(super) is_own: bool,
     pub(super) is_leaving: bool,
 }
 
@@ -154,6 +162,7 @@ impl CachedSnapshot {
             restore_size: size.as_ref().and_then(thousandths),
             created_at: created_at.map_or(Timestamp::MAX, |time| time.0),
             used_at: None,
+            is_own: false,
             is_leaving: is_leaving(object),
         }
     }
@@ -250,6 +259,12 @@ impl CacheSeen {
         is_usable.then_some(snapshot)
     }
 
+    /// The snapshot that a prime claim is created from, if it was recorded, also while it is deleted.
+    pub(super) fn find_restored(&self, from: &str, driver: &str) -> Option<&CachedSnapshot> {
+        let snapshot = self.find_named().filter(|one| one.name == from)?;
+        (snapshot.is_ready && self.is_recorded(snapshot, driver)).then_some(snapshot)
+    }
+
     /// The one that was not used for the longest time, of one node or of all.
     pub(super) fn find_oldest(&self, node: Option<&str>) -> Option<&CachedSnapshot> {
         let all = self.snapshots.iter().filter(|one| !one.is_leaving);
@@ -272,10 +287,19 @@ fn size_of(claim: &PersistentVolumeClaim) -> i128 {
     size.and_then(thousandths).unwrap_or_default()
 }
 
-/// The name of the snapshot that a prime claim is created from; `None` if a pod fills it.
+/// The name of the snapshot of its namespace that a prime claim is created from.
 pub(super) fn restored_from(prime: &PersistentVolumeClaim) -> Option<&str> {
     let source = prime.spec.as_ref()?.data_source_ref.as_ref()?;
-    (source.kind == "VolumeSnapshot").then_some(source.name.as_str())
+    let is_snapshot = source.kind == "VolumeSnapshot"
+        && source.api_group.as_deref() == Some(SNAPSHOT_GROUP)
+        && source.namespace.is_none();
+    is_snapshot.then_some(source.name.as_str())
+}
+
+/// Whether a prime claim has a data source; a pod fills those without one.
+pub(super) fn has_source(prime: &PersistentVolumeClaim) -> bool {
+    let spec = prime.spec.as_ref();
+    spec.is_some_and(|spec| spec.data_source_ref.is_some() || spec.data_source.is_some())
 }
 
 /// The pool of a volume or of a snapshot.
@@ -307,9 +331,14 @@ pub(super) fn find_receiver(
     let primes = all.range(prefix.clone()..);
     let primes = primes.take_while(|(path, _)| path.starts_with(&prefix));
     let mut receiving = primes.filter_map(|(_, prime)| {
+        // This is checked first because it is cheap.
+        if has_source(prime) || annotation(prime, SNAPSHOT) == Some(NONE) {
+            return None;
+        }
         let owner = prime.metadata.owner_references.as_ref()?.first()?;
         let claim = all.get(&format!("{namespace}/{}", owner.name))?;
-        let is_other = is_of(prime, claim)
+        let is_other = !is_bound(claim)
+            && is_of(prime, claim)
             && uid(claim) != uid(own)
             && source_of(claim) == source_of(own)
             && size_of(claim) <= size_of(own);
@@ -328,10 +357,8 @@ fn is_receiving(
     let state = State::of(claim);
     let began_at = prime.metadata.creation_timestamp.as_ref();
     let last = began_at.max(state.progress_at.as_ref());
-    !is_bound(claim)
-        && !is_leaving(claim)
+    !is_leaving(claim)
         && !is_leaving(prime)
-        && restored_from(prime).is_none()
         && state.given_up.as_deref() != Some(uid(prime))
         && annotation(prime, SOURCE) == Some(&source.version())
         && last.is_some_and(|last| now.duration_since(last.0) < DOWNLOAD_PATIENCE)
@@ -351,6 +378,8 @@ struct InNamespace {
     broken_at: Option<Instant>,
     /// When snapshots were used last, by their UIDs.
     used: BTreeMap<String, Timestamp>,
+    /// When this process has created snapshots, by their UIDs.
+    created: BTreeMap<String, Instant>,
     count: usize,
 }
 
@@ -378,25 +407,37 @@ impl CacheMemory {
         since.is_some_and(|since| now.duration_since(since) < BROKEN_INTERVAL)
     }
 
+    pub(super) fn set_created(&mut self, namespace: &str, snapshot: &str, now: Instant) {
+        let its = self.namespace(namespace);
+        its.created
+            .retain(|_, at| now.duration_since(*at) < CREATED_INTERVAL);
+        its.created.insert(snapshot.into(), now);
+    }
+
     pub(super) fn set_used(&mut self, namespace: &str, snapshot: &str, now: Timestamp) {
         let its = self.namespace(namespace);
         its.used.insert(snapshot.into(), now);
     }
 
-    /// Sets when the snapshots of a namespace were used.
+    /// Sets when the snapshots of a namespace were used, and which of them this process has created.
     pub(super) fn fill_in(&self, namespace: &str, snapshots: &mut [CachedSnapshot]) {
         let its = self.namespaces.get(namespace);
         for one in snapshots {
             one.used_at = its.and_then(|its| its.used.get(&one.uid)).copied();
+            one.is_own = its.is_some_and(|its| its.created.contains_key(&one.uid));
         }
     }
 
-    /// Records which snapshots a namespace has. Returns the number of those of all namespaces.
-    pub(super) fn set_snapshots(&mut self, namespace: &str, all: &[CachedSnapshot]) -> usize {
+    /// Records which snapshots a namespace has.
+    pub(super) fn set_snapshots(&mut self, namespace: &str, all: &[CachedSnapshot]) {
         let its = self.namespace(namespace);
         its.count = all.len();
         its.used
             .retain(|uid, _| all.iter().any(|one| one.uid == *uid));
+    }
+
+    /// The number of snapshots in all namespaces.
+    pub(super) fn count(&self) -> usize {
         self.namespaces.values().map(|its| its.count).sum()
     }
 

@@ -80,7 +80,8 @@ impl CacheController {
     fn count(&self, cache: &Cache) {
         let mut memory = self.0.memory();
         let memory = &mut memory.cache;
-        let count = memory.set_snapshots(&cache.namespace, &cache.snapshots);
+        memory.set_snapshots(&cache.namespace, &cache.snapshots);
+        let count = memory.count();
         self.0.metrics.populations().set_cache_snapshots(count);
     }
 
@@ -101,8 +102,10 @@ impl Reconciler for CacheController {
 
     async fn observe(&self, mut cache: Cache) -> Result<Cache> {
         // A namespace that does not allow it, or a cluster without snapshots, has none.
-        let listed = snapshots::list(&self.0, &cache.namespace).await;
-        cache.snapshots = listed.unwrap_or_default();
+        let Ok(all) = snapshots::list(&self.0, &cache.namespace).await else {
+            return Ok(cache);
+        };
+        cache.snapshots = all;
         self.count(&cache);
         for one in &cache.snapshots {
             if self.is_unrecorded(one, cache.now).await? {
@@ -131,7 +134,7 @@ impl Reconciler for CacheController {
 
     async fn execute(&self, cache: &Cache, names: Self::Step) -> Result<Outcome> {
         let api = snapshots::api(&self.0.client, &cache.namespace);
-        let mut outcome = Outcome::Done;
+        let mut outcome = Ok(Outcome::Done);
         for (name, uid) in names {
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
@@ -141,14 +144,17 @@ impl Reconciler for CacheController {
                 ..DeleteParams::default()
             };
             let what = format!("VolumeSnapshot {}/{name}", cache.namespace);
-            outcome = written(&what, api.delete(&name, &params)).await?;
-            tracing::info!(
-                namespace = cache.namespace,
-                snapshot = name,
-                "deleted a cached snapshot"
-            );
+            // One that cannot be deleted keeps none of the others.
+            match written(&what, api.delete(&name, &params)).await {
+                Ok(_) => tracing::info!(
+                    namespace = cache.namespace,
+                    snapshot = name,
+                    "deleted a cached snapshot"
+                ),
+                Err(error) => outcome = Err(error),
+            }
         }
-        Ok(outcome)
+        outcome
     }
 }
 
@@ -176,7 +182,9 @@ impl Controller for CacheController {
         memory
             .cache
             .retain_namespaces(|one| sources.contains_key(one));
+        let count = memory.cache.count();
         drop(memory);
+        self.0.metrics.populations().set_cache_snapshots(count);
         let each = sources.into_iter().map(|(namespace, sources)| Cache {
             namespace,
             sources,

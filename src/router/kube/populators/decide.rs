@@ -81,6 +81,8 @@ pub(super) enum Step {
     CreatePrime {
         node: Option<String>,
         from: Option<String>,
+        /// No snapshot of its volume will be created, so no other claim waits for it.
+        is_uncached: bool,
     },
     /// The prime claim gets the node that was selected for the claim.
     SelectNode(String),
@@ -102,6 +104,12 @@ pub(super) enum Step {
     DeleteSnapshot(String, String),
     /// It is deleted because it cannot be used.
     GiveUpSnapshot(String, String),
+    /// The snapshot with this name and UID is deleted, and the provisioner tries this node once more.
+    MakeRoom {
+        name: String,
+        uid: String,
+        node: String,
+    },
     /// A point at which another attempt can continue is recorded at the prime claim.
     Keep(Point),
     /// The PersistentVolume is bound to the claim.
@@ -341,16 +349,26 @@ fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
     let provisioning = |message| Decision::of(Phase::Provisioning, "Provisioning", message);
     if let Some(cache) = seen.cache.as_ref().filter(|_| !state.is_uncached) {
         if let Some(snapshot) = cache.find_usable(&seen.claim, &seen.driver) {
-            let from = Some(snapshot.name.clone());
             let decision = provisioning("the volume is created from a cached snapshot");
-            return decision.with(Step::CreatePrime { node, from });
+            return decision.with(Step::CreatePrime {
+                node,
+                from: Some(snapshot.name.clone()),
+                is_uncached: false,
+            });
         }
         if let Some(other) = &cache.receiver {
             let message = format!("claim {other} receives the same content for this node");
             return Decision::waits("WaitForCache", message);
         }
     }
-    provisioning("the volume is created").with(Step::CreatePrime { node, from: None })
+    // There is one with the name of the key, which this claim cannot use.
+    let cache = seen.cache.as_ref();
+    let is_uncached = cache.is_some_and(|cache| cache.find_named().is_some());
+    provisioning("the volume is created").with(Step::CreatePrime {
+        node,
+        from: None,
+        is_uncached,
+    })
 }
 
 /// No other attempt is made.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::Populators;
-use super::cache::restored_from;
+use super::cache::{NONE, SNAPSHOT, restored_from};
 use super::decide::{Seen, Step};
 use super::pod::{Attempt, pod};
 use super::state::{
@@ -37,9 +37,13 @@ pub(super) async fn execute(populators: &Populators, seen: &Seen, step: Step) ->
         name: prime_name(&seen.claim),
     };
     match step {
-        Step::CreatePrime { node, from } => {
+        Step::CreatePrime {
+            node,
+            from,
+            is_uncached,
+        } => {
             executor
-                .create_prime(node.as_deref(), from.as_deref())
+                .create_prime(node.as_deref(), from.as_deref(), is_uncached)
                 .await
         }
         Step::SelectNode(node) => {
@@ -64,7 +68,8 @@ pub(super) async fn execute(populators: &Populators, seen: &Seen, step: Step) ->
         Step::CreateSnapshot(_)
         | Step::RecordSnapshot(..)
         | Step::DeleteSnapshot(..)
-        | Step::GiveUpSnapshot(..) => executor.cache(step).await,
+        | Step::GiveUpSnapshot(..)
+        | Step::MakeRoom { .. } => executor.cache(step).await,
         Step::Note(state) => executor.note(&state).await,
     }
 }
@@ -119,15 +124,25 @@ impl Executor<'_> {
     }
 
     /// A claim like the one that is to be filled, without its source, or with a cached snapshot.
-    async fn create_prime(&self, node: Option<&str>, from: Option<&str>) -> Result<Outcome> {
-        if from.is_none() && !self.begins() {
-            return Ok(Outcome::Stale);
+    async fn create_prime(
+        &self,
+        node: Option<&str>,
+        from: Option<&str>,
+        is_uncached: bool,
+    ) -> Result<Outcome> {
+        match from {
+            Some(_) => self.set_used(),
+            None if is_uncached || self.begins() => {}
+            None => return Ok(Outcome::Stale),
         }
         let claim = &self.seen.claim;
         let spec = claim.spec.clone().unwrap_or_default();
         let source = self.seen.source.as_ref();
         let (_, source) = source.map_err(|_| absent("the source"))?;
         let mut annotations = json!({SOURCE: source.version()});
+        if is_uncached {
+            annotations[SNAPSHOT] = json!(NONE);
+        }
         if let Some(node) = node {
             annotations[SELECTED_NODE] = json!(node);
             annotations[NODE] = json!(node);

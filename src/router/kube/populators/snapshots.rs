@@ -12,8 +12,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Populators;
 use super::cache::{
-    CacheSeen, CachedSnapshot, ContentSeen, Key, NONE, SNAPSHOT, SOURCE_LABEL, find_receiver,
-    node_of, restored_from,
+    CacheSeen, CachedSnapshot, ContentSeen, Key, NAME_PREFIX, NONE, SNAPSHOT, SNAPSHOT_GROUP,
+    SOURCE_LABEL, find_receiver, node_of, restored_from,
 };
 use super::decide::{PodSeen, Reason};
 use super::source::{Kind, Source};
@@ -23,7 +23,7 @@ use crate::router::kube::{ask, note};
 
 /// The snapshots of a namespace.
 pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshot");
+    let kind = GroupVersionKind::gvk(SNAPSHOT_GROUP, "v1", "VolumeSnapshot");
     Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&kind))
 }
 
@@ -120,7 +120,8 @@ pub(super) async fn read(
             cache.content = content.unwrap_or_default();
         }
     }
-    if let (PodSeen::Here(_), Some(prime)) = (pod, prime)
+    if let (PodSeen::Here(pod), Some(prime)) = (pod, prime)
+        && pod_phase(pod) == "Succeeded"
         && annotation(prime, SNAPSHOT) != Some(NONE)
     {
         let is_shared = is_shared(&populators.client, namespace, &prime_name(claim)).await;
@@ -135,7 +136,11 @@ pub(super) async fn list(populators: &Populators, namespace: &str) -> Result<Vec
     let params = ListParams::default().labels(SOURCE_LABEL);
     let what = format!("the cached snapshots of namespace {namespace}");
     let found = ask(&what, api(&populators.client, namespace).list(&params)).await?;
-    let mut all: Vec<_> = found.items.iter().map(CachedSnapshot::read).collect();
+    let all = found.items.iter().map(CachedSnapshot::read);
+    // This controller may not delete others, which a user has labelled.
+    let mut all: Vec<_> = all
+        .filter(|one| one.name.starts_with(NAME_PREFIX))
+        .collect();
     populators.memory().cache.fill_in(namespace, &mut all);
     Ok(all)
 }

@@ -2,6 +2,7 @@
 //! volume that was created from a snapshot.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::SignedDuration;
 
 use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind};
@@ -12,6 +13,7 @@ use crate::router::kube::populators::state::{
 
 /// A snapshot that is not ready after this time is given up, and the claim is bound without it.
 const SNAPSHOT_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+const LATE: &str = "it takes too long";
 /// A volume that is not created from a snapshot after this time is filled by a pod.
 const RESTORE_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
@@ -53,6 +55,11 @@ pub(super) fn before_binding(seen: &Seen, prime: &PersistentVolumeClaim) -> Opti
     if cache.is_shared {
         return give_up("another pod uses the prime claim: its volume is not cached");
     }
+    // A user of the namespace can create one while the volume is filled, and record it at the prime claim.
+    if !snapshot.is_own {
+        let step = Step::DeleteSnapshot(snapshot.name.clone(), snapshot.uid.clone());
+        return Some(of("the snapshot was not created by this controller").with(step));
+    }
     let content = cache.content_of(snapshot, &seen.driver);
     let is_of_volume = |volume: &str| handle(seen).is_some_and(|handle| handle == volume);
     match content.filter(|content| snapshot.is_ready && is_of_volume(&content.volume)) {
@@ -73,18 +80,19 @@ fn handle(seen: &Seen) -> Option<&str> {
     Some(&spec.csi.as_ref()?.volume_handle)
 }
 
-/// The provisioner has given back the node of a prime claim, because the node lacks space. What is cached
-/// there goes first.
+/// The provisioner has given back the node of a prime claim, because the node lacks space. One snapshot that
+/// is cached there is deleted, once for a prime claim, whose own volume is not cached then.
 pub(super) fn makes_room(seen: &Seen, prime: &PersistentVolumeClaim, node: &str) -> Option<Step> {
     let cache = seen.cache.as_ref()?;
     if annotation(prime, SNAPSHOT) == Some(NONE) {
         return None;
     }
     let oldest = cache.find_oldest(Some(node))?;
-    Some(Step::DeleteSnapshot(
-        oldest.name.clone(),
-        oldest.uid.clone(),
-    ))
+    Some(Step::MakeRoom {
+        name: oldest.name.clone(),
+        uid: oldest.uid.clone(),
+        node: node.into(),
+    })
 }
 
 /// A prime claim that was created from a snapshot. Nothing that is recorded at claims is believed: the
@@ -96,7 +104,7 @@ pub(super) fn restored(
     from: &str,
 ) -> Decision {
     let cache = seen.cache.as_ref();
-    let snapshot = cache.and_then(|cache| cache.find_usable(&seen.claim, &seen.driver));
+    let snapshot = cache.and_then(|cache| cache.find_restored(from, &seen.driver));
     let created_at = prime.metadata.creation_timestamp.as_ref();
     let is_older = created_at
         .zip(snapshot)
@@ -104,13 +112,19 @@ pub(super) fn restored(
     // This controller records that a population begins before it creates a prime claim.
     let why = if state.source.is_empty() {
         Some("this controller has not created the prime claim")
-    } else if snapshot.is_none_or(|snapshot| snapshot.name != from) || !is_older {
+    } else if snapshot.is_none() || !is_older {
         Some("the snapshot cannot be used any more")
+    } else if is_bound(prime) && !is_new(seen, prime) {
+        Some("its volume is older than the prime claim")
     } else if matches!(seen.pod, PodSeen::Here(_)) {
         Some("a pod has the name of the prime claim")
     } else {
         stuck(seen, prime)
     };
+    if let (Some(LATE), Some(snapshot)) = (why, snapshot.filter(|one| !one.is_leaving)) {
+        let step = Step::GiveUpSnapshot(snapshot.name.clone(), snapshot.uid.clone());
+        return Decision::waits("NotCached", "no volume is created from the snapshot").with(step);
+    }
     if let Some(why) = why {
         let state = State {
             given_up: Some(uid(prime).into()),
@@ -140,5 +154,14 @@ fn stuck(seen: &Seen, prime: &PersistentVolumeClaim) -> Option<&'static str> {
     }
     let created_at = prime.metadata.creation_timestamp.as_ref()?;
     let is_late = seen.now.duration_since(created_at.0) > RESTORE_PATIENCE;
-    is_late.then_some("it takes too long")
+    is_late.then_some(LATE)
+}
+
+/// Whether the volume of a prime claim was created for it. One that exists already can be bound to a claim
+/// of an Immediate class, and has other content.
+fn is_new(seen: &Seen, prime: &PersistentVolumeClaim) -> bool {
+    let created_at = |meta: &ObjectMeta| meta.creation_timestamp.as_ref().map(|time| time.0);
+    let volume = seen.volume.as_ref();
+    let volume = volume.and_then(|volume| created_at(&volume.metadata));
+    volume.is_some() && volume >= created_at(&prime.metadata)
 }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 
 use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind, cached, delete_pod, retries};
-use crate::router::kube::populators::cache::restored_from;
+use crate::router::kube::populators::cache::{has_source, restored_from};
 use crate::router::kube::populators::pod::{Attempt, ending, waits_for};
 use crate::router::kube::populators::state::{
     MAX_FAILURES, NODE, POD, Point, SELECTED_NODE, SOURCE, State, annotation, is_bound, is_leaving,
@@ -51,6 +51,10 @@ pub(super) fn decide(seen: &Seen, prime: &PersistentVolumeClaim) -> Decision {
     }
     if let Some(from) = restored_from(prime) {
         return cached::restored(seen, prime, &state, from);
+    }
+    // A user has created it.
+    if has_source(prime) {
+        return clean_up(seen, prime);
     }
     if !is_bound(prime) {
         return unbound(seen, prime);

@@ -196,7 +196,11 @@ fn nothing_is_created_before_source_class_and_node_are_there() {
     waiting.class = Class::Own { waits: false };
     let create = |node: Option<&str>| {
         let node = node.map(str::to_string);
-        Some(Step::CreatePrime { node, from: None })
+        Some(Step::CreatePrime {
+            node,
+            from: None,
+            is_uncached: false,
+        })
     };
     assert_eq!(step(&waiting), create(None));
     assert_eq!(step(&seen()), create(Some("node-1")));

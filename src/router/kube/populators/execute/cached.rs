@@ -13,16 +13,16 @@ use crate::error::{Result, chain};
 use crate::router::kube::ask;
 use crate::router::kube::pool::{GROUP, VERSION};
 use crate::router::kube::populators::cache::{
-    NODE_OF, NONE, POOL_OF, RECORD, SNAPSHOT, SOURCE_LABEL, node_of, pool_of,
+    NODE_OF, NONE, POOL_OF, RECORD, SNAPSHOT, SNAPSHOT_GROUP, SOURCE_LABEL, node_of, pool_of,
 };
 use crate::router::kube::populators::decide::Step;
 use crate::router::kube::populators::snapshots;
-use crate::router::kube::populators::state::{annotation, uid};
+use crate::router::kube::populators::state::{NODE, SELECTED_NODE, annotation, uid};
 use crate::router::kube::reconcile::{Outcome, patch, written};
 
 /// The `dataSource` of a prime claim that is created from a snapshot.
 pub(super) fn reference(snapshot: &str) -> Value {
-    json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot})
+    json!({"apiGroup": SNAPSHOT_GROUP, "kind": "VolumeSnapshot", "name": snapshot})
 }
 
 impl Executor<'_> {
@@ -45,6 +45,11 @@ impl Executor<'_> {
                 self.record_snapshot(content, version.as_deref()).await
             }
             Step::DeleteSnapshot(name, uid) => self.delete_snapshot(name, uid).await,
+            Step::MakeRoom { name, uid, node } => {
+                self.delete_snapshot(name, uid).await?;
+                let again = json!({SNAPSHOT: NONE, SELECTED_NODE: node, NODE: node});
+                return self.annotate_prime(&again).await;
+            }
             Step::GiveUpSnapshot(name, uid) => {
                 self.set_broken("a snapshot could not be used");
                 self.delete_snapshot(name, uid).await
@@ -113,6 +118,11 @@ impl Executor<'_> {
             }
         };
         let created = ask(&format!("VolumeSnapshot {name}"), created).await?;
+        if let Some(created) = &created {
+            let mut memory = self.populators.memory();
+            let cache = &mut memory.cache;
+            cache.set_created(self.namespace(), uid(created), Instant::now());
+        }
         self.mark_prime(created.as_ref().map_or(NONE, uid)).await
     }
 

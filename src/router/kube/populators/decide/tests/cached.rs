@@ -67,7 +67,10 @@ fn with_snapshot(seen: &mut Seen, is_ready: bool, record: Option<&str>) {
         Some("sc-sn-1".into()),
     );
     let cache = seen.cache.as_mut().unwrap();
-    cache.snapshots = vec![CachedSnapshot::read(&named)];
+    cache.snapshots = vec![CachedSnapshot {
+        is_own: true,
+        ..CachedSnapshot::read(&named)
+    }];
     cache.content = Some(ContentSeen::read(&content("sn-1", "h", record)));
 }
 
@@ -194,7 +197,11 @@ fn the_oldest_of_too_many_snapshots_is_deleted_first() {
 #[test]
 fn a_claim_is_created_from_a_recorded_snapshot_or_waits_for_the_claim_that_makes_it() {
     let created = |seen: &Seen| match step(seen) {
-        Some(Step::CreatePrime { node, from }) => (node, from),
+        Some(Step::CreatePrime {
+            node,
+            from,
+            is_uncached,
+        }) => (node, from, is_uncached),
         other => panic!("{other:?}"),
     };
     let mut seen = Seen {
@@ -202,19 +209,28 @@ fn a_claim_is_created_from_a_recorded_snapshot_or_waits_for_the_claim_that_makes
         ..seen()
     };
     let node = Some("node-1".to_string());
-    assert_eq!(created(&seen), (node.clone(), None));
+    assert_eq!(created(&seen), (node.clone(), None, false));
     with_snapshot(&mut seen, true, None);
-    assert_eq!(created(&seen), (node.clone(), None), "without a record");
+    // No claim waits for the next one: there is no place for its snapshot.
+    assert_eq!(
+        created(&seen),
+        (node.clone(), None, true),
+        "without a record"
+    );
     seen.cache.as_mut().unwrap().receiver = Some("first".into());
     assert_eq!(reason(&seen), "WaitForCache");
     with_snapshot(&mut seen, true, Some(&key().to_string()));
-    assert_eq!(created(&seen), (node.clone(), Some(name())));
+    assert_eq!(created(&seen), (node.clone(), Some(name()), false));
     let uncached = State {
         is_uncached: true,
         ..begun()
     };
     set_state(&mut seen, &uncached);
-    assert_eq!(created(&seen), (node, None), "it could not be used once");
+    assert_eq!(
+        created(&seen),
+        (node, None, true),
+        "it could not be used once"
+    );
 }
 
 /// A claim whose prime claim was created from the snapshot, and whose volume is there.
@@ -228,6 +244,8 @@ fn restored() -> Seen {
     prime.metadata.creation_timestamp = object(json!(time(-30).to_string()));
     prime.spec.as_mut().unwrap().data_source_ref = object(json!({
         "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name()}));
+    let volume = seen.volume.as_mut().unwrap();
+    volume.metadata.creation_timestamp = object(json!(time(-30).to_string()));
     seen
 }
 
@@ -268,10 +286,9 @@ fn a_snapshot_that_is_not_certainly_the_source_of_the_volume_is_given_up() {
         let again = matches!(step(&next), Some(Step::CreatePrime { from: None, .. }));
         assert!(again, "{:?}", step(&next));
     }
-    let changes: [fn(&mut Seen); 8] = [
+    let changes: [fn(&mut Seen); 7] = [
         |seen| seen.cache = None,
         |seen| seen.cache.as_mut().unwrap().snapshots.clear(),
-        |seen| seen.cache.as_mut().unwrap().snapshots[0].is_leaving = true,
         |seen| with_snapshot(seen, true, None),
         // It was created after the volume: a user has replaced it.
         |seen| seen.cache.as_mut().unwrap().snapshots[0].created_at = time(-30),
@@ -302,10 +319,53 @@ fn a_snapshot_that_is_not_certainly_the_source_of_the_volume_is_given_up() {
     late.now = time(270);
     assert_eq!(reason(&late), "Provisioning");
     late.now = time(271);
+    // Another claim would wait for it as long.
+    let give_up = Step::GiveUpSnapshot(name(), "sn-1".into());
+    assert_eq!(step(&late), Some(give_up));
+    late.cache.as_mut().unwrap().snapshots[0].is_leaving = true;
     given_up(&late);
-    late.volume = Some(volume());
+    late.volume = restored().volume;
     set_bound(late.prime.as_mut().unwrap(), "pv-1");
     assert_eq!(step(&late), Some(Step::Bind), "its volume is there");
+}
+
+#[test]
+fn only_a_volume_that_was_created_for_the_prime_claim_is_bound() {
+    let mut old = restored();
+    let volume = old.volume.as_mut().unwrap();
+    volume.metadata.creation_timestamp = object(json!(time(-31).to_string()));
+    assert!(failure(&old).is_uncached);
+    old.volume.as_mut().unwrap().metadata.creation_timestamp = None;
+    assert!(failure(&old).is_uncached);
+    // A user has created the prime claim from something else.
+    for (group, namespace) in [
+        ("example.com", None),
+        ("snapshot.storage.k8s.io", Some("bank")),
+    ] {
+        let mut other = restored();
+        other
+            .prime
+            .as_mut()
+            .unwrap()
+            .spec
+            .as_mut()
+            .unwrap()
+            .data_source_ref = object(json!({
+            "apiGroup": group, "kind": "VolumeSnapshot", "name": name(), "namespace": namespace}));
+        assert_eq!(step(&other), Some(Step::DeletePrime), "{group}");
+    }
+    // A snapshot that is being deleted is still the one that was recorded.
+    let mut leaving = restored();
+    leaving.cache.as_mut().unwrap().snapshots[0].is_leaving = true;
+    assert_eq!(step(&leaving), Some(Step::Bind));
+}
+
+#[test]
+fn a_snapshot_that_a_user_has_recorded_at_the_prime_claim_is_deleted() {
+    let mut seen = cut(true, None);
+    seen.cache.as_mut().unwrap().snapshots[0].is_own = false;
+    let delete = Step::DeleteSnapshot(name(), "sn-1".into());
+    assert_eq!(step(&seen), Some(delete));
 }
 
 #[test]
@@ -316,8 +376,15 @@ fn what_is_cached_on_a_node_without_space_is_deleted_before_the_node_is_given_ba
     seen.cache = Some(cache());
     assert_eq!(step(&seen), Some(Step::DropNode));
     seen.cache.as_mut().unwrap().snapshots = others(2);
-    let oldest = Step::DeleteSnapshot("cache-1".into(), "sn-other-1".into());
-    assert_eq!(step(&seen), Some(oldest));
+    let room = Step::MakeRoom {
+        name: "cache-1".into(),
+        uid: "sn-other-1".into(),
+        node: "node-1".into(),
+    };
+    assert_eq!(step(&seen), Some(room));
+    let mut again = seen.clone();
+    annotate(again.prime.as_mut().unwrap(), SNAPSHOT, Some(NONE));
+    assert_eq!(step(&again), Some(Step::DropNode), "once is enough");
     for one in &mut seen.cache.as_mut().unwrap().snapshots {
         one.node = Some("node-2".into());
     }

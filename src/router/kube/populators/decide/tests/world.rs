@@ -1,6 +1,8 @@
 //! A model of a cluster with one claim, and controllers that are interrupted, late, or not the leader any
 //! more.
 
+mod users;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -51,6 +53,12 @@ enum Happens {
     FakeAppears,
     /// A user has created a prime claim from what has the name of the key.
     FakePrime,
+    /// A user has created a snapshot of the prime claim, and records it there.
+    FakeMark,
+    /// A prime claim that is created from a snapshot is bound to a volume that was there before.
+    OldVolume,
+    /// Another controller leads, which does not know what this one has created.
+    NewLeader,
     CacheGone,
     OtherReceives(bool),
 }
@@ -68,6 +76,7 @@ struct Cached {
     cut: Option<String>,
     record: Option<String>,
     version: String,
+    is_own: bool,
     is_leaving: bool,
 }
 
@@ -175,7 +184,11 @@ impl World {
         let read = |one: &Cached| {
             let times = (one.created, one.is_leaving);
             let bound = one.volume.as_ref().map(|_| format!("sc-{}", one.uid));
-            CachedSnapshot::read(&snapshot(&one.name, &one.uid, times, one.is_ready, bound))
+            let object = snapshot(&one.name, &one.uid, times, one.is_ready, bound);
+            CachedSnapshot {
+                is_own: one.is_own,
+                ..CachedSnapshot::read(&object)
+            }
         };
         let name = key.snapshot_name();
         let named = self.snapshots.iter().find(|one| one.name == name);
@@ -203,8 +216,25 @@ impl World {
             return None;
         }
         match step {
-            Step::CreatePrime { node, from } => {
+            Step::CreatePrime {
+                node,
+                from,
+                is_uncached,
+            } => {
                 self.create_prime(seen, node.as_deref(), from.as_deref())?;
+                if let (Some(prime), true) = (&mut self.prime, is_uncached) {
+                    annotate(prime, SNAPSHOT, Some(NONE));
+                }
+            }
+            Step::MakeRoom { uid, node, .. } => {
+                let mut its = self.snapshots.iter_mut();
+                its.find(|one| one.uid == uid)?.is_leaving = true;
+                let set = [
+                    (SNAPSHOT, Some(NONE)),
+                    (SELECTED_NODE, Some(node.as_str())),
+                    (NODE, Some(node.as_str())),
+                ];
+                self.annotate_prime(seen, &set)?;
             }
             Step::CreateSnapshot(name) => self.create_snapshot(seen, name, most)?,
             Step::RecordSnapshot(name, version) => self.record(seen, &name, version.as_deref())?,
@@ -291,6 +321,7 @@ impl World {
             true => NONE,
             false => {
                 self.add_snapshot(&name, &uid, self::uid(prime));
+                self.snapshots.last_mut().unwrap().is_own = true;
                 &uid
             }
         };
@@ -338,6 +369,7 @@ impl World {
             cut: None,
             record: None,
             version,
+            is_own: false,
             is_leaving: false,
         });
     }
@@ -385,35 +417,6 @@ impl World {
                 one.cut = content;
             }
         }
-    }
-
-    /// A snapshot that did not come from this claim: with the content of the source and a record, or not.
-    fn appears(&mut self, is_good: bool) {
-        let Some(key) = self.key(self.generation) else {
-            return;
-        };
-        let name = key.snapshot_name();
-        if self.snapshots.len() >= MOST || self.snapshots.iter().any(|one| one.name == name) {
-            return;
-        }
-        let uid = format!("sn-{}", self.next());
-        self.add_snapshot(&name, &uid, "of another claim");
-        let one = self.snapshots.last_mut().unwrap();
-        one.volume = Some("of another claim".into());
-        one.is_ready = true;
-        one.cut = is_good.then(|| source(self.generation).1.version());
-        one.record = is_good.then(|| key.to_string());
-        // Until it is recorded and used, seconds pass.
-        self.seconds += 1;
-    }
-
-    fn fake_prime(&mut self) {
-        let (Some(key), None) = (self.key(self.generation), &self.prime) else {
-            return;
-        };
-        let node = annotation(&self.claim, SELECTED_NODE).map(str::to_string);
-        let seen = self.seen();
-        self.create_prime(&seen, node.as_deref(), Some(&key.snapshot_name()));
     }
 
     fn create_prime(&mut self, seen: &Seen, node: Option<&str>, from: Option<&str>) -> Option<()> {
@@ -531,6 +534,8 @@ impl World {
                 let mut new = volume();
                 new.metadata.name = Some(name.clone());
                 new.metadata.resource_version = Some(version.clone());
+                let now = time(self.seconds).to_string();
+                new.metadata.creation_timestamp = object(json!(now));
                 let spec = new.spec.as_mut().unwrap();
                 spec.claim_ref.as_mut().unwrap().uid = uid;
                 spec.csi.as_mut().unwrap().volume_handle.clone_from(&name);
@@ -657,6 +662,9 @@ impl World {
             Happens::CacheAppears => self.appears(true),
             Happens::FakeAppears => self.appears(false),
             Happens::FakePrime => self.fake_prime(),
+            Happens::FakeMark => self.fake_mark(),
+            Happens::OldVolume => self.old_volume(),
+            Happens::NewLeader => self.snapshots.iter_mut().for_each(|one| one.is_own = false),
             Happens::CacheGone => self.snapshots.clear(),
             Happens::OtherReceives(receives) => self.is_received = receives,
         }
@@ -678,17 +686,6 @@ impl World {
         let staying = self.snapshots.iter().filter(|one| !one.is_leaving);
         // One can be created while another one appears.
         assert!(staying.count() <= MOST + 1, "{self:?}");
-    }
-
-    fn other_pod(&mut self) {
-        let Some(prime) = self.prime.as_ref().filter(|prime| is_bound(prime)) else {
-            return;
-        };
-        let bound = volume_name(prime).and_then(|name| self.volumes.get(name));
-        if bound.is_some_and(|volume| prime::bound_to(volume) == Some(uid(prime))) {
-            self.shared = Some(uid(prime).into());
-            self.tainted.extend(volume_name(prime).map(str::to_string));
-        }
     }
 
     /// Everything goes well from now on.
@@ -745,6 +742,9 @@ fn cache() -> impl Strategy<Value = Happens> {
         2 => Just(Happens::CacheAppears),
         1 => Just(Happens::FakeAppears),
         1 => Just(Happens::FakePrime),
+        2 => Just(Happens::FakeMark),
+        1 => Just(Happens::OldVolume),
+        1 => Just(Happens::NewLeader),
         1 => Just(Happens::CacheGone),
         1 => any::<bool>().prop_map(Happens::OtherReceives),
     ]
