@@ -104,17 +104,15 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     // Volumes have whole blocks.
     let size = size.next_multiple_of(ZERO_BLOCK);
-    let about = format!("{}: {}, {found}", arguments.from.display(), Human(bytes));
+    eprintln!("{}: {}, {found}", arguments.from.display(), Human(bytes));
     if !arguments.yes {
         let (name, pool) = (&arguments.name, &arguments.to_pool);
-        eprintln!("{about}");
         eprintln!(
             "would become volume {name} of {} in pool {pool}; add --yes to import it",
             Human(size)
         );
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("{about}");
     let source = input.into_source()?;
     let facts = source.facts(&arguments)?;
     let options = Options {

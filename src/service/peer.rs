@@ -110,12 +110,12 @@ async fn send(
     while let Some(mut loan) = rest.take() {
         let read = driver.detach(move |driver| {
             let range = driver.snapshots.read_loan(&mut loan)?;
-            Ok((loan, range))
+            Ok((loan, range.map(|range| response(range, crc32))))
         });
         let message = match read.await {
-            Ok((loan, Some(range))) => {
+            Ok((loan, Some(response))) => {
                 rest = Some(loan);
-                Ok(response(range, crc32))
+                Ok(response)
             }
             Ok((_, None)) => return,
             Err(error) => Err(status(Rpc::CreateVolume, &error)),

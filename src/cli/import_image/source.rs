@@ -50,6 +50,7 @@ const PACKED: [(&[u8], &str); 7] = [
         "an archive; import it with `slackwater import`",
     ),
 ];
+
 /// What is on the source, as far as the driver can use it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Found {

@@ -75,8 +75,6 @@ impl ImportSource {
             ImportSource::device(path, found.rdev())?
         } else if kind.is_file() {
             ImportSource::file(path, file, FILE_BLOCK)?
-        } else if kind.is_dir() {
-            return refused("it is a directory; copy its files into a new volume");
         } else {
             return refused("it is neither a file nor a block device");
         };

@@ -82,7 +82,7 @@ pub(super) enum Step {
         node: Option<String>,
         from: Option<String>,
         /// No snapshot of its volume will be created, so no other claim waits for it.
-        is_uncached: bool,
+        keeps_no_snapshot: bool,
     },
     /// The prime claim gets the node that was selected for the claim.
     SelectNode(String),
@@ -353,7 +353,7 @@ fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
             return decision.with(Step::CreatePrime {
                 node,
                 from: Some(snapshot.name.clone()),
-                is_uncached: false,
+                keeps_no_snapshot: false,
             });
         }
         if let Some(other) = &cache.receiver {
@@ -363,11 +363,11 @@ fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
     }
     // There is one with the name of the key, which this claim cannot use.
     let cache = seen.cache.as_ref();
-    let is_uncached = cache.is_some_and(|cache| cache.find_named().is_some());
+    let keeps_no_snapshot = cache.is_some_and(|cache| cache.find_named().is_some());
     provisioning("the volume is created").with(Step::CreatePrime {
         node,
         from: None,
-        is_uncached,
+        keeps_no_snapshot,
     })
 }
 

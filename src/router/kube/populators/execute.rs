@@ -40,10 +40,10 @@ pub(super) async fn execute(populators: &Populators, seen: &Seen, step: Step) ->
         Step::CreatePrime {
             node,
             from,
-            is_uncached,
+            keeps_no_snapshot,
         } => {
             executor
-                .create_prime(node.as_deref(), from.as_deref(), is_uncached)
+                .create_prime(node.as_deref(), from.as_deref(), keeps_no_snapshot)
                 .await
         }
         Step::SelectNode(node) => {
@@ -128,11 +128,11 @@ impl Executor<'_> {
         &self,
         node: Option<&str>,
         from: Option<&str>,
-        is_uncached: bool,
+        keeps_no_snapshot: bool,
     ) -> Result<Outcome> {
         match from {
             Some(_) => self.set_used(),
-            None if is_uncached || self.begins() => {}
+            None if keeps_no_snapshot || self.begins() => {}
             None => return Ok(Outcome::Stale),
         }
         let claim = &self.seen.claim;
@@ -140,7 +140,7 @@ impl Executor<'_> {
         let source = self.seen.source.as_ref();
         let (_, source) = source.map_err(|_| absent("the source"))?;
         let mut annotations = json!({SOURCE: source.version()});
-        if is_uncached {
+        if keeps_no_snapshot {
             annotations[SNAPSHOT] = json!(NONE);
         }
         if let Some(node) = node {

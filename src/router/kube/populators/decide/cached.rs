@@ -13,7 +13,6 @@ use crate::router::kube::populators::state::{
 
 /// A snapshot that is not ready after this time is given up, and the claim is bound without it.
 const SNAPSHOT_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
-const LATE: &str = "it takes too long";
 /// A volume that is not created from a snapshot after this time is filled by a pod.
 const RESTORE_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
@@ -118,13 +117,21 @@ pub(super) fn restored(
         Some("its volume is older than the prime claim")
     } else if matches!(seen.pod, PodSeen::Here(_)) {
         Some("a pod has the name of the prime claim")
+    } else if is_bound(prime) || volume_name(prime).is_some() {
+        None
+    } else if is_given_back(seen, prime) {
+        Some("its node lacks space")
+    } else if is_late(seen, prime) {
+        // Every other claim would wait for a volume of it as long.
+        if let Some(snapshot) = snapshot.filter(|one| !one.is_leaving) {
+            let step = Step::GiveUpSnapshot(snapshot.name.clone(), snapshot.uid.clone());
+            let message = "no volume is created from the snapshot";
+            return Decision::waits("NotCached", message).with(step);
+        }
+        Some("it takes too long")
     } else {
-        stuck(seen, prime)
+        None
     };
-    if let (Some(LATE), Some(snapshot)) = (why, snapshot.filter(|one| !one.is_leaving)) {
-        let step = Step::GiveUpSnapshot(snapshot.name.clone(), snapshot.uid.clone());
-        return Decision::waits("NotCached", "no volume is created from the snapshot").with(step);
-    }
     if let Some(why) = why {
         let state = State {
             given_up: Some(uid(prime).into()),
@@ -141,20 +148,16 @@ pub(super) fn restored(
     Decision::of(Phase::Provisioning, "Provisioning", message)
 }
 
-/// Why the volume of a prime claim will not be created from the snapshot.
-fn stuck(seen: &Seen, prime: &PersistentVolumeClaim) -> Option<&'static str> {
-    if is_bound(prime) || volume_name(prime).is_some() {
-        return None;
-    }
-    let is_given_back = seen.class == (Class::Own { waits: true })
+/// The provisioner has given back the node of a prime claim.
+fn is_given_back(seen: &Seen, prime: &PersistentVolumeClaim) -> bool {
+    seen.class == (Class::Own { waits: true })
         && annotation(prime, NODE).is_some()
-        && annotation(prime, SELECTED_NODE).is_none();
-    if is_given_back {
-        return Some("its node lacks space");
-    }
-    let created_at = prime.metadata.creation_timestamp.as_ref()?;
-    let is_late = seen.now.duration_since(created_at.0) > RESTORE_PATIENCE;
-    is_late.then_some(LATE)
+        && annotation(prime, SELECTED_NODE).is_none()
+}
+
+fn is_late(seen: &Seen, prime: &PersistentVolumeClaim) -> bool {
+    let created_at = prime.metadata.creation_timestamp.as_ref();
+    created_at.is_some_and(|at| seen.now.duration_since(at.0) > RESTORE_PATIENCE)
 }
 
 /// Whether the volume of a prime claim was created for it. One that exists already can be bound to a claim

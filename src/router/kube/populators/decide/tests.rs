@@ -199,7 +199,7 @@ fn nothing_is_created_before_source_class_and_node_are_there() {
         Some(Step::CreatePrime {
             node,
             from: None,
-            is_uncached: false,
+            keeps_no_snapshot: false,
         })
     };
     assert_eq!(step(&waiting), create(None));

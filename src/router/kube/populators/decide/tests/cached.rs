@@ -200,8 +200,8 @@ fn a_claim_is_created_from_a_recorded_snapshot_or_waits_for_the_claim_that_makes
         Some(Step::CreatePrime {
             node,
             from,
-            is_uncached,
-        }) => (node, from, is_uncached),
+            keeps_no_snapshot,
+        }) => (node, from, keeps_no_snapshot),
         other => panic!("{other:?}"),
     };
     let mut seen = Seen {

@@ -219,10 +219,10 @@ impl World {
             Step::CreatePrime {
                 node,
                 from,
-                is_uncached,
+                keeps_no_snapshot,
             } => {
                 self.create_prime(seen, node.as_deref(), from.as_deref())?;
-                if let (Some(prime), true) = (&mut self.prime, is_uncached) {
+                if let (Some(prime), true) = (&mut self.prime, keeps_no_snapshot) {
                     annotate(prime, SNAPSHOT, Some(NONE));
                 }
             }
