@@ -253,7 +253,7 @@ mod tests {
         let file = tempfile::Builder::new().prefix("slackwater-").tempfile();
         let path = file.unwrap().into_temp_path();
         assert!(refused(&path).contains("is empty"));
-        assert!(refused(Path::new("/")).contains("is a directory"));
+        assert!(refused(Path::new("/")).contains("neither"));
         assert!(refused(Path::new("/dev/null")).contains("neither"));
         assert!(refused(Path::new("/nowhere")).contains("ENOENT"));
     }
