@@ -4,6 +4,8 @@
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -16,6 +18,11 @@ use crate::host::{Device, Piece, Result, Signature};
 
 /// The block size of a loop device of a file that was never attached.
 const FILE_BLOCK: u32 = 512;
+
+/// How long a file may still be open for writing. A process that starts a program has copies of all
+/// descriptors of its parent until the program is executed, also of a file that the parent has closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What is imported.
 pub struct ImportSource {
@@ -184,13 +191,25 @@ impl ImportSource {
 
 /// Keeps others from opening a file for writing, as long as it is open here.
 pub(super) fn take_lease(file: &File, path: &Path) -> Result<()> {
-    sys::take_read_lease(file).map_err(|errno| match errno {
+    wait_for_lease(file, CLOSE_TIMEOUT).map_err(|errno| match errno {
         Errno::EAGAIN => {
             let what = "a process or a loop device has it open for writing; end that first";
             HostError::unexpected("import", path, what)
         }
         errno => HostError::errno("keep others from writing to", path, errno),
     })
+}
+
+/// Takes a read lease as soon as no process has the file open for writing. EAGAIN if one still has it
+/// after this time.
+pub(super) fn wait_for_lease(file: &File, time: Duration) -> nix::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match sys::take_read_lease(file) {
+            Err(Errno::EAGAIN) if begun.elapsed() < time => thread::sleep(CLOSE_POLL_INTERVAL),
+            taken => return taken,
+        }
+    }
 }
 
 /// An error if a file with a lease was written to, or is about to be.
@@ -238,14 +257,28 @@ mod tests {
         source.check_unchanged().unwrap();
         // A writer would wait for the lease.
         let other = path.to_path_buf();
-        let opened = std::thread::spawn(move || OpenOptions::new().write(true).open(other));
-        let start = std::time::Instant::now();
+        let opened = thread::spawn(move || OpenOptions::new().write(true).open(other));
+        let start = Instant::now();
         while source.check_unchanged().is_ok() {
             assert!(start.elapsed().as_secs() < 30, "the writer is not seen");
-            std::thread::yield_now();
+            thread::yield_now();
         }
         drop(source);
         opened.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_writer_that_is_about_to_close_the_file_is_waited_for() {
+        let file = tempfile::Builder::new().prefix("slackwater-").tempfile();
+        let (mut writer, path) = file.unwrap().into_parts();
+        writer.write_all(&[7; 5000]).unwrap();
+        let closed = thread::spawn(move || {
+            thread::sleep(CLOSE_TIMEOUT / 8);
+            drop(writer);
+        });
+        let source = ImportSource::open(&path).unwrap();
+        assert_eq!(source.bytes(), 5000);
+        closed.join().unwrap();
     }
 
     #[test]

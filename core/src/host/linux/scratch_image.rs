@@ -9,8 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -21,6 +20,7 @@ use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 use uuid::Uuid;
 
 use super::files::{failed, space_of};
+use super::import_source::wait_for_lease;
 use super::{ImportSource, format, loop_device, sys};
 use crate::error::HostError;
 use crate::host::{FileId, LoopSpec, Result};
@@ -30,7 +30,6 @@ use crate::model::FsType;
 const BLOCK: u32 = 4096;
 /// How long udev may have the loop device open after its last use.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
-const DETACH_WAIT: Duration = Duration::from_millis(20);
 
 /// A mounted file system in a file.
 pub struct ScratchImage {
@@ -124,12 +123,8 @@ impl ScratchImage {
         let link = format!("/proc/self/fd/{}", image.as_raw_fd());
         let open = File::open(link).map_err(failed("open a file in", &folder))?;
         drop(image);
-        let begun = Instant::now();
-        // The lease is the proof that the loop device has released the file.
-        while sys::take_read_lease(&open) == Err(Errno::EAGAIN) && begun.elapsed() < DETACH_TIMEOUT
-        {
-            thread::sleep(DETACH_WAIT);
-        }
+        // The lease is the proof that the loop device has released the file. The next call reports an error.
+        let _ = wait_for_lease(&open, DETACH_TIMEOUT);
         ImportSource::file(&folder, open, BLOCK)
     }
 }
