@@ -211,6 +211,9 @@ e2e: ## Run end-to-end tests in the cluster of `make cluster` (SUITES="lifecycle
 bench-e2e: ## Measure claims, snapshots, restores and growth in that cluster (BENCH_BESIDE=another driver's StorageClass)
 	@$(AS_ROOT) tests/e2e/bench
 
+# Link-time optimization takes longer than these suites.
+e2e-if-warm: export CARGO_PROFILE_RELEASE_LTO := off
+e2e-if-warm: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
 .PHONY: e2e-if-warm
 e2e-if-warm: # part of `make test`: suites on one node, if the cluster (and for databases, their images) is already built
 	@mkdir -p $(LOGS); \
