@@ -1,10 +1,12 @@
 //! A freeze session, on the driver's side.
 //!
 //! A separate thread, the keeper, reads the guard's messages. It also acts without the guard: when
-//! the connection ends early, or the guard is a second late with a request, the keeper resumes and
-//! thaws through the driver's own descriptors and then kills the guard, unless another session relies on
-//! it. Only the keeper removes the journal entry, when everything is known to be thawed; in a
-//! session whose FIFREEZE hangs, that may be long after the session was dropped.
+//! the connection ends early, the guard does not answer for a second, or it has not thawed a second after
+//! the deadline, the keeper resumes and thaws through the driver's own descriptors and then kills the
+//! guard, unless another session relies on it. A guard that answers but has not thawed yet is waited for
+//! until then: FITHAW writes, and the disk may be busy. Only the keeper removes the journal entry, when
+//! everything is known to be thawed; in a session whose FIFREEZE hangs, that may be long after the session
+//! was dropped.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
@@ -26,7 +28,7 @@ use slackwater_core::host::linux::freeze::{self, Process};
 use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::host::{Freeze, Result};
 
-/// How late the guard may be before it is killed.
+/// How late the guard may be with an answer before it is killed.
 pub(super) const KILL_DELAY: Duration = Duration::from_secs(1);
 /// How much longer than that an answer may take: the time for the guard to exit, and for the
 /// driver's own FITHAWs.
@@ -234,20 +236,23 @@ impl Session {
 
     fn thaw_one(&self, at: usize) -> Result<bool> {
         let known = |state: &State| state.answers[at].thawed;
-        let late_at = {
+        {
             let mut state = self.0.state();
             let soon = Instant::now() + KILL_DELAY + fault::delay("driver", "kill_guard");
-            let thaw_by = *state.answers[at].thaw_by.get_or_insert(soon);
-            state
-                .late_at
-                .map_or(thaw_by, |late_at| late_at.min(thaw_by))
-        };
-        if known(&self.0.state()).is_none() {
-            // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
-            // the log may lie on a frozen file system.
-            let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
+            state.answers[at].thaw_by.get_or_insert(soon);
+            if known(&state).is_none() {
+                // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
+                // the log may lie on a frozen file system.
+                let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
+                self.0.ping(&mut state);
+            }
         }
-        let answer = self.0.wait(late_at + THAW_GRACE, |state| {
+        let late_at = self.0.state().late_at.unwrap_or_else(Instant::now);
+        self.0.wait(late_at, |state| {
+            let is_up = known(state).is_some() || state.lost || state.ended;
+            is_up.then_some(())
+        });
+        let answer = self.0.wait(Instant::now() + THAW_GRACE, |state| {
             known(state).or_else(|| state.ended.then_some((0, true)))
         });
         match answer {

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::client::KILL_DELAY;
 use super::journal::Own;
 use super::mapped::Mapped;
-use super::protocol::{Ask, MESSAGE, Say};
+use super::protocol::{MESSAGE, Say};
 use super::shared::{Answers, Shared};
 use slackwater_core::fault;
 use slackwater_core::host::linux::freeze;
@@ -90,21 +90,27 @@ fn decode(shared: &Shared, bytes: &[u8; MESSAGE]) -> Option<Say> {
     (version == shared.version).then_some(say)
 }
 
-/// Whether to stop waiting for the guard. A guard with a FIFREEZE that hangs, which has thawed
-/// everything else, must only show that it is alive: it will thaw when the FIFREEZE returns.
+/// Whether to stop waiting for the guard. Until the deadline, a guard that was asked to thaw must only
+/// show that it is alive. The same is true after the deadline of a guard with a FIFREEZE that hangs, which
+/// has thawed everything else: it will thaw when the FIFREEZE returns.
 fn is_late(shared: &Shared) -> bool {
     let mut state = shared.state();
     let Some(late_at) = state.late_at else {
         return false;
     };
     let now = Instant::now();
-    // A guard that does not thaw when asked to is killed: there is nothing else to wait for.
     let is_overdue = |answers: &Answers| {
         answers.thawed.is_none() && answers.thaw_by.is_some_and(|thaw_by| now >= thaw_by)
     };
     if state.answers.iter().any(is_overdue) {
-        // Its answer may be available but unread, if this process was the one that was stopped.
-        return !wait_for(shared.channel.as_fd(), Duration::ZERO);
+        if state.unanswered > 0 {
+            // Its answer may be available but unread, if this process was the one that was stopped.
+            return !wait_for(shared.channel.as_fd(), Duration::ZERO);
+        }
+        // The guard is alive, so FITHAW waits for the disk. The file system stays frozen until then.
+        let overdue = state.answers.iter_mut().filter(|one| is_overdue(one));
+        overdue.for_each(|one| one.thaw_by = Some(now + KILL_DELAY));
+        shared.ping(&mut state);
     }
     // The guard is pinged at the deadline, and must have answered by the time at which it counts as
     // late.
@@ -113,19 +119,15 @@ fn is_late(shared: &Shared) -> bool {
         return false;
     }
     if !is_asked {
-        state.alive = false;
         state.asked = Some(late_at);
-        drop(state);
-        // A guard that has ended the session normally has sent a message about it, which is read
-        // next.
-        let _ = shared.channel.send(&Ask::Ping.encode(shared.version));
+        shared.ping(&mut state);
         return false;
     }
     if now < late_at {
         return false;
     }
     let is_frozen = |answers: &Answers| answers.frozen.is_some() && !answers.is_settled();
-    if state.answers.iter().any(is_frozen) || !state.alive {
+    if state.answers.iter().any(is_frozen) || state.unanswered > 0 {
         // Its answers may be available but unread, if this process was the one that was stopped.
         return !wait_for(shared.channel.as_fd(), Duration::ZERO);
     }
@@ -184,7 +186,7 @@ fn note(shared: &Shared, say: Say) {
                 answers.by_guard = errno == 0 || errno == Errno::EINVAL as i32;
             }
         }
-        Say::Pong => state.alive = true,
+        Say::Pong => state.unanswered = state.unanswered.saturating_sub(1),
         Say::Bye => {}
     }
     drop(state);

@@ -17,7 +17,7 @@
 //!
 //! File systems are thawed whichever process dies: by the guard when the connection ends (the
 //! driver died) and at the deadline; by the driver through its own descriptors when the guard dies,
-//! or is a second late; and by the sweep, which runs at the start of either and every few seconds,
+//! or does not react for a second; and by the sweep, which runs at the start of either and every few seconds,
 //! when both died.
 
 mod client;

@@ -45,7 +45,7 @@ pub(super) struct Answers {
     pub(super) suspended: Option<i32>,
     /// The errno of the resume or thaw, and whether it was unrequested.
     pub(super) thawed: Option<(i32, bool)>,
-    /// When the answer to a thaw request is overdue.
+    /// When the guard must have thawed, or shown that it is alive.
     pub(super) thaw_by: Option<Instant>,
     /// The guard resumed and thawed it, and succeeded.
     pub(super) by_guard: bool,
@@ -74,8 +74,8 @@ pub(super) struct State {
     pub(super) late_at: Option<Instant>,
     /// The value of `late_at` for which the guard was last pinged.
     pub(super) asked: Option<Instant>,
-    /// Whether it has answered that ping.
-    pub(super) alive: bool,
+    /// How many pings it has not answered.
+    pub(super) unanswered: u32,
     /// The guard's answer to the start of the session.
     pub(super) ready: Option<i32>,
     /// The guard died, or the session was given up.
@@ -91,7 +91,7 @@ impl State {
             answers: vec![Answers::default(); members],
             late_at: None,
             asked: None,
-            alive: false,
+            unanswered: 0,
             ready: None,
             lost: false,
             ended: false,
@@ -158,6 +158,14 @@ impl Shared {
     pub(super) fn error(&self, action: &'static str, at: usize, errno: i32) -> HostError {
         let device = self.members[at].device.clone();
         HostError::errno(action, device, Errno::from_raw(errno))
+    }
+
+    /// Lets the guard show that it is alive.
+    pub(super) fn ping(&self, state: &mut State) {
+        state.unanswered = state.unanswered.saturating_add(1);
+        // A guard that has ended the session normally has sent a message about it, which is read
+        // next.
+        let _ = self.channel.send(&Ask::Ping.encode(self.version));
     }
 
     pub(super) fn everything(&self) -> PathBuf {

@@ -82,6 +82,40 @@ fn a_freeze_that_hangs_fails_in_time_and_is_thawed_when_it_returns() {
     }
 }
 
+/// A FITHAW writes the superblock, and waits for a disk that is busy.
+#[test]
+fn a_thaw_that_waits_for_the_disk_loses_neither_the_cut_nor_the_guard() {
+    let fixture = Fixture::new(&[Ext4]);
+    let session = fixture.frozen(&[Ext4], long());
+    let guard = fixture.guard_pid().unwrap();
+    freeze_by_hand(&fixture.pool.pool);
+    let verdict = std::thread::scope(|scope| {
+        let thawing = scope.spawn(|| session.thaw(0));
+        // A guard that answered nothing would be killed after a second.
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!thawing.is_finished(), "it waits");
+        assert!(thaw(&fixture.pool.pool));
+        thawing.join().unwrap()
+    });
+    assert!(verdict.unwrap(), "it was frozen until its own thaw");
+    drop(session);
+    assert_eq!(fixture.guard_pid(), Some(guard));
+    fixture.assert_all_thawed();
+}
+
+#[test]
+fn a_thaw_that_hangs_is_an_error_after_the_deadline() {
+    let fixture = Fixture::new(&[Ext4]);
+    let session = fixture.frozen(&[Ext4], limits(Duration::from_secs(3)));
+    freeze_by_hand(&fixture.pool.pool);
+    let message = error_text(&session.thaw(0).unwrap_err());
+    assert!(message.contains("hangs and is retried"), "{message}");
+    drop(session);
+    assert!(!fixture.journal_is_empty(), "it may still be frozen");
+    assert!(thaw(&fixture.pool.pool));
+    fixture.assert_all_thawed();
+}
+
 #[test]
 fn a_freeze_that_completes_in_a_killed_guard_is_thawed_by_the_driver() {
     let fixture = Fixture::new(&[Xfs]);
