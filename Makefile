@@ -112,8 +112,9 @@ tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-ro
 
 $(CARGO_PARTS) tests-thin: export PROPTEST_RNG_SEED ?= $(SEED)
 
-# Half of the sweeps on the simulated host, which the commit selects: `make soak` has all of them.
-tests-unprivileged: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEED) % 2)))/2
+# Half of the sweeps on the simulated host and of the kills in the life of a volume, which the commit selects:
+# `make soak` has all of them.
+tests-unprivileged tests-root: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEED) % 2)))/2
 
 # Beside the default members, which are the driver's, also the program that fills volumes: features of
 # dependencies are the same with and without it, so nothing is compiled twice.

@@ -4,9 +4,10 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statvfs::statvfs;
 use tonic::Code;
 
 use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
@@ -15,7 +16,10 @@ use slackwater_testkit::snapshots::{from_snapshot, from_volume};
 use slackwater_testkit::{WAIT_TIMEOUT, eventually, mount, run};
 
 /// A foreign file that takes all the free space of a pool.
-struct Full(PathBuf);
+struct Full {
+    path: PathBuf,
+    bytes: u64,
+}
 
 impl Full {
     fn fill(node: &Node) -> Full {
@@ -39,13 +43,26 @@ impl Full {
             }
             std::thread::sleep(pause);
         }
-        Full(path)
+        let bytes = at as u64;
+        Full { path, bytes }
     }
 }
 
 impl Drop for Full {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(&self.path);
+        // xfs frees the blocks in the background. Others may have taken a part of them.
+        let is_full = || {
+            let found = self.path.parent().map(statvfs);
+            let found = found.and_then(std::result::Result::ok);
+            found.is_some_and(|found| {
+                found.blocks_available() * found.fragment_size() < self.bytes / 2
+            })
+        };
+        let begun = Instant::now();
+        while is_full() && begun.elapsed() < WAIT_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -173,7 +190,7 @@ async fn a_request_beyond_the_free_space_is_refused_before_any_application_is_qu
 
 /// xfs frees the blocks of deleted files a moment later.
 async fn await_room(client: &slackwater_testkit::Client, bytes: u64) {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while client.capacity(&[]).await.unwrap() < bytes {
         assert!(start.elapsed() < WAIT_TIMEOUT, "the free space comes back");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
