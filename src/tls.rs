@@ -33,7 +33,7 @@ use std::time::Duration;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-pub use bundle::{Bundle, Files};
+pub use bundle::{Bundle, Files, authorities};
 pub use credentials::{Audience, Credentials, is_of_node};
 pub use dial::{Connection, Connector};
 pub use incoming::{Incoming, Refusals, Secured};

@@ -113,8 +113,10 @@ pub struct Network {
     pub refused: Vec<String>,
     /// `http://HOST:PORT` of a proxy with CONNECT.
     pub proxy: Option<String>,
-    /// Certificates that are trusted in addition to those of the image.
+    /// Certificates that are trusted in addition to those of the image: a file.
     pub ca_bundle: Option<PathBuf>,
+    /// More of them, in PEM: the pods of the controller have no file of the administrator.
+    pub certificates: Option<String>,
 }
 
 impl Default for Network {
@@ -124,6 +126,7 @@ impl Default for Network {
             refused: Vec::new(),
             proxy: None,
             ca_bundle: None,
+            certificates: None,
         }
     }
 }
@@ -315,7 +318,7 @@ mod tests {
             assert_eq!(config.network.refused.len(), 1, "{path:?}");
             count += 1;
         }
-        assert_eq!(count, 4);
+        assert_eq!(count, 5);
     }
 
     #[test]

@@ -85,6 +85,8 @@ impl<'a> Attempt<'a> {
         if let Some(path) = &config.network.ca_bundle {
             bundles.push(read_bundle(path)?);
         }
+        let inline = config.network.certificates.as_ref();
+        bundles.extend(inline.map(|text| text.clone().into_bytes()));
         if let Some(secret) = &config.secret {
             bundles.extend(secret.find("ca.crt")?);
         }

@@ -9,11 +9,13 @@ use clap::Args;
 
 use super::{Failure, block_on};
 use crate::config::{BadConfig, DriverName, one_line};
+use crate::error::chain;
 use crate::model::size::parse_size;
 use crate::router::connect;
 use crate::router::populators::{PopulatorOptions, Populators, Settings};
 use crate::server;
 use crate::telemetry::{self, LogFormat, Metrics, http};
+use crate::tls;
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -43,6 +45,9 @@ pub(super) struct Arguments {
     /// Proxy for all connections of the pods, as http://HOST:PORT
     #[arg(long, value_name = "URL")]
     proxy: Option<Proxy>,
+    /// Certificates in PEM that the pods trust, besides those of their image
+    #[arg(long, value_name = "PEM")]
+    ca_bundle: Option<String>,
     /// Address or network that no source may lead to, besides those of the API server (may be repeated)
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     refuse: Vec<Network>,
@@ -113,6 +118,22 @@ impl FromStr for Proxy {
     }
 }
 
+/// The most bytes of certificates in a pod. A variable of a process has at most 128 KiB.
+const MAX_CA_BUNDLE: usize = 64 << 10;
+
+/// The certificates of `--ca-bundle`, without the comments and keys that a bundle may have: all users of
+/// a namespace can read the pod. The command line's own parser would show a bundle that it refuses.
+fn ca_bundle(text: &str) -> Result<String, BadConfig> {
+    let found = tls::authorities(text, "--ca-bundle")
+        .map_err(|error| BadConfig(one_line(&chain(&error))))?;
+    match found.len() <= MAX_CA_BUNDLE {
+        true => Ok(found),
+        false => Err(BadConfig(format!(
+            "--ca-bundle has more than {MAX_CA_BUNDLE} bytes of certificates; those of public authorities are in the image"
+        ))),
+    }
+}
+
 /// An address, or a network with its prefix length.
 #[derive(Clone, Debug)]
 struct Network(String);
@@ -142,6 +163,7 @@ fn size(text: &str) -> Result<String, String> {
 
 /// Fills volumes until a signal arrives.
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let certificates = arguments.ca_bundle.as_deref().map(ca_bundle).transpose()?;
     let format = arguments.log_format.unwrap_or(LogFormat::Text);
     telemetry::init(format, None).map_err(|error| BadConfig(one_line(&error.to_string())))?;
     block_on(async {
@@ -154,7 +176,11 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             tokio::spawn(http::serve(listener, Arc::clone(&metrics), never));
         }
         let client = connect().await.map_err(Failure::run)?;
-        let populators = Populators::start(client, options(arguments), Arc::clone(&metrics));
+        let populators = Populators::start(
+            client,
+            options(arguments, certificates),
+            Arc::clone(&metrics),
+        );
         let watched = Arc::clone(&populators);
         metrics.populations().observe(move || watched.problem());
         signal.await;
@@ -163,7 +189,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     })
 }
 
-fn options(arguments: Arguments) -> PopulatorOptions {
+fn options(arguments: Arguments, certificates: Option<String>) -> PopulatorOptions {
     let namespace = arguments.namespace;
     let account = arguments
         .account
@@ -171,6 +197,7 @@ fn options(arguments: Arguments) -> PopulatorOptions {
     let settings = Settings {
         private_networks: !arguments.refuse_private_networks,
         proxy: arguments.proxy.map(|proxy| proxy.0),
+        certificates,
         refused: arguments.refuse.into_iter().map(|one| one.0).collect(),
         scratch_size: arguments.scratch_size,
         root_for_block: arguments.root_for_block,
@@ -214,6 +241,27 @@ mod tests {
         }
         for wrong in ["kubernetes", "10.0.0.0/33", "fd00::/129", "10.0.0.0/", ""] {
             assert!(wrong.parse::<Network>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_reduced_to_its_certificates() {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let parameters = rcgen::CertificateParams::new(["ca.example".into()]).expect("parameters");
+        let certificate = parameters.self_signed(&key).expect("a certificate").pem();
+        let certificate = certificate.replace("\r\n", "\n");
+        let key = key.serialize_pem();
+        let bundle = format!("# ours\n{certificate}{key}# another\n{certificate}");
+        let found = ca_bundle(&bundle).expect("a bundle");
+        assert_eq!(found, format!("{certificate}{certificate}"));
+        let cut = certificate.replace("-----END", "");
+        let not_a_certificate = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+        let large = certificate.repeat(MAX_CA_BUNDLE / certificate.len() + 1);
+        let partly = format!("{certificate}{not_a_certificate}");
+        for wrong in ["", &key, &cut, not_a_certificate, &partly, &large] {
+            let BadConfig(message) = ca_bundle(wrong).expect_err(wrong);
+            assert!(message.contains("--ca-bundle"), "{message}");
+            assert!(!message.contains("-----"), "{message}");
         }
     }
 }

@@ -116,6 +116,27 @@ fn certificates(pem: &[u8], place: &str) -> Result<Vec<CertificateDer<'static>>,
     }
 }
 
+/// The certificates of authorities in a PEM text, as PEM without anything else.
+pub fn authorities(pem: &str, place: &str) -> Result<String, TlsError> {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let mut found = String::new();
+    for section in pem.split_inclusive(END) {
+        if let Some((_, body)) = section.rsplit_once(BEGIN) {
+            found += &format!("{BEGIN}{body}\n");
+        }
+    }
+    let bundle = Bundle {
+        authorities: found.clone().into_bytes(),
+        ..Bundle::default()
+    };
+    let places = Places {
+        authorities: place.into(),
+        ..Places::nowhere()
+    };
+    bundle.roots(&places).map(|_| found)
+}
+
 pub(super) fn rejected(place: &str, source: rustls::Error) -> TlsError {
     TlsError::Rejected {
         place: place.to_string(),

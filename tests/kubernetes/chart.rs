@@ -100,6 +100,7 @@ const CASES: [(&str, &[&str]); 5] = [
             "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             "--set=populators.namespaces={shop,bank},populators.refused={10.96.0.0/12}",
             "--set=populators.proxy=http://proxy.example.org:3128",
+            "--set=populators.caBundle=BEGIN CERTIFICATE",
             "--api-versions=populator.storage.k8s.io/v1beta1",
         ],
     ),

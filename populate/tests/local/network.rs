@@ -189,6 +189,13 @@ fn a_server_needs_a_certificate_that_is_trusted() {
     fs::write(&bundle, Tls::new().authority).expect("a file");
     let outcome = fill(&volume.config(&server.url("/x"), json!({"network": {"caBundle": bundle}})));
     outcome.failure("TlsFailed");
+    let inline = |authority: &str| json!({"network": {"certificates": authority}});
+    fill(&Volume::new().config(&server.url("/x"), inline(&tls.authority))).good();
+    let outcome = fill(&volume.config(&server.url("/x"), inline(&Tls::new().authority)));
+    outcome.failure("TlsFailed");
+    let cut = tls.authority.replace("-----END", "");
+    let outcome = fill(&volume.config(&server.url("/x"), inline(&cut)));
+    outcome.failure("ConfigurationInvalid");
 }
 
 #[test]

@@ -64,6 +64,8 @@ pub struct Settings {
     pub private_networks: bool,
     /// `http://HOST:PORT` of a proxy.
     pub proxy: Option<String>,
+    /// Certificates that the pods trust besides those of their image, in PEM.
+    pub certificates: Option<String>,
     /// Addresses and networks that are refused, besides those of the API server.
     pub refused: Vec<String>,
     /// The largest qcow2 image for a block volume, as a quantity.
@@ -87,6 +89,7 @@ impl Settings {
             image: image.into(),
             private_networks: true,
             proxy: None,
+            certificates: None,
             refused: Vec::new(),
             scratch_size: "20Gi".into(),
             root_for_block: false,

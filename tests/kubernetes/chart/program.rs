@@ -187,6 +187,13 @@ fn alerts_use_metrics_that_the_program_exports() {
     }
 }
 
+/// A certificate in PEM.
+fn authority() -> String {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let parameters = rcgen::CertificateParams::new(["ca.example".into()]).expect("parameters");
+    parameters.self_signed(&key).expect("a certificate").pem()
+}
+
 /// The command line of the controller of data sources, and the image that the policy allows.
 #[test]
 fn the_program_accepts_the_arguments_of_the_controller_of_data_sources() {
@@ -200,6 +207,10 @@ fn the_program_accepts_the_arguments_of_the_controller_of_data_sources() {
             continue;
         };
         assert_eq!(name, "populators");
+        let words: Vec<_> = words
+            .iter()
+            .map(|word| word.replace("$(CA_BUNDLE)", &authority()))
+            .collect();
         // An invalid value is refused before the first connection to a cluster.
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_slackwater"))
             .args(&words)

@@ -167,6 +167,7 @@ const CHANGES: &[Change] = &[
         "http://proxy.example.org:3128",
         POPULATORS,
     ),
+    ("populators.caBundle", "BEGIN CERTIFICATE", POPULATORS),
     ("populators.refused", "{10.96.0.0/12}", POPULATORS),
     ("populators.scratchSize", "50Gi", POPULATORS),
     ("populators.rootForBlock", "true", POPULATORS),
@@ -483,6 +484,7 @@ fn invalid_values_are_refused_by_name() {
             &["/populators/image/repository"],
         ),
         (&["populators.proxy=https://a:1"], &["/populators/proxy"]),
+        (&["populators.caBundle=ca.crt"], &["/populators/caBundle"]),
         (
             &["populators.refused={kubernetes}"],
             &["/populators/refused/0"],

@@ -118,6 +118,7 @@ fn configuration(claim: &PersistentVolumeClaim, attempt: &Attempt, settings: &Se
             "privateNetworks": settings.private_networks,
             "refused": settings.refused,
             "proxy": settings.proxy,
+            "certificates": settings.certificates,
         })),
     });
     if has_scratch(claim) {

@@ -48,7 +48,11 @@ fn http() -> SourceSpec {
 
 /// The configuration in the pod of an attempt.
 fn configured(mode: &str, attempt: &Attempt) -> Value {
-    let pod = pod(&claim(mode), attempt, &settings()).unwrap();
+    configured_with(&settings(), mode, attempt)
+}
+
+fn configured_with(settings: &Settings, mode: &str, attempt: &Attempt) -> Value {
+    let pod = pod(&claim(mode), attempt, settings).unwrap();
     let env = pod.spec.unwrap().containers[0].env.clone().unwrap();
     serde_json::from_str(env[0].value.as_deref().unwrap()).unwrap()
 }
@@ -100,7 +104,13 @@ fn each_kind_of_source_becomes_a_configuration() {
         sha256: Some("0a".repeat(32)),
         ..SourceSpec::default()
     };
+    let trusting = Settings {
+        certificates: words("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"),
+        ..settings()
+    };
+    let certificates = configured_with(&trusting, "Block", &attempt(Kind::Http, http()));
     let expected = vec![
+        ("certificates.json", certificates),
         ("http.json", configured("Block", &of_http)),
         ("oci.json", configured("Filesystem", &of_oci)),
         ("s3-key.json", configured("Block", &attempt(Kind::S3, key))),
