@@ -39,12 +39,22 @@ RUN apt-get update \
     && mkdir -p /files/etc/ssl/certs \
     && cp /etc/ssl/certs/ca-certificates.crt /files/etc/ssl/certs/ \
     && echo 'hosts: files dns' >/files/etc/nsswitch.conf \
-    && echo 'nonroot:x:65532:65532::/:/sbin/nologin' >/files/etc/passwd
+    && echo 'nonroot:x:65532:65532::/:/sbin/nologin' >/files/etc/passwd \
+    && cp --parents --dereference /usr/lib/os-release /files
+# Adds the program's libraries, with the paths that its loader finds them at, and what scanners and lawyers
+# look for: the packages that these files are from, and their licenses.
+RUN printf '%s\n' '#!/bin/sh -e' \
+    'libraries=$(ldd /files/usr/local/bin/slackwater-populate | grep -o "/[^ ]*")' \
+    'cp --parents --dereference $libraries /files' \
+    'packages=$(for one in $libraries; do dpkg-query --search "*/${one##*/}"; done | cut -d : -f 1 | sort -u)' \
+    'mkdir -p /files/var/lib/dpkg' \
+    'dpkg-query --status ca-certificates $packages >/files/var/lib/dpkg/status' \
+    'for one in ca-certificates $packages; do cp --parents --dereference /usr/share/doc/$one/copyright /files; done' \
+    >/usr/local/bin/collect && chmod +x /usr/local/bin/collect
 
 FROM populate-base AS populate-prebuilt-files
 COPY slackwater-populate /files/usr/local/bin/
-# Its libraries are those of the C library, with the paths that its loader finds them at.
-RUN ldd /files/usr/local/bin/slackwater-populate | grep -o '/[^ ]*' | xargs -I FILE cp --parents --dereference FILE /files
+RUN collect
 
 FROM scratch AS populate-prebuilt
 COPY --from=populate-prebuilt-files /files /
@@ -56,7 +66,7 @@ RUN cargo build --release --locked --package slackwater-populate
 
 FROM populate-base AS populate-files
 COPY --from=populate-build /src/target/release/slackwater-populate /files/usr/local/bin/
-RUN ldd /files/usr/local/bin/slackwater-populate | grep -o '/[^ ]*' | xargs -I FILE cp --parents --dereference FILE /files
+RUN collect
 
 FROM scratch AS populate
 COPY --from=populate-files /files /

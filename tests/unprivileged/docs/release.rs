@@ -36,12 +36,23 @@ fn the_versions_of_programs_chart_and_image_agree() {
     assert_eq!(value(image, "  tag:"), Some(""));
     let helpers = read(&root().join("deploy/chart/templates/_helpers.tpl"));
     assert!(helpers.contains("(.Values.image.tag | default .Chart.AppVersion)"));
-    let page = read(&root().join("docs/install.md"));
-    for tag in page.split("/slackwater:").skip(1) {
-        assert!(
-            tag.starts_with(version),
-            "docs/install.md names another image"
-        );
+    // So is that of the program that fills volumes, whose digest only its registry decides.
+    assert!(values.contains("\n  image: {repository: slackwater-populate, digest: \"\"}\n"));
+    let script = read(&root().join("deploy/image/build"));
+    assert!(script.contains("name=slackwater-populate:$version"));
+    for (page, name) in [
+        ("install", "/slackwater:"),
+        ("populate", "/slackwater-populate:"),
+    ] {
+        let text = read(&root().join(format!("docs/{page}.md")));
+        let mut tags = text.split(name).skip(1).peekable();
+        assert!(tags.peek().is_some(), "docs/{page}.md names no image");
+        for tag in tags {
+            assert!(
+                tag.starts_with(version),
+                "docs/{page}.md names another image"
+            );
+        }
     }
 }
 
@@ -54,7 +65,13 @@ fn the_page_of_releases_names_every_file_of_one() {
     let list = String::from_utf8(output.stdout).expect("text");
     let page = read(&root().join("RELEASE.md"));
     let named: Vec<_> = code(&page).collect();
-    assert!(list.lines().count() >= 10, "{list}");
+    assert!(list.lines().count() >= 14, "{list}");
+    let images: Vec<_> = list.lines().filter(|file| file.ends_with(".tar")).collect();
+    assert_eq!(images.len(), 2, "{list}");
+    for image in images {
+        let materials = image.replace(".tar", ".cdx.json");
+        assert!(list.lines().any(|file| file == materials), "{materials}");
+    }
     for file in list.lines() {
         assert!(named.contains(&file), "RELEASE.md does not name {file}");
     }
