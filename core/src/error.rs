@@ -5,9 +5,12 @@
 //! gRPC code: `service/status.rs` maps them. An error never holds a secret.
 
 mod finality;
+mod printable;
 
 use std::fmt;
 use std::path::PathBuf;
+
+use printable::printable;
 
 /// What kind of object an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -432,7 +435,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 /// Why the kernel or a program refused.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{action} {}", subject.display())]
+#[error("{action} {}", printable(subject))]
 pub struct HostError {
     /// The verb, such as "open", "mount" or "fsync".
     pub action: &'static str,

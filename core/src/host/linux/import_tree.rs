@@ -85,15 +85,14 @@ impl ImportTree {
             }
             errno => HostError::errno("open", path, errno),
         })?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default();
+        let began = now();
         // Two writes within one unit leave the same time. One before the survey and one after it have
         // this much between them, or the first one is seen by its time.
         thread::sleep(CLOCK_UNIT);
         let mut tree = ImportTree {
             path: path.to_path_buf(),
             root,
-            began: (now.as_secs() as i64, i64::from(now.subsec_nanos())),
+            began,
             surveyed: Vec::new(),
             content: TreeContent::default(),
         };
@@ -115,13 +114,20 @@ impl ImportTree {
         self.compare(|_| Ok(()))
     }
 
-    /// Whether an entry was changed since the import began. Some file systems have seconds alone: ext4
-    /// with inodes of 128 bytes, for example.
-    fn is_recent(&self, found: &Metadata) -> bool {
-        let changed = (found.ctime(), found.ctime_nsec());
-        match changed.1 {
+    /// Refuses an entry that was changed since the import began. Some file systems have seconds alone:
+    /// ext4 with inodes of 128 bytes, for example.
+    fn check_age(&self, path: &Path, changed: (i64, i64)) -> Result<()> {
+        let is_recent = match changed.1 {
             0 => changed.0 >= self.began.0,
             _ => changed >= self.began,
+        };
+        if is_recent && changed > now() {
+            let what = "its time of change is in the future, so a change of it might not be seen; correct the clock of the node, or wait until then";
+            return Err(HostError::unexpected("import", self.whole(path), what));
+        }
+        match is_recent {
+            true => Err(self.changed(path)),
+            false => Ok(()),
         }
     }
 
@@ -130,8 +136,8 @@ impl ImportTree {
         // A file with several names has its data once.
         let mut linked = HashSet::new();
         walk(&self.root, &self.path, |entry| {
-            if entry.metadata.is_some_and(|found| self.is_recent(found)) {
-                return Err(self.changed(entry.path));
+            if let Some(found) = entry.metadata {
+                self.check_age(entry.path, (found.ctime(), found.ctime_nsec()))?;
             }
             surveyed.push(Hashes::of(entry));
             match (entry.kind, entry.metadata) {
@@ -177,6 +183,13 @@ impl ImportTree {
         let what = "it changed while the directory was read; stop what uses the directory";
         HostError::unexpected("import", self.whole(path), what)
     }
+}
+
+/// Seconds and nanoseconds since 1970.
+fn now() -> (i64, i64) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    (now.as_secs() as i64, i64::from(now.subsec_nanos()))
 }
 
 /// Whether a file is not one that was found under another name before.

@@ -346,6 +346,44 @@ fn a_file_that_was_changed_after_the_import_began_is_refused() {
     assert!(error.contains("changed while"), "{error}");
 }
 
+#[test]
+fn a_time_of_change_in_the_future_is_not_called_a_change() {
+    let place = Place::new();
+    let tree = place.open().unwrap();
+    let refused = |changed: (i64, i64)| {
+        let refused = tree.check_age(Path::new("a"), changed);
+        refused.err().map(|error| chain(&error)).unwrap_or_default()
+    };
+    let (seconds, nanoseconds) = tree.began;
+    assert_eq!(refused((seconds - 1, nanoseconds)), "");
+    assert_eq!(refused((seconds - 1, 0)), "");
+    for recent in [
+        (seconds, nanoseconds),
+        (seconds, nanoseconds.max(1) + 1),
+        (seconds, 0),
+    ] {
+        assert!(refused(recent).contains("changed while"), "{recent:?}");
+    }
+    for future in [(seconds + 600, 1), (seconds + 600, 0)] {
+        assert!(refused(future).contains("in the future"), "{future:?}");
+    }
+}
+
+/// What a name does to a terminal is not done when an error names it.
+#[test]
+fn a_name_with_control_characters_is_shown_without_them() {
+    let place = Place::new();
+    let name = OsString::from_vec(b"it's \x1b]0;title\x07\xff\xe2\x80\xae.txt".to_vec());
+    let path = place.path("from").join(&name);
+    fs::write(&path, "1").unwrap();
+    let tree = place.open().unwrap();
+    let writer = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    let error = chain(&place.copy(&tree, |_| {}).unwrap_err());
+    drop(writer);
+    let shown = "/it's \\u{1b}]0;title\\u{7}\u{fffd}\\u{202e}.txt: ";
+    assert!(error.contains(shown), "{error:?}");
+}
+
 /// A tenant replaces a directory by a link to another one, and back, as fast as it can.
 #[test]
 fn a_link_that_replaces_a_directory_is_never_followed() {
