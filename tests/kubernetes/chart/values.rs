@@ -310,6 +310,26 @@ fn invalid_values_are_refused_by_name() {
         (&["node.copyRate=100Ki"], &["/node/copyRate"]),
         (&["node.importPaths={/}"], &["/node/importPaths/0"]),
         (&["node.importPaths={/a/../b}"], &["/node/importPaths/0"]),
+        (
+            &["node.importPaths={/var/lib}"],
+            &["node.importPaths: /var/lib and /var/lib/"],
+        ),
+        (
+            &["node.importPaths={/opt/a,/opt/a}"],
+            &["node.importPaths: /opt/a and /opt/a/"],
+        ),
+        (
+            &["pools[0].name=a,pools[0].path=/disks/a,node.importPaths={/disks}"],
+            &["node.importPaths: /disks and /disks/a/ (a pool)"],
+        ),
+        (
+            &["kubeletDir=/opt/kubelet,node.importPaths={/opt/kubelet/pods}"],
+            &["node.importPaths: /opt/kubelet/pods and /opt/kubelet/ (kubeletDir)"],
+        ),
+        (
+            &["node.importPaths={/usr/share}"],
+            &["node.importPaths: /usr/share and /usr/ (a directory of the image)"],
+        ),
         (&["sidecars.pullPolicy=Often"], &["/sidecars/pullPolicy"]),
         (&["openshift.scc=perhaps"], &["/openshift/scc"]),
         (&["pools=null"], &["missing property 'pools'"]),
