@@ -128,10 +128,10 @@ async fn send(
 }
 
 fn response(range: SentRange, crc32: bool) -> ReadResponse {
-    let checksum = match range.checksum {
-        Checksum::Crc32(_) if !crc32 => Checksum::sha256(&range.changed, &range.pieces),
-        checksum => checksum,
-    };
+    let checksum = range.checksum.unwrap_or_else(|| match crc32 {
+        true => Checksum::crc32(&range.changed, &range.pieces),
+        false => Checksum::sha256(&range.changed, &range.pieces),
+    });
     let (sha256, crc32) = match checksum {
         Checksum::Crc32(crc) => (Vec::new(), Some(crc)),
         Checksum::Sha256(digest) => (digest.to_vec(), None),

@@ -9,8 +9,8 @@ use slackwater::host::memory::MemoryHost;
 use slackwater::model::SnapshotParameters;
 use slackwater::model::size::MIB;
 use slackwater::operation::{
-    CreateSnapshot, CreateVolume, Driver, Loan, Purpose, Ranges, RemoteSnapshot, SentRange,
-    Settings, SnapshotSource, StageVolume, Ticket, Wanted,
+    Checksum, CreateSnapshot, CreateVolume, Driver, Loan, Purpose, Ranges, RemoteSnapshot,
+    SentRange, Settings, SnapshotSource, StageVolume, Ticket, Wanted,
 };
 use slackwater::record::ContentSource;
 
@@ -106,7 +106,12 @@ impl SnapshotSource for Direct {
 
 impl Ranges for DirectRanges {
     fn next(&mut self) -> Result<Option<SentRange>> {
-        remote().driver.snapshots.read_loan(&mut self.0)
+        let mut range = remote().driver.snapshots.read_loan(&mut self.0)?;
+        if let Some(range) = &mut range {
+            let sent = Checksum::crc32(&range.changed, &range.pieces);
+            range.checksum.get_or_insert(sent);
+        }
+        Ok(range)
     }
 }
 

@@ -202,7 +202,8 @@ impl Snapshots {
             let pieces = target.read(at, length).context(doing)?;
             let bytes = cost(&pieces, length);
             let next = self.copies.step(begun, copying.pools(), bytes);
-            if !range.checksum.is_of(&[], &pieces) {
+            let digest = range.checksum;
+            if digest.is_none_or(|digest| !digest.is_of(&[], &pieces)) {
                 let what = format!("the range from {at} on differs from its source");
                 return Err(HostError::unexpected("verify", "the copy", what)).context(doing);
             }

@@ -138,7 +138,8 @@ impl Snapshots {
         Ok((pool, Side { record, image }))
     }
 
-    /// The next range of a loan, at a bounded rate; `None` at its end.
+    /// The next range of a loan, at a bounded rate; `None` at its end. It has a checksum only if
+    /// digests are wanted: where it goes decides which one it needs.
     pub fn read_loan(&self, loan: &mut Loan) -> Result<Option<SentRange>> {
         if self.pools.in_flight.is_stopping() {
             return Err(Error::Stopping);
@@ -218,10 +219,7 @@ fn read_all(snapshot: &Side, (offset, length): (u64, u64), wanted: Wanted) -> Re
     Ok(SentRange {
         offset,
         length,
-        checksum: match wanted {
-            Wanted::Digests => Checksum::sha256(&[], &pieces),
-            Wanted::Data | Wanted::Differences(_) => Checksum::crc32(&[], &pieces),
-        },
+        checksum: (wanted == Wanted::Digests).then(|| Checksum::sha256(&[], &pieces)),
         pieces,
         changed: Vec::new(),
     })
@@ -257,7 +255,7 @@ fn read_differences(
     Ok(SentRange {
         offset,
         length: next - offset,
-        checksum: Checksum::crc32(&changed, &pieces),
+        checksum: None,
         pieces,
         changed,
     })

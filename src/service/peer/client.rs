@@ -133,7 +133,7 @@ impl Ranges for Stream {
             offset: message.offset,
             length: message.length,
             pieces: pieces.collect(),
-            checksum,
+            checksum: Some(checksum),
         }))
     }
 }

@@ -64,21 +64,23 @@ pub fn archive_content(
         members: vec![member],
     };
     let mut archive = ArchiveWriter::begin(to, &manifest)?;
-    let mut checksums = Vec::new();
+    let (is_read_twice, mut checksums) = (content.is_read_twice(), Vec::new());
     for offset in (0..image_bytes).step_by(SEGMENT as usize) {
         let length = SEGMENT.min(image_bytes - offset);
         let pieces = read_blocks(content, offset, length)?;
+        if is_read_twice {
+            checksums.push(Checksum::sha256(&[], &pieces));
+        }
         let range = SentRange {
             offset,
             length,
-            checksum: Checksum::sha256(&[], &pieces),
+            checksum: None,
             pieces,
             changed: Vec::new(),
         };
         archive.segment(0, &range)?;
-        checksums.push(range.checksum);
     }
-    if content.is_read_twice() {
+    if is_read_twice {
         for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(checksums) {
             let pieces = read_blocks(content, offset, SEGMENT.min(image_bytes - offset))?;
             if !first.is_of(&[], &pieces) {

@@ -71,7 +71,7 @@ fn snapshot(n: u64, image_bytes: u64) -> ArchivedSnapshot {
 
 fn range(offset: u64, length: u64, pieces: Vec<Piece>, changed: Vec<Range<u64>>) -> SentRange {
     SentRange {
-        checksum: Checksum::crc32(&changed, &pieces),
+        checksum: None,
         offset,
         length,
         pieces,

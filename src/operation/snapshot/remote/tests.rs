@@ -135,6 +135,8 @@ struct Faults {
     cut_after: Option<usize>,
     /// The first byte of data is changed.
     damage: bool,
+    /// Streams of this kind have no checksums.
+    without: Option<Wanted>,
 }
 
 /// The agent of the source, without a network.
@@ -152,6 +154,7 @@ struct DirectRanges {
     loan: crate::operation::Loan,
     left: Option<usize>,
     damage: bool,
+    is_bare: bool,
 }
 
 impl SnapshotSource for Direct {
@@ -173,6 +176,7 @@ impl SnapshotSource for Direct {
             })?,
             left: faults.cut_after,
             damage: faults.damage,
+            is_bare: faults.without == Some(wanted),
         }))
     }
 }
@@ -184,6 +188,11 @@ impl Ranges for DirectRanges {
         }
         self.left = self.left.map(|left| left - 1);
         let mut range = self.driver.snapshots.read_loan(&mut self.loan)?;
+        if let Some(range) = &mut range {
+            let sent = Checksum::crc32(&range.changed, &range.pieces);
+            let sent = range.checksum.unwrap_or(sent);
+            range.checksum = (!self.is_bare).then_some(sent);
+        }
         if self.damage
             && let Some(piece) = range.as_mut().and_then(|range| range.pieces.first_mut())
         {
@@ -333,6 +342,24 @@ fn a_copy_of_a_snapshot_that_does_not_exist_any_more_is_undone() {
         "{refused:?}"
     );
     assert_eq!(target.volumes(), []);
+}
+
+/// Only an archive protects its data in another way.
+#[test]
+fn data_and_digests_without_a_checksum_complete_no_volume() {
+    for without in [Wanted::Data, Wanted::Digests] {
+        let (source, target) = (Node::new("default=memory:"), Node::new("default=memory:"));
+        let snapshot = source.snapshot("a", &[1]);
+        let (offer, bare) = direct(&source, &snapshot);
+        bare.faults.lock().unwrap().without = Some(without);
+        let asked = request("copy", Some(&snapshot));
+        receive(&target, &asked, remote(&snapshot, (offer, bare))).unwrap_err();
+        let effects = target.host.effect_log();
+        let is_written = effects.iter().any(|effect| effect.contains("write_range"));
+        assert_eq!(is_written, without == Wanted::Digests);
+        let mut volumes = target.volumes().into_iter();
+        assert!(volumes.all(|(_, state)| state != VolumeState::Ready));
+    }
 }
 
 #[test]
