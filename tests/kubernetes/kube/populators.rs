@@ -343,7 +343,7 @@ fn a_claim_is_filled_on_a_real_api_server_with_the_rights_of_the_chart() {
     passes_the_node_on(&fixture, &prime);
     let pod = fails_once(&fixture, &prime);
     succeeds(&fixture, &prime);
-    cached::three_claims_receive_content_once(&fixture);
+    cached::twenty_claims_receive_content_once(&fixture);
     assert_eq!(populators.problem(), None);
     plane.runtime.block_on(populators.shut_down());
 

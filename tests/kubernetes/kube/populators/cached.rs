@@ -1,24 +1,55 @@
 //! The cache, with the real snapshot controller. The test does the work of csi-snapshotter.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::{CACHE_CLASS, Fixture};
 use crate::kube::api::eventually;
 
-const CLAIMS: [&str; 3] = ["first", "second", "third"];
+/// Claims of one source that are created at once.
+const CLAIMS: usize = 20;
+
+fn claims() -> impl Iterator<Item = String> {
+    (1..=CLAIMS).map(|number| format!("twin-{number}"))
+}
 
 fn prime_of(fixture: &Fixture, claim: &str) -> String {
     let uid = fixture.get(&format!("pvc/{claim}"), ".metadata.uid");
     format!("prime-{uid}")
 }
 
+/// Creates all of them with one request of the user, for a pod of the same node.
+fn create(fixture: &Fixture) {
+    let claim = |name: String| {
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": "shop",
+                "annotations": {"volume.kubernetes.io/selected-node": "node-1"}},
+            "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+                "dataSourceRef": {"apiGroup": "slackwater.dev", "kind": "HttpSource",
+                    "name": "cached"}}})
+    };
+    let items: Vec<Value> = claims().map(claim).collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    fixture.plane.apply(&list.to_string());
+}
+
 /// Those of the claims that have a prime claim.
-fn begun(fixture: &Fixture) -> Vec<&'static str> {
-    let claims = CLAIMS.into_iter();
-    let prime = |claim: &&str| format!("pvc/{}", prime_of(fixture, claim));
-    claims
-        .filter(|claim| !fixture.is_gone(&prime(claim)))
-        .collect()
+fn begun(fixture: &Fixture) -> Vec<String> {
+    let path = "jsonpath={range .items[*]}{.metadata.name}={.metadata.uid} {end}";
+    let all = fixture
+        .plane
+        .kubectl(&["get", "pvc", "-n", "shop", "-o", path]);
+    let all: BTreeMap<&str, &str> = all
+        .split_whitespace()
+        .filter_map(|one| one.split_once('='))
+        .collect();
+    let has_prime = |claim: &String| {
+        let uid = all.get(claim.as_str());
+        uid.is_some_and(|uid| all.contains_key(format!("prime-{uid}").as_str()))
+    };
+    claims().filter(has_prime).collect()
 }
 
 fn reasons(fixture: &Fixture) -> String {
@@ -52,8 +83,8 @@ fn cut(fixture: &Fixture, content: &str) {
     fixture.plane.kubectl(&words);
 }
 
-/// Three claims of one source are created at once. One is filled by a pod, and the others from its snapshot.
-pub fn three_claims_receive_content_once(fixture: &Fixture) {
+/// Twenty claims of one source are created at once. One is filled by a pod, and the others from its snapshot.
+pub fn twenty_claims_receive_content_once(fixture: &Fixture) {
     fixture.plane.apply(
         &json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "HttpSource",
             "metadata": {"name": "cached", "namespace": "shop"},
@@ -61,14 +92,11 @@ pub fn three_claims_receive_content_once(fixture: &Fixture) {
                 "cache": "node"}})
         .to_string(),
     );
-    for claim in CLAIMS {
-        fixture.create_claim(claim, "local", "cached");
-        fixture.select_node(claim, Some("node-1"));
-    }
+    create(fixture);
     eventually("one begins, and the others wait", || {
-        begun(fixture).len() == 1 && reasons(fixture).matches("WaitForCache").count() == 2
+        begun(fixture).len() == 1 && reasons(fixture).matches("WaitForCache").count() == CLAIMS - 1
     });
-    let first = begun(fixture)[0];
+    let first = &begun(fixture)[0];
     let prime = prime_of(fixture, first);
     let volume = fixture.provision(&prime);
     fixture.wait_for_pod(&prime);
@@ -113,7 +141,10 @@ pub fn three_claims_receive_content_once(fixture: &Fixture) {
     from_the_snapshot(fixture, first);
     let text = fixture.metrics.render().unwrap();
     assert!(
-        text.contains("slackwater_population_cache_hits_total 2"),
+        text.contains(&format!(
+            "slackwater_population_cache_hits_total {}\n",
+            CLAIMS - 1
+        )),
         "{text}"
     );
     assert!(
@@ -125,7 +156,7 @@ pub fn three_claims_receive_content_once(fixture: &Fixture) {
 
 fn from_the_snapshot(fixture: &Fixture, first: &str) {
     let snapshot = snapshots(fixture, ".metadata.name");
-    for claim in CLAIMS.into_iter().filter(|claim| *claim != first) {
+    for claim in &claims().filter(|claim| claim != first).collect::<Vec<_>>() {
         let prime = prime_of(fixture, claim);
         eventually("the prime claim names the snapshot", || {
             fixture.get(&format!("pvc/{prime}"), ".spec.dataSource.name") == snapshot

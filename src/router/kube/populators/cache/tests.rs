@@ -337,6 +337,50 @@ fn one_claim_begins_to_receive_content_and_another_one_if_nothing_is_seen_of_it(
     assert!(memory.begins("cache-a", "c-2", start + BEGIN_INTERVAL));
 }
 
+/// The watch shows a prime claim late, and passes over all claims go on in the meantime.
+#[test]
+fn of_a_thousand_claims_at_once_one_receives_the_content_for_all() {
+    let (source, mut memory) = (source(), CacheMemory::default());
+    let (clock, claims) = (Instant::now(), (1..=1000).map(claim).collect::<Vec<_>>());
+    let path = |one: &PersistentVolumeClaim| (format!("shop/{}", one.name_any()), one.clone());
+    let mut watched: BTreeMap<_, _> = claims.iter().map(path).collect();
+    let mut pass = |watched: &BTreeMap<_, _>, seconds: i64| {
+        let now = clock + Duration::from_secs(seconds.unsigned_abs());
+        let begins = |own: &&PersistentVolumeClaim| {
+            let own_key = key(&source, own);
+            let same = |other: &PersistentVolumeClaim, _: &PersistentVolumeClaim| {
+                key(&source, other) == own_key
+            };
+            let waits = find_receiver(watched, own, &source, time(seconds), same).is_some();
+            let name = own_key.clone().unwrap().snapshot_name();
+            !waits && memory.begins(&name, uid(*own), now)
+        };
+        claims
+            .iter()
+            .filter(begins)
+            .map(|one| one.name_any())
+            .collect::<Vec<_>>()
+    };
+    for seconds in 0..25 {
+        assert_eq!(pass(&watched, seconds), ["data-1"], "after {seconds} s");
+    }
+    // Its next step is another one, because it has a prime claim now.
+    let (prime_path, prime) = path(&prime_of(&claims[0], 0));
+    watched.insert(prime_path.clone(), prime);
+    for seconds in (25..600).step_by(25) {
+        let others = pass(&watched, seconds);
+        assert!(
+            others.iter().all(|name| name == "data-1"),
+            "{others:?} after {seconds} s"
+        );
+    }
+    // Its attempt has failed, and one claim begins again.
+    watched.remove(&prime_path);
+    watched.remove("shop/data-1");
+    let claims_left = pass(&watched, 700);
+    assert_eq!(claims_left.len(), 1, "{claims_left:?}");
+}
+
 #[test]
 fn after_a_failure_no_claim_of_the_namespace_waits() {
     let mut memory = CacheMemory::default();
