@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{GIB, MIB, Node, check_pattern, write_pattern};
@@ -139,6 +140,43 @@ async fn what_is_in_use_truncated_or_packed_is_not_imported() {
     assert!(refused(&qcow2, &[]).contains("qemu-img convert"));
     assert!(refused(&path.with_extension("none"), &[]).contains("ENOENT"));
     assert!(node.client.list().await.unwrap().is_empty());
+    node.assert_nothing_left();
+}
+
+/// A device has no time of change, so nothing says that the content is the one of the first attempt.
+#[tokio::test]
+async fn the_import_of_a_device_that_changed_is_repeated_from_its_beginning() {
+    let node = Node::on("xfs", 3 * GIB);
+    let path = image(&node, "disk.img");
+    let device = run("losetup", &["--find", "--show", path.to_str().unwrap()]);
+    let device = Path::new(device.trim());
+    let words = ["--name", "data", "--yes"];
+    let is_done = AtomicBool::new(false);
+    let failed = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let file = OpenOptions::new().write(true).open(device).unwrap();
+            // Until both reads of an import have seen another number.
+            for number in 1_u64.. {
+                file.write_all_at(&number.to_le_bytes(), 40 << 20).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            file.write_all_at(&[0; 8], 40 << 20).unwrap();
+        });
+        let failed = import(&node, device, &words, &[]);
+        is_done.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        failed.unwrap_err()
+    });
+    assert!(failed.contains("changed while it was read"), "{failed}");
+    assert!(node.client.list().await.unwrap().is_empty(), "{failed}");
+    let id = import(&node, device, &words, &[]).unwrap();
+    assert_eq!(node.client.list().await.unwrap(), [id.as_str()]);
+    let content = std::fs::read(device).unwrap();
+    assert!(std::fs::read(node.image(&id)).unwrap() == content);
+    check(&node, &id).await;
+    run("losetup", &["-d", device.to_str().unwrap()]);
     node.assert_nothing_left();
 }
 
