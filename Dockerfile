@@ -27,6 +27,7 @@ COPY Cargo.toml Cargo.lock rust-toolchain.toml build.rs ./
 COPY proto proto
 COPY core core
 COPY guard guard
+COPY kubectl-slackwater kubectl-slackwater
 COPY populate populate
 COPY testkit testkit
 COPY src src

@@ -118,7 +118,7 @@ tests-unprivileged tests-root: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEE
 
 # Beside the default members, which are the driver's, also the program that fills volumes: features of
 # dependencies are the same with and without it, so nothing is compiled twice.
-TEST_MEMBERS := --package slackwater --package slackwater-core --package slackwater-guard --package slackwater-populate
+TEST_MEMBERS := --package slackwater --package slackwater-core --package slackwater-guard --package slackwater-populate --package kubectl-slackwater
 
 # The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: $(CARGO_PARTS)

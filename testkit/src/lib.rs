@@ -18,6 +18,7 @@ pub mod guest;
 pub mod image_pool;
 pub mod left_out;
 pub mod node;
+pub mod plane;
 pub mod server;
 pub mod snapshots;
 pub mod sweep;

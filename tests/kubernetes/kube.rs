@@ -18,7 +18,8 @@ mod leading;
 mod moves;
 mod node_lost;
 mod orphans;
-mod plane;
 mod pod_claims;
 mod populators;
 mod real;
+
+use slackwater_testkit::plane;

@@ -19,13 +19,13 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The sources of the workspace. Modules of `core` are named like the driver's; `guard` and
-/// `populate` are one module each.
+/// The sources of the workspace. Modules of `core` are named like the driver's; each other member is
+/// one module.
 fn sources() -> Vec<Source> {
     let mut sources = below("src");
     let core = below("core/src").into_iter();
     sources.extend(core.filter(|source| source.path != "lib.rs"));
-    for member in ["guard", "populate"] {
+    for member in ["guard", "kubectl-slackwater", "populate"] {
         let own = below(&format!("{member}/src")).into_iter();
         sources.extend(own.map(|source| Source {
             path: format!("{member}/{}", source.path),
@@ -92,7 +92,9 @@ fn the_map_names_every_module_and_only_files_that_exist() {
             continue;
         }
         let named = match module {
-            "guard" | "populate" => [format!("{module}/src/lib.rs"), format!("{module}/")],
+            "guard" | "kubectl-slackwater" | "populate" => {
+                [format!("{module}/src/lib.rs"), format!("{module}/")]
+            }
             "error" | "fault" | "fuzz" | "model" | "host" | "record" => [
                 format!("core/src/{module}.rs"),
                 format!("core/src/{module}/"),
@@ -108,9 +110,15 @@ fn the_map_names_every_module_and_only_files_that_exist() {
     let named = map
         .split('`')
         .filter(|text| {
-            ["src/", "core/", "guard/", "populate/"]
-                .iter()
-                .any(|top| text.starts_with(top))
+            [
+                "src/",
+                "core/",
+                "guard/",
+                "kubectl-slackwater/",
+                "populate/",
+            ]
+            .iter()
+            .any(|top| text.starts_with(top))
         })
         .filter(|text| !text.contains(' '));
     for name in named {
@@ -157,7 +165,10 @@ fn temporary_files_have_the_projects_prefix() {
         "NamedTempFile::new()",
         "NamedTempFile::new_in(",
     ];
-    let tests = ["tests", "populate/tests"].map(below).into_iter().flatten();
+    let tests = ["tests", "populate/tests", "kubectl-slackwater/tests"]
+        .map(below)
+        .into_iter()
+        .flatten();
     let sources = sources().into_iter().chain(tests);
     for source in sources.filter(|source| !source.path.starts_with("unprivileged/shape")) {
         for word in nameless {

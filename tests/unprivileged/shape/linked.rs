@@ -7,12 +7,18 @@ use std::process::Command;
 
 /// Crates, each with its features, that are linked into programs of the workspace.
 fn linked(members: &[&str]) -> BTreeSet<String> {
+    linked_for(members, &[])
+}
+
+/// The same with more options of `cargo tree`.
+fn linked_for(members: &[&str], options: &[&str]) -> BTreeSet<String> {
     let packages = members.iter().flat_map(|member| ["--package", member]);
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["tree", "--locked", "--offline", "--edges", "normal"])
         .args(["--prefix", "none", "--no-dedupe", "--format", "{p} {f}"])
         .args(packages)
+        .args(options)
         .output()
         .expect("cargo starts");
     assert!(output.status.success(), "{output:?}");
@@ -82,16 +88,44 @@ fn driver_and_guard_link_nothing_that_reads_foreign_data() {
 }
 
 /// Tests build all members at once, and a release builds the driver alone: both have the same driver
-/// only if the other member adds no feature to its dependencies.
+/// only if the other members add no feature to its dependencies.
 #[test]
-fn the_driver_is_the_same_beside_the_program_that_fills_volumes() {
+fn the_driver_is_the_same_beside_the_programs_that_are_no_part_of_it() {
     let alone = linked(&["slackwater", "slackwater-core", "slackwater-guard"]);
     let together = linked(&[
         "slackwater",
         "slackwater-core",
         "slackwater-guard",
         "slackwater-populate",
+        "kubectl-slackwater",
     ]);
     let changed: Vec<_> = alone.difference(&together).collect();
     assert!(changed.is_empty(), "other features: {changed:#?}");
+}
+
+/// People run the plugin on machines without the kernel's calls of the driver.
+#[test]
+fn the_plugin_is_linked_with_nothing_of_the_driver_on_any_system() {
+    let targets = [
+        "x86_64-unknown-linux-gnu",
+        "aarch64-unknown-linux-gnu",
+        "x86_64-pc-windows-gnu",
+        "x86_64-apple-darwin",
+        "aarch64-apple-darwin",
+    ];
+    for target in targets {
+        let plugin = linked_for(&["kubectl-slackwater"], &["--target", target]);
+        let plugin = names(&plugin);
+        for name in ["nix", "tonic", "prost", "openssl-sys", "reqwest"] {
+            assert!(!plugin.contains(name), "{target}: linked with {name}");
+        }
+        let own = plugin.iter().filter(|name| name.contains("slackwater"));
+        assert_eq!(own.count(), 1, "{target}: it is linked with another member");
+        assert!(
+            plugin.contains("kube"),
+            "{target}: the list is that of the plugin"
+        );
+    }
+    let driver = linked_for(&["slackwater"], &["--target", targets[0]]);
+    assert!(names(&driver).contains("nix"), "nix is found where it is");
 }

@@ -47,6 +47,26 @@ const ARROWS: &[(&str, &[&str])] = &[
             "oci", "qcow2", "received", "report", "run", "s3", "source", "target", "tree",
         ],
     ),
+    // The same for the plugin of kubectl, which is linked with nothing of the driver.
+    (
+        "kubectl-slackwater",
+        &[
+            "cli",
+            "cluster",
+            "cuts",
+            "failure",
+            "listing",
+            "model",
+            "object",
+            "pools",
+            "snapshots",
+            "status",
+            "text",
+            "volumes",
+            "watch",
+            "who",
+        ],
+    ),
     ("hook", &["host", "model", "error"]),
     (
         "cut",
@@ -108,7 +128,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
     ),
     (
         &["kube"],
-        &["hook", "router"],
+        &["hook", "router", "kubectl-slackwater"],
         "the driver of one node knows no cluster",
     ),
     (&["unsafe"], &["host"], "the kernel is behind one wall"),
@@ -145,6 +165,7 @@ const WORDS: &[(&[&str], &[&str], &str)] = &[
             "cli",
             "demo",
             "populate",
+            "kubectl-slackwater",
         ],
         "blocking below, async above",
     ),

@@ -29,7 +29,7 @@ impl Plane {
     pub fn start(what: &str) -> Option<Plane> {
         let hyper = program()?;
         let Some(hyper) = hyper.exists().then_some(hyper) else {
-            slackwater_testkit::left_out(&format!(
+            crate::left_out(&format!(
                 "{what} with a real API server: its programs are not here (make cluster builds them)"
             ));
             return None;

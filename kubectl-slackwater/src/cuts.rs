@@ -1,0 +1,187 @@
+//! Snapshots and group snapshots with what they have reached, joined from objects.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DynamicObject, ListParams};
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Scope, labeled};
+use crate::failure::Result;
+use crate::object::{self, Fields, pool_of};
+use crate::text::quantity;
+
+/// A VolumeSnapshot of the driver.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    pub namespace: String,
+    pub name: String,
+    pub claim: String,
+    /// The VolumeGroupSnapshot of which it is a member.
+    pub group: String,
+    /// The consistency level that it has reached.
+    pub level: String,
+    /// Why it has not reached a higher one.
+    pub reason: String,
+    pub ready: bool,
+    pub error: String,
+    pub cut_at: Option<Timestamp>,
+    pub restore_bytes: i64,
+    pub content: String,
+    pub handle: String,
+    pub pool: String,
+}
+
+/// A VolumeGroupSnapshot of the driver.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Group {
+    pub namespace: String,
+    pub name: String,
+    /// The labels that select its claims.
+    pub selector: String,
+    pub level: String,
+    pub reason: String,
+    pub ready: bool,
+    pub error: String,
+    pub cut_at: Option<Timestamp>,
+}
+
+/// What the driver's controller has recorded about a cut.
+#[derive(Clone, Debug, Default)]
+struct Cut {
+    level: String,
+    reason: String,
+    at: Option<Timestamp>,
+}
+
+fn cut_of(content: Option<&DynamicObject>) -> Cut {
+    let Some(content) = content else {
+        return Cut::default();
+    };
+    Cut {
+        level: content.annotation("slackwater.dev/level").into(),
+        reason: content.annotation("slackwater.dev/reason").into(),
+        at: content.annotation("slackwater.dev/cut-at").parse().ok(),
+    }
+}
+
+fn by_name(objects: &Option<Vec<DynamicObject>>) -> BTreeMap<&str, &DynamicObject> {
+    let objects = objects.iter().flatten();
+    objects.map(|object| (object.name(), object)).collect()
+}
+
+/// The groups of a scope, sorted by name.
+pub async fn groups(
+    cluster: &Cluster,
+    scope: &Scope,
+    selector: Option<&str>,
+) -> Result<Vec<Group>> {
+    let params = labeled(selector);
+    let Some(groups) = cluster.find(&object::GROUP, scope, &params).await? else {
+        return Ok(Vec::new());
+    };
+    if groups.is_empty() {
+        return Ok(Vec::new());
+    }
+    let all = ListParams::default();
+    let contents = cluster
+        .find(&object::GROUP_CONTENT, &Scope::All, &all)
+        .await?;
+    let contents = by_name(&contents);
+    let mut found = Vec::new();
+    for group in &groups {
+        let content = group.text("/status/boundVolumeGroupSnapshotContentName");
+        let content = contents.get(content).copied();
+        let is_foreign = content.is_some_and(|it| it.text("/spec/driver") != cluster.driver);
+        if is_foreign {
+            continue;
+        }
+        let cut = cut_of(content);
+        let labels = group.at("/spec/source/selector/matchLabels").as_object();
+        let labels = labels.into_iter().flatten();
+        let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or("?")));
+        found.push(Group {
+            namespace: group.namespace().into(),
+            name: group.name().into(),
+            selector: labels.collect::<Vec<_>>().join(","),
+            level: cut.level,
+            reason: cut.reason,
+            ready: group.is_true("/status/readyToUse"),
+            error: group.text("/status/error/message").into(),
+            cut_at: cut.at.or_else(|| group.time("/status/creationTime")),
+        });
+    }
+    Ok(found)
+}
+
+/// The snapshots of a scope, the newest first within each namespace.
+pub async fn snapshots(
+    cluster: &Cluster,
+    scope: &Scope,
+    selector: Option<&str>,
+) -> Result<Vec<Snapshot>> {
+    let params = labeled(selector);
+    let snapshots = cluster.get_all(&object::SNAPSHOT, scope, &params).await?;
+    let all = ListParams::default();
+    let contents = cluster
+        .find(&object::SNAPSHOT_CONTENT, &Scope::All, &all)
+        .await?;
+    if contents.is_none() {
+        cluster
+            .note("levels are not shown, and snapshots of other drivers may be among these".into());
+    }
+    let contents = by_name(&contents);
+    let groups = groups(cluster, scope, None).await?;
+    let groups: BTreeMap<_, _> = groups
+        .iter()
+        .map(|group| ((group.namespace.as_str(), group.name.as_str()), group))
+        .collect();
+    let mut found = Vec::new();
+    for snapshot in &snapshots {
+        let name = snapshot.text("/status/boundVolumeSnapshotContentName");
+        let content = contents.get(name).copied();
+        if content.is_some_and(|it| it.text("/spec/driver") != cluster.driver) {
+            continue;
+        }
+        let mut cut = cut_of(content);
+        let group = snapshot.text("/status/volumeGroupSnapshotName");
+        if let Some(group) = groups.get(&(snapshot.namespace(), group))
+            && cut.level.is_empty()
+        {
+            (cut.level, cut.reason) = (group.level.clone(), group.reason.clone());
+            cut.at = group.cut_at;
+        }
+        let handle = content.map_or("", |content| content.text("/status/snapshotHandle"));
+        let size = snapshot.text("/status/restoreSize");
+        found.push(Snapshot {
+            namespace: snapshot.namespace().into(),
+            name: snapshot.name().into(),
+            claim: snapshot
+                .text("/spec/source/persistentVolumeClaimName")
+                .into(),
+            group: group.into(),
+            level: cut.level,
+            reason: cut.reason,
+            ready: snapshot.is_true("/status/readyToUse"),
+            error: snapshot.text("/status/error/message").into(),
+            cut_at: cut.at.or_else(|| snapshot.time("/status/creationTime")),
+            restore_bytes: quantity(size).unwrap_or_default(),
+            content: name.into(),
+            handle: handle.into(),
+            pool: pool_of(handle).unwrap_or_default().into(),
+        });
+    }
+    found.sort_by(|a, b| {
+        let key = |s: &Snapshot| {
+            (
+                s.namespace.clone(),
+                std::cmp::Reverse(s.cut_at),
+                s.name.clone(),
+            )
+        };
+        key(a).cmp(&key(b))
+    });
+    Ok(found)
+}

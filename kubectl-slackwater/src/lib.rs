@@ -1,0 +1,82 @@
+//! `kubectl slackwater`: shows what objects of a cluster say about Slackwater's pools, volumes and
+//! snapshots, and changes objects, with the rights of its user.
+//!
+//! It is a program of its own that is linked with nothing of the driver ([ADR 0053]). It reads and
+//! writes Kubernetes objects only; docs/plugin.md has the verbs of each command.
+//!
+//! [ADR 0053]: ../../docs/adr/0053-the-plugin-reads-objects-only.md
+
+pub mod cli;
+pub mod cluster;
+pub mod cuts;
+pub mod failure;
+pub mod listing;
+pub mod model;
+pub mod object;
+pub mod pools;
+pub mod snapshots;
+pub mod status;
+pub mod text;
+pub mod volumes;
+pub mod watch;
+pub mod who;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use cli::{Cli, Command};
+use cluster::Cluster;
+use failure::{Failure, Result};
+
+/// Runs the program, and returns its exit code.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let done = match Cli::try_parse_from(arguments) {
+        Ok(cli) => run(cli),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            // Nothing is left to do if the reader is gone.
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => Err(Failure::usage(error.to_string())),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let message = failure.message.trim_end();
+            let message = message.strip_prefix("error: ").unwrap_or(message);
+            eprintln!("kubectl-slackwater: {}", text::escaped_lines(message));
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("starting the runtime: {error}")))?;
+    runtime.block_on(async {
+        let cluster = Cluster::connect(&cli.connection).await?;
+        match cli.command {
+            Command::Pools(arguments) => {
+                watch::show(&cluster, &arguments, &pools::KINDS, pools::listing).await
+            }
+            Command::Volumes(arguments) => {
+                watch::show(&cluster, &arguments, &volumes::KINDS, volumes::listing).await
+            }
+            Command::Snapshots(arguments) => {
+                watch::show(&cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
+            }
+            Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
+            Command::Status(arguments) => status::run(&cluster, &arguments).await,
+        }
+    })
+}

@@ -1,0 +1,353 @@
+//! Pools, volumes and moves, joined from objects.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DynamicObject, ListParams};
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Scope, labeled};
+use crate::failure::Result;
+use crate::object::{self, Fields, pool_of};
+use crate::text::{escaped, percent, quantity};
+
+/// The label of Pool objects with the driver's name.
+const DRIVER_LABEL: &str = "slackwater.dev/driver";
+
+/// A Pool object.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pool {
+    pub id: String,
+    pub node: String,
+    pub name: String,
+    pub kind: String,
+    pub health: String,
+    pub message: String,
+    pub total_bytes: i64,
+    pub available_bytes: i64,
+    pub promised_bytes: i64,
+    pub volumes: i64,
+    pub snapshots: i64,
+    pub file_system: String,
+    pub mount: String,
+    pub home: String,
+    pub lost: bool,
+    pub lost_reason: String,
+    pub evacuate: bool,
+    pub last_seen: Option<Timestamp>,
+    /// Conditions that name a problem, as "type: message".
+    pub problems: Vec<String>,
+    #[serde(skip)]
+    pub created: Option<Timestamp>,
+}
+
+impl Pool {
+    /// From its object.
+    pub fn of(object: &DynamicObject) -> Pool {
+        let text = |pointer| object.text(pointer).to_string();
+        let conditions = object.conditions().into_iter();
+        let is_problem = |[kind, status, reason, _]: &[&str; 4]| {
+            // What the pool's definition allows is no problem.
+            *kind == "OwnMount" && *status == "False" && *reason != "AnyMount"
+        };
+        let problems = conditions.filter(is_problem);
+        Pool {
+            id: object.name().into(),
+            node: text("/status/node"),
+            name: text("/status/name"),
+            kind: text("/status/kind"),
+            health: text("/status/health"),
+            message: text("/status/message"),
+            total_bytes: object.number("/status/totalBytes"),
+            available_bytes: object.number("/status/availableBytes"),
+            promised_bytes: object.number("/status/promisedBytes"),
+            volumes: object.number("/status/volumes"),
+            snapshots: object.number("/status/snapshots"),
+            file_system: text("/status/fileSystem"),
+            mount: text("/status/mount"),
+            home: text("/status/home"),
+            lost: object.is_true("/spec/lost"),
+            lost_reason: text("/spec/lostReason"),
+            evacuate: object.is_true("/spec/evacuate"),
+            last_seen: object.time("/status/lastSeen"),
+            problems: problems
+                .map(|[kind, _, _, message]| format!("{kind}: {message}"))
+                .collect(),
+            created: object.created(),
+        }
+    }
+
+    /// NODE/NAME, by which a person knows it.
+    pub fn title(&self) -> String {
+        match self.node.is_empty() {
+            true => self.id.clone(),
+            false => escaped(&format!("{}/{}", self.node, self.name)),
+        }
+    }
+
+    /// How full it is.
+    pub fn used_percent(&self) -> Option<i64> {
+        percent(self.total_bytes - self.available_bytes, self.total_bytes)
+    }
+
+    /// An agent serves it, and nothing needs repair.
+    pub fn is_healthy(&self) -> bool {
+        self.health == "Healthy" && self.problems.is_empty()
+    }
+}
+
+/// The parameters that select the pools of the driver.
+pub fn pools_of(driver: &str, selector: Option<&str>) -> ListParams {
+    let own = format!("{DRIVER_LABEL}={driver}");
+    ListParams::default().labels(&match selector {
+        Some(more) => format!("{own},{more}"),
+        None => own,
+    })
+}
+
+/// All pools, by their ID. `None` if the user may not list them.
+pub async fn pools(cluster: &Cluster) -> Result<Option<BTreeMap<String, Pool>>> {
+    let params = pools_of(&cluster.driver, None);
+    let found = cluster.find(&object::POOL, &Scope::All, &params).await?;
+    let by_id = |object: &DynamicObject| (object.name().to_string(), Pool::of(object));
+    Ok(found.map(|objects| objects.iter().map(by_id).collect()))
+}
+
+/// A claim of the driver, or a PersistentVolume without one.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    pub namespace: String,
+    /// The claim; empty if the volume has none any more.
+    pub claim: String,
+    pub status: String,
+    /// The PersistentVolume.
+    pub volume: String,
+    pub handle: String,
+    pub size_bytes: i64,
+    pub class: String,
+    pub mode: String,
+    pub pool: String,
+    pub pool_name: String,
+    pub node: String,
+    /// Pods that use it and have not ended.
+    pub pods: Vec<String>,
+    #[serde(skip)]
+    pub created: Option<Timestamp>,
+}
+
+/// The driver of a claim, by the annotation of the controller that has provisioned it.
+pub fn driver_of(claim: &DynamicObject) -> &str {
+    match claim.annotation("volume.kubernetes.io/storage-provisioner") {
+        "" => claim.annotation("volume.beta.kubernetes.io/storage-provisioner"),
+        driver => driver,
+    }
+}
+
+/// The claims that a pod uses, and the names of their volumes in it.
+pub fn claims_of(pod: &DynamicObject) -> Vec<(String, &str)> {
+    let each = pod.list("/spec/volumes").iter();
+    let claims = each.filter_map(|volume| {
+        let name = volume["name"].as_str()?;
+        if volume["ephemeral"].is_object() {
+            return Some((format!("{}-{name}", pod.name()), name));
+        }
+        let claim = volume["persistentVolumeClaim"]["claimName"].as_str()?;
+        Some((claim.to_string(), name))
+    });
+    claims.collect()
+}
+
+/// Whether a pod has ended, and uses no volume any more.
+pub fn has_ended(pod: &DynamicObject) -> bool {
+    matches!(pod.text("/status/phase"), "Succeeded" | "Failed")
+}
+
+/// Pods by namespace and claim.
+type Users = BTreeMap<(String, String), Vec<(String, String)>>;
+
+fn users(pods: &[DynamicObject]) -> Users {
+    let mut users = Users::new();
+    for pod in pods.iter().filter(|pod| !has_ended(pod)) {
+        for (claim, _) in claims_of(pod) {
+            let user = (
+                pod.name().to_string(),
+                pod.text("/spec/nodeName").to_string(),
+            );
+            let claim = (pod.namespace().to_string(), claim);
+            users.entry(claim).or_default().push(user);
+        }
+    }
+    users
+}
+
+/// What the volumes of a scope are joined from.
+struct Parts {
+    driver: String,
+    volumes: Option<Vec<DynamicObject>>,
+    pools: Option<BTreeMap<String, Pool>>,
+    users: Users,
+}
+
+/// The volumes of the driver in a scope, sorted.
+pub async fn volumes(
+    cluster: &Cluster,
+    scope: &Scope,
+    selector: Option<&str>,
+) -> Result<Vec<Volume>> {
+    let params = labeled(selector);
+    let claims = cluster.get_all(&object::CLAIM, scope, &params).await?;
+    let all = ListParams::default();
+    let pods = cluster.find(&object::POD, scope, &all).await?;
+    let parts = Parts {
+        driver: cluster.driver.clone(),
+        volumes: cluster.find(&object::VOLUME, &Scope::All, &all).await?,
+        pools: pools(cluster).await?,
+        users: users(&pods.unwrap_or_default()),
+    };
+    let has_orphaned = *scope == Scope::All && selector.is_none();
+    Ok(joined(&claims, &parts, has_orphaned))
+}
+
+fn joined(claims: &[DynamicObject], parts: &Parts, has_orphaned: bool) -> Vec<Volume> {
+    let volumes = parts.volumes.as_deref().unwrap_or_default();
+    let is_own = |volume: &&DynamicObject| volume.text("/spec/csi/driver") == parts.driver;
+    let own: BTreeMap<&str, &DynamicObject> = volumes
+        .iter()
+        .filter(is_own)
+        .map(|volume| (volume.name(), volume))
+        .collect();
+    let mut found = Vec::new();
+    let mut claimed = std::collections::BTreeSet::new();
+    for claim in claims {
+        let name = claim.text("/spec/volumeName");
+        let volume = own.get(name).copied();
+        let is_known = !name.is_empty() && parts.volumes.is_some();
+        // A claim that is bound belongs to the driver of its volume, whatever its annotation is.
+        let is_own = match is_known && volumes.iter().any(|volume| volume.name() == name) {
+            true => volume.is_some(),
+            false => driver_of(claim) == parts.driver,
+        };
+        if is_own {
+            claimed.insert(name);
+            found.push(of_claim(claim, volume, parts));
+        }
+    }
+    if has_orphaned {
+        let without = own
+            .values()
+            .filter(|volume| !claimed.contains(volume.name()));
+        found.extend(without.map(|volume| of_volume(volume, parts)));
+    }
+    found.sort_by(|a, b| {
+        let key = |v: &Volume| (v.namespace.clone(), v.claim.clone(), v.volume.clone());
+        key(a).cmp(&key(b))
+    });
+    found
+}
+
+fn of_claim(claim: &DynamicObject, volume: Option<&DynamicObject>, parts: &Parts) -> Volume {
+    let key = (claim.namespace().to_string(), claim.name().to_string());
+    let users = parts.users.get(&key).map_or(&[][..], Vec::as_slice);
+    let size = |pointer| quantity(claim.text(pointer));
+    let size = size("/status/capacity/storage").or(size("/spec/resources/requests/storage"));
+    let mut found = Volume {
+        namespace: key.0,
+        claim: key.1,
+        status: match claim.metadata.deletion_timestamp {
+            Some(_) => "Terminating".into(),
+            None => claim.text("/status/phase").into(),
+        },
+        volume: claim.text("/spec/volumeName").into(),
+        size_bytes: size.unwrap_or_default(),
+        class: claim.text("/spec/storageClassName").into(),
+        mode: claim.text("/spec/volumeMode").into(),
+        pods: users.iter().map(|(pod, _)| pod.clone()).collect(),
+        created: claim.created(),
+        ..Volume::default()
+    };
+    place(&mut found, volume, parts);
+    if found.node.is_empty() {
+        // The pods of the volume run where it is.
+        let node = users.iter().find(|(_, node)| !node.is_empty());
+        found.node = node.map(|(_, node)| node.clone()).unwrap_or_default();
+    }
+    found
+}
+
+fn of_volume(volume: &DynamicObject, parts: &Parts) -> Volume {
+    let mut found = Volume {
+        namespace: volume.text("/spec/claimRef/namespace").into(),
+        status: volume.text("/status/phase").into(),
+        volume: volume.name().into(),
+        size_bytes: quantity(volume.text("/spec/capacity/storage")).unwrap_or_default(),
+        class: volume.text("/spec/storageClassName").into(),
+        mode: volume.text("/spec/volumeMode").into(),
+        created: volume.created(),
+        ..Volume::default()
+    };
+    place(&mut found, Some(volume), parts);
+    found
+}
+
+/// Where it is, by its ID.
+fn place(found: &mut Volume, volume: Option<&DynamicObject>, parts: &Parts) {
+    let Some(volume) = volume else { return };
+    found.handle = volume.text("/spec/csi/volumeHandle").into();
+    found.pool = pool_of(&found.handle).unwrap_or_default().into();
+    let pools = parts.pools.as_ref();
+    if let Some(pool) = pools.and_then(|pools| pools.get(&found.pool)) {
+        found.pool_name.clone_from(&pool.name);
+        found.node.clone_from(&pool.node);
+    }
+}
+
+/// A VolumeMove.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Move {
+    pub namespace: String,
+    pub name: String,
+    pub claim: String,
+    pub phase: String,
+    pub from: String,
+    pub to: String,
+    pub bytes_done: i64,
+    pub bytes_total: i64,
+    pub message: String,
+}
+
+impl Move {
+    /// From its object.
+    pub fn of(object: &DynamicObject) -> Move {
+        let text = |pointer| object.text(pointer).to_string();
+        Move {
+            namespace: object.namespace().into(),
+            name: object.name().into(),
+            claim: text("/spec/claim"),
+            phase: match object.text("/status/phase") {
+                "" => "Pending".into(),
+                phase => phase.into(),
+            },
+            from: text("/status/from/node"),
+            to: text("/status/to/node"),
+            bytes_done: object.number("/status/bytesDone"),
+            bytes_total: object.number("/status/bytesTotal"),
+            message: text("/status/message"),
+        }
+    }
+
+    /// Nothing happens any more.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.phase.as_str(), "Done" | "Aborted")
+    }
+}
+
+/// The VolumeMoves of a scope.
+pub async fn moves(cluster: &Cluster, scope: &Scope) -> Result<Vec<Move>> {
+    let found = cluster
+        .find(&object::MOVE, scope, &ListParams::default())
+        .await?;
+    Ok(found.iter().flatten().map(Move::of).collect())
+}

@@ -1,0 +1,118 @@
+//! `pools`.
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+
+use crate::cli::ListArguments;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::Result;
+use crate::listing::{Column, Listing, Row, column, wide};
+use crate::model::{Pool, pools_of};
+use crate::object::{self, Kind};
+use crate::text::{age, size};
+
+/// What it reads.
+pub const KINDS: [&Kind; 1] = [&object::POOL];
+
+const COLUMNS: [Column; 15] = [
+    column("POOL"),
+    column("KIND"),
+    column("HEALTH"),
+    column("USED"),
+    column("SIZE"),
+    column("FREE"),
+    column("PROMISED"),
+    column("VOLUMES"),
+    column("SNAPSHOTS"),
+    column("LAST SEEN"),
+    wide("ID"),
+    wide("FILE SYSTEM"),
+    wide("MOUNT"),
+    wide("HOME"),
+    wide("MESSAGE"),
+];
+
+/// The pools, the fullest first.
+pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Listing> {
+    let params = pools_of(&cluster.driver, arguments.selector.as_deref());
+    let found = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
+    let mut pools: Vec<Pool> = found.iter().map(Pool::of).collect();
+    sort(&mut pools);
+    let now = Timestamp::now();
+    Ok(Listing {
+        what: format!("pools of {}", cluster.driver),
+        columns: COLUMNS.to_vec(),
+        rows: pools.iter().map(|pool| row(pool, now)).collect(),
+        notes: cluster.take_notes(),
+    })
+}
+
+/// The fullest first.
+pub fn sort(pools: &mut [Pool]) {
+    pools.sort_by_key(|pool| {
+        let fullness = pool.used_percent().unwrap_or(-1);
+        (std::cmp::Reverse(fullness), pool.title(), pool.id.clone())
+    });
+}
+
+/// How full it is; empty if it is not known.
+pub fn used(pool: &Pool) -> String {
+    let used = pool.used_percent();
+    used.map(|used| format!("{used}%")).unwrap_or_default()
+}
+
+/// A size, if the agent has reported one.
+pub fn size_of(pool: &Pool, bytes: i64) -> String {
+    match pool.total_bytes {
+        0 => String::new(),
+        _ => size(bytes),
+    }
+}
+
+/// Its health, with what an administrator has decided.
+pub fn health(pool: &Pool) -> String {
+    let health = match pool.health.as_str() {
+        "" => "Unknown",
+        health => health,
+    };
+    match pool.evacuate {
+        true => format!("{health},Evacuating"),
+        false => health.into(),
+    }
+}
+
+/// Why it is not healthy.
+pub fn message(pool: &Pool) -> String {
+    let reason = match pool.lost_reason.as_str() {
+        "" => String::new(),
+        reason => format!("lost: {reason}"),
+    };
+    let mut all = vec![pool.message.clone(), reason];
+    all.extend(pool.problems.iter().cloned());
+    all.retain(|text| !text.is_empty());
+    all.join("; ")
+}
+
+fn row(pool: &Pool, now: Timestamp) -> Row {
+    Row {
+        name: format!("pool.slackwater.dev/{}", pool.id),
+        cells: vec![
+            pool.title(),
+            pool.kind.clone(),
+            health(pool),
+            used(pool),
+            size_of(pool, pool.total_bytes),
+            size_of(pool, pool.available_bytes),
+            size_of(pool, pool.promised_bytes),
+            pool.volumes.to_string(),
+            pool.snapshots.to_string(),
+            age(pool.last_seen, now),
+            pool.id.clone(),
+            pool.file_system.clone(),
+            pool.mount.clone(),
+            pool.home.clone(),
+            message(pool),
+        ],
+        value: json!(pool),
+    }
+}

@@ -1,0 +1,396 @@
+//! `status`: one screen.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use futures_util::{FutureExt, StreamExt};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DynamicObject, ListParams};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cli::{Format, ListArguments};
+use crate::cluster::{Cluster, Scope};
+use crate::cuts::{self, Group};
+use crate::failure::{Failure, Result};
+use crate::listing::{self, Column, column, table};
+use crate::model::{self, Move, Pool, Volume};
+use crate::object::{self, Fields, Kind};
+use crate::text::{age, percent, size};
+use crate::{pools, watch};
+
+/// What it reads.
+const KINDS: [&Kind; 9] = [
+    &object::POOL,
+    &object::CLAIM,
+    &object::VOLUME,
+    &object::POD,
+    &object::GROUP,
+    &object::GROUP_CONTENT,
+    &object::MOVE,
+    &object::EVENT,
+    &object::SNAPSHOT,
+];
+/// Claims that are named for each pool.
+const MAX_CLAIMS: usize = 3;
+/// Events that are shown.
+const MAX_EVENTS: usize = 10;
+
+/// A recent warning of the driver.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Warning {
+    at: Option<Timestamp>,
+    object: String,
+    reason: String,
+    note: String,
+}
+
+/// All that is shown.
+struct Screen {
+    /// `None` if the user may not list pools.
+    pools: Option<Vec<Pool>>,
+    volumes: Vec<Volume>,
+    /// The last cut of each selector.
+    groups: Vec<Group>,
+    moves: Vec<Move>,
+    warnings: Vec<Warning>,
+}
+
+/// Prints the screen, and with `--watch` again after each change.
+pub async fn run(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
+    let format = arguments.output.format;
+    if format == Format::Name || (arguments.watch && format != Format::Table) {
+        return Err(Failure::usage(
+            "status is printed with -o table, json or yaml, and --watch with -o table".into(),
+        ));
+    }
+    print(cluster, arguments).await?;
+    if !arguments.watch {
+        return Ok(());
+    }
+    let mut changes = watch::changes(cluster, &KINDS, &arguments.scope(cluster)).await;
+    while changes.next().await.is_some() {
+        tokio::time::sleep(watch::PAUSE).await;
+        while let Some(Some(())) = changes.next().now_or_never() {}
+        watch::write("\n---\n", &[]);
+        print(cluster, arguments).await?;
+    }
+    Ok(())
+}
+
+async fn print(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
+    let screen = read(cluster, arguments).await?;
+    let notes = cluster.take_notes();
+    let text = match arguments.output.format {
+        Format::Json | Format::Yaml => {
+            let Screen {
+                pools,
+                volumes,
+                groups,
+                moves,
+                warnings,
+            } = &screen;
+            let all = json!({ "pools": pools, "volumes": volumes, "lastCuts": groups,
+                "moves": moves, "warnings": warnings, "notes": notes });
+            listing::value(arguments.output.format, &all)?
+        }
+        _ => draw(&screen),
+    };
+    watch::write(&text, &listing::notes(&notes));
+    Ok(())
+}
+
+async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
+    let scope = arguments.scope(cluster);
+    let selector = arguments.selector.as_deref();
+    let pools = model::pools(cluster).await?;
+    let mut moves = model::moves(cluster, &scope).await?;
+    moves.retain(|one| !one.has_ended());
+    Ok(Screen {
+        pools: pools.map(|pools| {
+            let mut pools: Vec<_> = pools.into_values().collect();
+            pools::sort(&mut pools);
+            pools
+        }),
+        volumes: model::volumes(cluster, &scope, selector).await?,
+        groups: last_of_each(cuts::groups(cluster, &scope, selector).await?),
+        moves,
+        warnings: warnings(cluster, &scope).await?,
+    })
+}
+
+/// The last cut that is ready, and a later one that is not, of each selector.
+fn last_of_each(mut groups: Vec<Group>) -> Vec<Group> {
+    groups.sort_by_key(|group| Reverse(group.cut_at));
+    let mut last: BTreeMap<(String, String, bool), Group> = BTreeMap::new();
+    for group in groups {
+        let key = (group.namespace.clone(), group.selector.clone());
+        let is_later = |ready: &Group| group.cut_at.is_none() || group.cut_at > ready.cut_at;
+        let ready = last.get(&(key.0.clone(), key.1.clone(), true));
+        if group.ready || ready.is_none_or(is_later) {
+            last.entry((key.0, key.1, group.ready)).or_insert(group);
+        }
+    }
+    last.into_values().collect()
+}
+
+async fn warnings(cluster: &Cluster, scope: &Scope) -> Result<Vec<Warning>> {
+    let params = ListParams::default().fields("type=Warning");
+    let events = cluster.find(&object::EVENT, scope, &params).await?;
+    let is_own = |event: &&DynamicObject| event.text("/reportingController") == cluster.driver;
+    let events = events.iter().flatten().filter(is_own);
+    let mut found: Vec<Warning> = events
+        .map(|event| {
+            let last = event.time("/series/lastObservedTime");
+            let kind = event.text("/regarding/kind");
+            let namespace = match event.text("/regarding/namespace") {
+                "" => String::new(),
+                namespace => format!("{namespace}/"),
+            };
+            Warning {
+                at: last.or_else(|| event.time("/eventTime")),
+                object: format!("{kind} {namespace}{}", event.text("/regarding/name")),
+                reason: event.text("/reason").into(),
+                note: event.text("/note").into(),
+            }
+        })
+        .collect();
+    found.sort_by_key(|warning| Reverse(warning.at));
+    found.truncate(MAX_EVENTS);
+    Ok(found)
+}
+
+/// A heading, and a table below it; nothing if the table is empty.
+fn section(title: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<&[String]> = rows.iter().map(Vec::as_slice).collect();
+    let lines = table(columns, &rows, false, true);
+    let lines = lines.lines().map(|line| format!("  {line}\n"));
+    format!("{title}\n{}\n", lines.collect::<String>())
+}
+
+fn draw(screen: &Screen) -> String {
+    let now = Timestamp::now();
+    let mut text = first_line(screen);
+    text.push_str(&drawn_pools(screen));
+    let parts = [
+        drawn_groups(&screen.groups, now),
+        drawn_moves(&screen.moves),
+        drawn_warnings(&screen.warnings, now),
+    ];
+    text.extend(parts);
+    text.truncate(text.trim_end().len());
+    text + "\n"
+}
+
+fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
+    let rows = groups.iter().map(|group| {
+        let reason = match group.error.as_str() {
+            "" => &group.reason,
+            error => error,
+        };
+        let age = age(group.cut_at, now);
+        let ready = group.ready.to_string();
+        let cells = [
+            &group.namespace,
+            &group.selector,
+            &group.name,
+            &group.level,
+            &ready,
+            &age,
+            reason,
+        ];
+        cells.map(str::to_string).to_vec()
+    });
+    let rows: Vec<_> = rows.collect();
+    let columns = [
+        "NAMESPACE",
+        "CLAIMS",
+        "SNAPSHOT",
+        "LEVEL",
+        "READY",
+        "AGE",
+        "REASON",
+    ];
+    section("Last group snapshots", &columns.map(column), &rows)
+}
+
+fn drawn_moves(moves: &[Move]) -> String {
+    let rows = moves.iter().map(|one| {
+        let copied = percent(one.bytes_done, one.bytes_total);
+        let copied = copied.map(|part| format!("{part}%")).unwrap_or_default();
+        let cells = [
+            &one.namespace,
+            &one.claim,
+            &one.phase,
+            &one.from,
+            &one.to,
+            &copied,
+            &one.message,
+        ];
+        cells.map(String::clone).to_vec()
+    });
+    let rows: Vec<_> = rows.collect();
+    let columns = [
+        "NAMESPACE",
+        "CLAIM",
+        "PHASE",
+        "FROM",
+        "TO",
+        "COPIED",
+        "MESSAGE",
+    ];
+    section("Moves", &columns.map(column), &rows)
+}
+
+fn drawn_warnings(warnings: &[Warning], now: Timestamp) -> String {
+    let rows = warnings.iter().map(|warning| {
+        let age = age(warning.at, now);
+        let cells = [&age, &warning.object, &warning.reason, &warning.note];
+        cells.map(String::clone).to_vec()
+    });
+    let rows: Vec<_> = rows.collect();
+    let columns = ["AGE", "OBJECT", "REASON", "MESSAGE"];
+    section("Recent warnings", &columns.map(column), &rows)
+}
+
+/// Whether something is wrong.
+fn first_line(screen: &Screen) -> String {
+    let pools = match &screen.pools {
+        None => "Pools are not shown.".to_string(),
+        Some(pools) => {
+            let ill = pools.iter().filter(|pool| !pool.is_healthy()).count();
+            format!("Pools: {}, with problems: {ill}.", pools.len())
+        }
+    };
+    format!(
+        "{pools} Volumes: {}. Moves: {}. Recent warnings: {}.\n\n",
+        screen.volumes.len(),
+        screen.moves.len(),
+        screen.warnings.len()
+    )
+}
+
+fn drawn_pools(screen: &Screen) -> String {
+    let pools = screen.pools.as_deref().unwrap_or_default();
+    if pools.is_empty() {
+        return String::new();
+    }
+    let rows = pools.iter().map(|pool| {
+        let promised = percent_of(pool.promised_bytes, pool.total_bytes);
+        vec![
+            pool.title(),
+            pools::health(pool),
+            pools::used(pool),
+            promised,
+            pools::size_of(pool, pool.available_bytes),
+            largest(pool, &screen.volumes),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let columns = [
+        "POOL",
+        "HEALTH",
+        "USED",
+        "PROMISED",
+        "FREE",
+        "LARGEST CLAIMS",
+    ];
+    let mut text = section("Pools", &columns.map(column), &rows);
+    let ill: Vec<_> = pools.iter().filter(|pool| !pool.is_healthy()).collect();
+    if !ill.is_empty() {
+        let rows = ill
+            .iter()
+            .map(|pool| vec![pool.title(), pools::health(pool), pools::message(pool)]);
+        let rows: Vec<_> = rows.collect();
+        let columns = ["POOL", "HEALTH", "MESSAGE"];
+        text.push_str(&section("Problems", &columns.map(column), &rows));
+    }
+    text
+}
+
+/// A part that may be larger than the whole.
+fn percent_of(part: i64, whole: i64) -> String {
+    match whole {
+        0 => String::new(),
+        whole => format!("{}%", i128::from(part) * 100 / i128::from(whole)),
+    }
+}
+
+/// The claims of a pool with the largest sizes. Objects do not say how much a volume occupies.
+fn largest(pool: &Pool, volumes: &[Volume]) -> String {
+    let mut own: Vec<_> = volumes.iter().filter(|one| one.pool == pool.id).collect();
+    own.sort_by_key(|volume| Reverse(volume.size_bytes));
+    let rest = own.len().saturating_sub(MAX_CLAIMS);
+    let named = own.iter().take(MAX_CLAIMS).map(|volume| {
+        let claim = match volume.claim.as_str() {
+            "" => format!("({})", volume.volume),
+            claim => format!("{}/{claim}", volume.namespace),
+        };
+        format!("{claim} {}", size(volume.size_bytes))
+    });
+    let mut named: Vec<_> = named.collect();
+    if rest > 0 {
+        named.push(format!("{rest} more"));
+    }
+    named.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(selector: &str, name: &str, ready: bool, at: Option<i64>) -> Group {
+        Group {
+            selector: selector.into(),
+            name: name.into(),
+            ready,
+            cut_at: at.map(|at| Timestamp::from_second(at).unwrap()),
+            ..Group::default()
+        }
+    }
+
+    #[test]
+    fn the_last_good_cut_is_shown_and_a_later_one_that_failed() {
+        let groups = vec![
+            group("app=a", "old", true, Some(1)),
+            group("app=a", "new", true, Some(3)),
+            group("app=a", "failed-before", false, Some(2)),
+            group("app=a", "failed-after", false, None),
+            group("app=b", "failed-early", false, Some(1)),
+            group("app=b", "good", true, Some(2)),
+        ];
+        let shown: Vec<_> = last_of_each(groups)
+            .into_iter()
+            .map(|one| one.name)
+            .collect();
+        assert_eq!(shown, ["failed-after", "new", "good"]);
+    }
+
+    #[test]
+    fn only_the_largest_claims_of_the_pool_are_named() {
+        let volume = |claim: &str, pool: &str, size_bytes: i64| Volume {
+            namespace: "shop".into(),
+            claim: claim.into(),
+            pool: pool.into(),
+            size_bytes,
+            ..Volume::default()
+        };
+        let volumes = [
+            volume("a", "p", 1 << 30),
+            volume("b", "p", 4 << 30),
+            volume("c", "p", 2 << 30),
+            volume("d", "p", 3 << 30),
+            volume("e", "q", 9 << 30),
+        ];
+        let pool = Pool {
+            id: "p".into(),
+            ..Pool::default()
+        };
+        let text = largest(&pool, &volumes);
+        assert_eq!(text, "shop/b 4 GiB, shop/d 3 GiB, shop/c 2 GiB, 1 more");
+    }
+}

@@ -1,0 +1,74 @@
+//! `volumes`.
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+
+use crate::cli::ListArguments;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::Result;
+use crate::listing::{Column, Listing, Row, column, wide};
+use crate::model::{self, Volume};
+use crate::object::{self, Kind};
+use crate::text::{age, size};
+
+/// What it reads.
+pub const KINDS: [&Kind; 4] = [&object::CLAIM, &object::VOLUME, &object::POD, &object::POOL];
+
+const COLUMNS: [Column; 10] = [
+    column("CLAIM"),
+    column("STATUS"),
+    column("SIZE"),
+    column("NODE"),
+    column("POOL"),
+    column("PODS"),
+    column("AGE"),
+    wide("CLASS"),
+    wide("MODE"),
+    wide("ID"),
+];
+
+/// The volumes of the driver.
+pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Listing> {
+    let scope = arguments.scope(cluster);
+    let volumes = model::volumes(cluster, &scope, arguments.selector.as_deref()).await?;
+    let now = Timestamp::now();
+    let is_all = scope == Scope::All;
+    let namespace = is_all.then_some(column("NAMESPACE"));
+    Ok(Listing {
+        what: format!("volumes of {}", cluster.driver),
+        columns: namespace.into_iter().chain(COLUMNS).collect(),
+        rows: volumes
+            .iter()
+            .map(|volume| row(volume, is_all, now))
+            .collect(),
+        notes: cluster.take_notes(),
+    })
+}
+
+fn row(volume: &Volume, has_namespace: bool, now: Timestamp) -> Row {
+    let name = match volume.claim.as_str() {
+        "" => format!("persistentvolume/{}", volume.volume),
+        claim => format!("persistentvolumeclaim/{claim}"),
+    };
+    let namespace = has_namespace.then(|| volume.namespace.clone());
+    let cells = [
+        match volume.claim.as_str() {
+            "" => format!("({})", volume.volume),
+            claim => claim.into(),
+        },
+        volume.status.clone(),
+        size(volume.size_bytes),
+        volume.node.clone(),
+        volume.pool_name.clone(),
+        volume.pods.join(","),
+        age(volume.created, now),
+        volume.class.clone(),
+        volume.mode.clone(),
+        volume.handle.clone(),
+    ];
+    Row {
+        name,
+        cells: namespace.into_iter().chain(cells).collect(),
+        value: json!(volume),
+    }
+}

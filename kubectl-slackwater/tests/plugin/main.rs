@@ -1,0 +1,11 @@
+//! The plugin as a process, against a real API server with the objects that the driver's controller
+//! and the snapshot controller write. It is left out if the programs of `make cluster` do not exist.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics where an expectation fails, and starts programs"
+)]
+
+mod reads;
+mod world;

@@ -1,0 +1,156 @@
+//! Commands that change nothing.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::world::{World, id};
+
+#[test]
+fn commands_show_what_their_user_may_see() {
+    let Some(world) = World::start("tables of kubectl slackwater") else {
+        return;
+    };
+    assert_snapshot(
+        &world,
+        "empty_cluster",
+        &[&["pools"], &["volumes"], &["snapshots"], &["status"]],
+    );
+    world.fill();
+    world.user_of_shop();
+    assert_snapshot(
+        &world,
+        "pools",
+        &[
+            &["pools"],
+            &["pools", "-o", "wide"],
+            &["pools", "-o", "name"],
+        ],
+    );
+    assert_snapshot(
+        &world,
+        "volumes",
+        &[
+            &["volumes", "-n", "shop"],
+            &["volumes", "-A", "-o", "wide"],
+            &["volumes", "-n", "shop", "-l", "n=1", "--no-headers"],
+            &["volumes", "-A", "-o", "name"],
+        ],
+    );
+    assert_snapshot(
+        &world,
+        "snapshots",
+        &[
+            &["snapshots", "-n", "shop"],
+            &["snapshots", "-A", "-o", "wide"],
+            &["snapshots", "-n", "other"],
+        ],
+    );
+    assert_snapshot(
+        &world,
+        "who",
+        &[
+            &["who", "data-pg-0", "-n", "shop"],
+            &["who", "cache", "-n", "shop", "-o", "wide"],
+            &["who", "foreign", "-n", "shop"],
+            &["who", "absent", "-n", "shop"],
+        ],
+    );
+    assert_snapshot(
+        &world,
+        "status",
+        &[&["status", "-A"], &["status", "-n", "other"]],
+    );
+    assert_snapshot(
+        &world,
+        "one_namespace",
+        &[
+            &["pools", "--as", "dev"],
+            &["volumes", "-n", "shop", "--as", "dev"],
+            &["snapshots", "-n", "shop", "--as", "dev"],
+            &["who", "data-pg-0", "-n", "shop", "--as", "dev"],
+            &["status", "-n", "shop", "--as", "dev"],
+            &["volumes", "-A", "--as", "dev"],
+            &["volumes", "-n", "other", "--as", "dev"],
+            &[
+                "pools",
+                "--as",
+                "nobody-knows",
+                "--as-group",
+                "system:masters",
+                "-o",
+                "name",
+            ],
+        ],
+    );
+    assert_snapshot(
+        &world,
+        "wrong_command_lines",
+        &[
+            &["polls"],
+            &["pools", "-o", "xml"],
+            &["who"],
+            &["pools", "-w", "-o", "json"],
+            &["status", "-o", "name"],
+            &["pools", "--context", "absent"],
+        ],
+    );
+    programs_get_values(&world);
+    a_watch_prints_lines_that_change(&world);
+}
+
+#[track_caller]
+fn assert_snapshot(world: &World, name: &str, commands: &[&[&str]]) {
+    let said: Vec<_> = commands.iter().map(|words| world.says(words)).collect();
+    insta::assert_snapshot!(name, said.join("\n"));
+}
+
+fn programs_get_values(world: &World) {
+    let run = |words: &[&str]| world.command(words).output().unwrap().stdout;
+    let json_of = |words: &[&str]| serde_json::from_slice::<Value>(&run(words)).unwrap();
+    let volumes = json_of(&["volumes", "-A", "-o", "json"]);
+    let items = volumes["items"].as_array().unwrap();
+    let one = items.iter().find(|it| it["claim"] == "data-pg-1").unwrap();
+    assert_eq!(one["sizeBytes"], json!(20i64 << 30));
+    assert_eq!(one["handle"], id(1, 2));
+    assert_eq!(one["node"], "node-2");
+    let status = json_of(&["status", "-A", "-o", "json"]);
+    assert_eq!(status["lastCuts"][0]["level"], "application");
+    assert_eq!(status["moves"][0]["phase"], "Copying");
+    // What a terminal would act on is there for programs, and only escaped.
+    let raw = String::from_utf8(run(&["status", "-A", "-o", "json"])).unwrap();
+    assert!(!raw.contains('\u{1b}'), "{raw}");
+    assert_eq!(status["warnings"][0]["note"], "hostile \u{1b}[2J text");
+    let yaml = String::from_utf8(run(&["status", "-A", "-o", "yaml"])).unwrap();
+    assert!(
+        !yaml.contains('\u{1b}') && yaml.contains("level: application"),
+        "{yaml}"
+    );
+}
+
+fn a_watch_prints_lines_that_change(world: &World) {
+    let mut command = world.command(&["pools", "-w"]);
+    let mut watch = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    // The heading and three pools.
+    for word in ["POOL", "node-1/default", "node-3/default", "node-2/default"] {
+        let line = next();
+        assert!(line.starts_with(word), "{line}");
+    }
+    let name = format!("pool/{}", crate::world::POOLS[1]);
+    world.status(&name, json!({"health": "NotServed"}));
+    let line = next();
+    assert!(
+        line.starts_with("node-2/default") && line.contains("NotServed"),
+        "{line}"
+    );
+    world.plane.kubectl(&["delete", &name]);
+    assert_eq!(
+        next(),
+        format!("pool.slackwater.dev/{} deleted", crate::world::POOLS[1])
+    );
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
