@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -70,6 +71,120 @@ pub enum Command {
     },
     /// Show pools, last cuts, moves and problems on one screen
     Status(ListArguments),
+    /// Mark a pool as lost, empty it, or hand it over to another node
+    #[command(subcommand, disable_help_subcommand = true)]
+    Pool(PoolCommand),
+    /// Move the volume of a claim to another node or pool
+    Move(MoveArguments),
+}
+
+/// Changes of a pool.
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Mark a pool as lost: its volumes and snapshots count as deleted
+    Lose {
+        /// ID, NODE/NAME or name of the pool
+        pool: String,
+        /// Why, for those who see the pool later
+        #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
+        reason: Option<String>,
+        /// Remove the mark
+        #[arg(long, conflicts_with_all = ["reason", "force"])]
+        undo: bool,
+        /// Also if a node serves the pool
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Move all volumes of a pool to other pools
+    Evacuate {
+        /// ID, NODE/NAME or name of the pool
+        pool: String,
+        /// End this, and undo moves that have not switched
+        #[arg(long, conflicts_with = "wait")]
+        undo: bool,
+        #[command(flatten)]
+        change: Change,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Let a pool belong to another node, to which its disk was moved
+    HandOver {
+        /// ID, NODE/NAME or name of the pool
+        pool: String,
+        /// The node
+        #[arg(long, value_name = "NODE")]
+        to_node: String,
+        #[command(flatten)]
+        change: Change,
+    },
+}
+
+/// How a change is made.
+#[derive(Clone, Debug, Args)]
+pub struct Change {
+    /// Make the change; without it, only the plan is printed
+    #[arg(long, short)]
+    pub yes: bool,
+    /// Let the API server check the change without storing it
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Whether the end of an operation is awaited.
+#[derive(Clone, Debug, Args)]
+pub struct Wait {
+    /// Print the progress, and end when the operation has ended
+    #[arg(long)]
+    pub wait: bool,
+    /// Time after which the program ends (`90s`, `10m`, `2h`); the operation goes on
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "wait")]
+    pub timeout: Option<Duration>,
+}
+
+/// A move.
+#[derive(Clone, Debug, Args)]
+pub struct MoveArguments {
+    /// The claim
+    pub claim: String,
+    #[command(flatten)]
+    pub target: Target,
+    /// When the volume is moved: when its pods have ended, or now, with eviction of its pods
+    #[arg(long, value_name = "WHEN", default_value = "drained", value_parser = ["drained", "now"])]
+    pub when: String,
+    /// How long the old volume is kept after the move, such as 30m or 7d
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    pub keep_source: String,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+/// Where a volume is moved to; all that is given must be true of its new pool.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct Target {
+    /// The node
+    #[arg(long, value_name = "NODE")]
+    pub to_node: Option<String>,
+    /// ID or name of the pool
+    #[arg(long, value_name = "POOL")]
+    pub to_pool: Option<String>,
+}
+
+/// A number of seconds, minutes or hours.
+fn time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text} is not a time such as 90s, 10m or 2h");
+    let unit = match text.chars().last() {
+        Some('s') => 1,
+        Some('m') => 60,
+        Some('h') => 3600,
+        _ => return Err(wrong()),
+    };
+    let number: u32 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    Ok(Duration::from_secs(unit * u64::from(number)))
 }
 
 /// How a result is printed.
@@ -163,6 +278,15 @@ mod tests {
                 false => vec![one.get_name().to_string()],
             });
         each.collect()
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
+        for wrong in ["", "5", "m", "-1s", "1.5h", "5d", "é"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -7,6 +7,10 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub const FAILED: u8 = 1;
 /// Permissions are missing; nothing was changed.
 pub const DENIED: u8 = 3;
+/// The user has not confirmed the change with `--yes`; nothing was changed.
+pub const UNCONFIRMED: u8 = 4;
+/// The time of `--timeout` is over; the operation goes on.
+pub const TIMED_OUT: u8 = 5;
 /// The command line is wrong: EX_USAGE of sysexits.h, as of the driver.
 pub const USAGE: u8 = 64;
 

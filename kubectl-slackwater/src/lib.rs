@@ -6,6 +6,7 @@
 //!
 //! [ADR 0053]: ../../docs/adr/0053-the-plugin-reads-objects-only.md
 
+pub mod change;
 pub mod cli;
 pub mod cluster;
 pub mod cuts;
@@ -13,10 +14,12 @@ pub mod failure;
 pub mod listing;
 pub mod model;
 pub mod object;
+pub mod pool_change;
 pub mod pools;
 pub mod snapshots;
 pub mod status;
 pub mod text;
+pub mod volume_move;
 pub mod volumes;
 pub mod watch;
 pub mod who;
@@ -77,6 +80,8 @@ fn run(cli: Cli) -> Result<()> {
             }
             Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
             Command::Status(arguments) => status::run(&cluster, &arguments).await,
+            Command::Pool(command) => pool_change::run(&cluster, command).await,
+            Command::Move(arguments) => volume_move::run(&cluster, &arguments).await,
         }
     })
 }

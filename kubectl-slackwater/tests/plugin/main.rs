@@ -7,5 +7,6 @@
     reason = "a test panics where an expectation fails, and starts programs"
 )]
 
+mod changes;
 mod reads;
 mod world;

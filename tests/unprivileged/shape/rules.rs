@@ -51,6 +51,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "kubectl-slackwater",
         &[
+            "change",
             "cli",
             "cluster",
             "cuts",
@@ -58,10 +59,12 @@ const ARROWS: &[(&str, &[&str])] = &[
             "listing",
             "model",
             "object",
+            "pool_change",
             "pools",
             "snapshots",
             "status",
             "text",
+            "volume_move",
             "volumes",
             "watch",
             "who",

@@ -1,0 +1,177 @@
+//! What all changes have in common: permissions are asked for before the first one, the plan is
+//! printed, and nothing happens without `--yes`.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::Value;
+
+use crate::cli::{Change, Wait};
+use crate::cluster::Cluster;
+use crate::failure::{Failure, Result, TIMED_OUT, UNCONFIRMED};
+use crate::object::Kind;
+use crate::text::{escaped, escaped_lines};
+
+/// How often the progress of an operation is read.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A permission that a command needs.
+pub struct Need<'a> {
+    /// The verb.
+    pub verb: &'a str,
+    /// The kind of objects.
+    pub kind: &'a Kind,
+    /// The namespace, for kinds that are in one.
+    pub namespace: &'a str,
+    /// The object; empty for all.
+    pub name: &'a str,
+}
+
+/// Asks the API server for each permission, and names those that are missing.
+pub async fn require(cluster: &Cluster, needs: &[Need<'_>]) -> Result<()> {
+    let api = Api::<SelfSubjectAccessReview>::all(cluster.client.clone());
+    let some = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
+    let mut missing = Vec::new();
+    for need in needs {
+        let attributes = ResourceAttributes {
+            verb: some(need.verb),
+            group: some(need.kind.group),
+            resource: some(need.kind.plural),
+            namespace: some(need.namespace).filter(|_| need.kind.is_namespaced),
+            name: some(need.name),
+            ..ResourceAttributes::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let answer = api.create(&PostParams::default(), &review).await;
+        let answer = answer.map_err(|error| Failure::of("asking for permissions", &error))?;
+        if !answer.status.is_some_and(|status| status.allowed) {
+            missing.push(format!("\n  {}", shown(need)));
+        }
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::denied(format!(
+            "nothing was changed, because these permissions are missing:{}",
+            missing.concat()
+        ))),
+    }
+}
+
+fn shown(need: &Need<'_>) -> String {
+    let group = match need.kind.group {
+        "" => String::new(),
+        group => format!(".{group}"),
+    };
+    let name = match need.name {
+        "" => String::new(),
+        name => format!("/{name}"),
+    };
+    let place = match need.kind.is_namespaced {
+        true => format!(" in namespace {}", need.namespace),
+        false => String::new(),
+    };
+    format!("{} {}{group}{name}{place}", need.verb, need.kind.plural)
+}
+
+/// Prints what will be done. Fails if the user has not confirmed it; a dry run needs no `--yes`.
+pub fn confirm(change: &Change, plan: &str) -> Result<()> {
+    say(plan);
+    match change.yes || change.dry_run {
+        true => Ok(()),
+        false => Err(Failure {
+            code: UNCONFIRMED,
+            message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
+                .into(),
+        }),
+    }
+}
+
+/// Prints lines on stdout. A reader that is gone does not end a change in the middle.
+pub fn say(lines: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{}", escaped_lines(lines));
+}
+
+/// The end of the line that reports a change.
+pub fn mark(change: &Change) -> &'static str {
+    match change.dry_run {
+        true => " (server dry run)",
+        false => "",
+    }
+}
+
+/// Merges fields into an object, unless it has changed since it was read.
+pub async fn patch(
+    cluster: &Cluster,
+    change: &Change,
+    kind: &Kind,
+    object: &DynamicObject,
+    mut fields: Value,
+) -> Result<DynamicObject> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    fields["metadata"]["resourceVersion"] = object.metadata.resource_version.clone().into();
+    let params = PatchParams {
+        dry_run: change.dry_run,
+        ..PatchParams::default()
+    };
+    let api =
+        Api::<DynamicObject>::all_with(cluster.client.clone(), &kind.resource(kind.versions[0]));
+    let done = api.patch(&name, &params, &Patch::Merge(fields)).await;
+    done.map_err(|error| match error {
+        kube::Error::Api(status) if status.code == 409 => Failure::failed(format!(
+            "{} {name} has changed since it was read; nothing was changed, run the command again",
+            kind.kind
+        )),
+        error => Failure::of(&format!("changing {} {name}", kind.kind), &error),
+    })
+}
+
+/// How far an operation is.
+pub enum Progress {
+    /// It goes on; what it does now.
+    Running(String),
+    /// It has ended, with this line or this failure.
+    Ended(Result<String>),
+}
+
+/// Reads the progress until the operation has ended or the time is over. Each line that differs from
+/// the one before it is printed on stderr.
+pub async fn follow<A>(wait: &Wait, what: &str, mut read: impl FnMut() -> A) -> Result<()>
+where
+    A: Future<Output = Result<Progress>>,
+{
+    let begun = Instant::now();
+    let mut last = String::new();
+    loop {
+        match read().await? {
+            Progress::Ended(result) => {
+                say(&result?);
+                return Ok(());
+            }
+            Progress::Running(line) if line != last => {
+                eprintln!("{}", escaped(&line));
+                last = line;
+            }
+            Progress::Running(_) => {}
+        }
+        if wait.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
+            return Err(Failure {
+                code: TIMED_OUT,
+                message: format!(
+                    "{what} has not ended within --timeout; it goes on in the cluster"
+                ),
+            });
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}

@@ -1,0 +1,346 @@
+//! `pool lose`, `pool evacuate` and `pool hand-over`: fields of the Pool object.
+
+use kube::api::DynamicObject;
+use serde_json::json;
+
+use crate::change::{Need, Progress, confirm, follow, mark, patch, require, say};
+use crate::cli::{Change, PoolCommand};
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::model::{Pool, Volume, pools_of};
+use crate::object::{self, Fields, pool_of};
+
+/// Claims that a plan names.
+const MAX_CLAIMS: usize = 20;
+
+/// Runs one of the commands.
+pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
+    match command {
+        PoolCommand::Lose {
+            pool,
+            reason,
+            undo,
+            force,
+            change,
+        } => {
+            let (object, pool) = get(cluster, &pool).await?;
+            match undo {
+                true => find_again(cluster, &object, &pool, &change).await,
+                false => {
+                    lose(
+                        cluster,
+                        &object,
+                        &pool,
+                        &reason.unwrap_or_default(),
+                        force,
+                        &change,
+                    )
+                    .await
+                }
+            }
+        }
+        PoolCommand::Evacuate {
+            pool,
+            undo,
+            change,
+            wait,
+        } => {
+            let (object, pool) = get(cluster, &pool).await?;
+            evacuate(cluster, &object, &pool, !undo, &change).await?;
+            match wait.wait && !undo && !change.dry_run {
+                true => {
+                    let what = format!("the evacuation of pool {}", pool.title());
+                    follow(&wait, &what, || left(cluster, &pool)).await
+                }
+                false => Ok(()),
+            }
+        }
+        PoolCommand::HandOver {
+            pool,
+            to_node,
+            change,
+        } => {
+            let (object, pool) = get(cluster, &pool).await?;
+            hand_over(cluster, &object, &pool, &to_node, &change).await
+        }
+    }
+}
+
+/// The pool with this ID, NODE/NAME, or name.
+async fn get(cluster: &Cluster, which: &str) -> Result<(DynamicObject, Pool)> {
+    let params = pools_of(&cluster.driver, None);
+    let all = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
+    let mut found: Vec<_> = all
+        .into_iter()
+        .map(|object| (Pool::of(&object), object))
+        .filter(|(pool, _)| pool.id == which || pool.name == which || pool.title() == which)
+        .collect();
+    match (found.len(), found.pop()) {
+        (1, Some((pool, object))) => Ok((object, pool)),
+        (0, _) => Err(Failure::failed(format!(
+            "no pool of {} has the ID or the name {which}; `kubectl slackwater pools` lists them",
+            cluster.driver
+        ))),
+        (_, last) => {
+            let all = found.into_iter().chain(last);
+            let titles: Vec<_> = all.map(|(pool, _)| pool.title()).collect();
+            Err(Failure::failed(format!(
+                "several pools have the name {which}: give one of {}, or an ID",
+                titles.join(", ")
+            )))
+        }
+    }
+}
+
+async fn may_patch(cluster: &Cluster, pool: &Pool) -> Result<()> {
+    let need = Need {
+        verb: "patch",
+        kind: &object::POOL,
+        namespace: "",
+        name: &pool.id,
+    };
+    require(cluster, &[need]).await
+}
+
+async fn lose(
+    cluster: &Cluster,
+    object: &DynamicObject,
+    pool: &Pool,
+    reason: &str,
+    force: bool,
+    change: &Change,
+) -> Result<()> {
+    if matches!(pool.health.as_str(), "Healthy" | "Degraded") && !force {
+        return Err(Failure::failed(format!(
+            "pool {} is {}: node {} serves it. Shut the node down or remove the disk first, or give --force",
+            pool.title(),
+            pool.health,
+            pool.node
+        )));
+    }
+    if pool.lost && pool.lost_reason == reason {
+        say(&format!("Pool {} is marked as lost already.", pool.title()));
+        return Ok(());
+    }
+    may_patch(cluster, pool).await?;
+    let volumes = own_volumes(cluster, pool).await?;
+    let plan = format!(
+        "Pool {} ({}) will be marked as lost. From then on its {} volumes and {} snapshots count as deleted.{}",
+        pool.title(),
+        pool.id,
+        pool.volumes,
+        pool.snapshots,
+        volumes
+    );
+    confirm(change, &plan)?;
+    let fields = json!({"spec": {"lost": true, "lostReason": reason}});
+    patch(cluster, change, &object::POOL, object, fields).await?;
+    say(&format!(
+        "pool.slackwater.dev/{} lost{}",
+        pool.id,
+        mark(change)
+    ));
+    Ok(())
+}
+
+/// The claims of a pool, as lines of a plan.
+async fn own_volumes(cluster: &Cluster, pool: &Pool) -> Result<String> {
+    let all = kube::api::ListParams::default();
+    let found = cluster.find(&object::VOLUME, &Scope::All, &all).await?;
+    let Some(volumes) = found else {
+        return Ok(
+            "\nWhich claims these are is not shown: you may not list persistentvolumes.".into(),
+        );
+    };
+    let is_own = |volume: &&DynamicObject| {
+        let handle = volume.text("/spec/csi/volumeHandle");
+        volume.text("/spec/csi/driver") == cluster.driver && pool_of(handle) == Some(&pool.id)
+    };
+    let mut claims: Vec<_> = volumes
+        .iter()
+        .filter(is_own)
+        .map(|volume| {
+            let text = |field| volume.text(field);
+            format!(
+                "\n  {}/{}",
+                text("/spec/claimRef/namespace"),
+                text("/spec/claimRef/name")
+            )
+        })
+        .collect();
+    claims.sort();
+    let rest = claims.len().saturating_sub(MAX_CLAIMS);
+    claims.truncate(MAX_CLAIMS);
+    if rest > 0 {
+        claims.push(format!("\n  and {rest} more"));
+    }
+    Ok(match claims.is_empty() {
+        true => String::new(),
+        false => format!(" Their claims:{}", claims.concat()),
+    })
+}
+
+async fn find_again(
+    cluster: &Cluster,
+    object: &DynamicObject,
+    pool: &Pool,
+    change: &Change,
+) -> Result<()> {
+    if !pool.lost {
+        say(&format!("Pool {} is not marked as lost.", pool.title()));
+        return Ok(());
+    }
+    may_patch(cluster, pool).await?;
+    let plan = format!(
+        "Pool {} ({}) will not be marked as lost any more. If its disk is there, its volumes are used again.",
+        pool.title(),
+        pool.id
+    );
+    confirm(change, &plan)?;
+    let fields = json!({"spec": {"lost": false, "lostReason": null}});
+    patch(cluster, change, &object::POOL, object, fields).await?;
+    say(&format!(
+        "pool.slackwater.dev/{} not lost{}",
+        pool.id,
+        mark(change)
+    ));
+    Ok(())
+}
+
+async fn evacuate(
+    cluster: &Cluster,
+    object: &DynamicObject,
+    pool: &Pool,
+    wanted: bool,
+    change: &Change,
+) -> Result<()> {
+    if pool.lost {
+        return Err(Failure::failed(format!(
+            "pool {} is marked as lost: nothing can be moved from it",
+            pool.title()
+        )));
+    }
+    if pool.evacuate == wanted {
+        let already = match wanted {
+            true => "is being emptied already",
+            false => "is not being emptied",
+        };
+        say(&format!("Pool {} {already}.", pool.title()));
+        return Ok(());
+    }
+    may_patch(cluster, pool).await?;
+    let plan = match wanted {
+        true => format!(
+            "Pool {} ({}) will be emptied: it gets no new volumes, and a VolumeMove is created for each of its claims. A volume is moved when its pods have ended.",
+            pool.title(),
+            pool.id
+        ),
+        false => format!(
+            "Pool {} ({}) will not be emptied any more. Its VolumeMoves are deleted, and those that have not switched are undone.",
+            pool.title(),
+            pool.id
+        ),
+    };
+    confirm(change, &plan)?;
+    let fields = json!({"spec": {"evacuate": wanted}});
+    let now = patch(cluster, change, &object::POOL, object, fields).await?;
+    is_stored(now.is_true("/spec/evacuate") == wanted, "spec.evacuate")?;
+    let done = match wanted {
+        true => "evacuating",
+        false => "not evacuating",
+    };
+    say(&format!(
+        "pool.slackwater.dev/{} {done}{}",
+        pool.id,
+        mark(change)
+    ));
+    Ok(())
+}
+
+/// A field that the CustomResourceDefinition of an older release does not have is not stored.
+fn is_stored(stored: bool, field: &str) -> Result<()> {
+    match stored {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "the API server did not store {field}: the CustomResourceDefinition is of an older release; apply deploy/chart/crds/pools.yaml, and try again"
+        ))),
+    }
+}
+
+/// What is left in a pool that is being emptied.
+async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
+    let object = cluster.get(&object::POOL, "", &pool.id).await?;
+    if !object.is_true("/spec/evacuate") {
+        return Ok(Progress::Ended(Err(Failure::failed(format!(
+            "spec.evacuate of pool {} was set to false by another user",
+            pool.title()
+        )))));
+    }
+    let conditions = object.conditions();
+    let evacuated = conditions.iter().find(|[kind, ..]| *kind == "Evacuated");
+    if evacuated.is_some_and(|[_, status, ..]| *status == "True") {
+        return Ok(Progress::Ended(Ok(format!(
+            "Pool {} is empty.",
+            pool.title()
+        ))));
+    }
+    let message = evacuated.map_or("the controller has not begun", |[_, _, _, message]| message);
+    let counted = ["claims", "sources", "snapshots", "unclaimed", "orphans"].map(|list| {
+        let left = object.list(&format!("/status/evacuation/{list}")).len();
+        (left > 0).then(|| format!("{left} {list}"))
+    });
+    let counted: Vec<_> = counted.into_iter().flatten().collect();
+    Ok(Progress::Running(match counted.is_empty() {
+        true => message.into(),
+        false => format!("left: {} ({message})", counted.join(", ")),
+    }))
+}
+
+async fn hand_over(
+    cluster: &Cluster,
+    object: &DynamicObject,
+    pool: &Pool,
+    node: &str,
+    change: &Change,
+) -> Result<()> {
+    if pool.lost {
+        return Err(Failure::failed(format!(
+            "pool {} is marked as lost; undo this first: kubectl slackwater pool lose {} --undo",
+            pool.title(),
+            pool.id
+        )));
+    }
+    let marked = match object.text("/spec/node") {
+        "" => &pool.node,
+        marked => marked,
+    };
+    if marked == node {
+        say(&format!("Pool {} has node {} already.", pool.title(), node));
+        return Ok(());
+    }
+    cluster.get(&object::NODE, "", node).await?;
+    may_patch(cluster, pool).await?;
+    let plan = format!(
+        "Pool {} ({}) will belong to node {node}, and not to node {} any more.",
+        pool.title(),
+        pool.id,
+        pool.node
+    );
+    confirm(change, &plan)?;
+    let fields = json!({"spec": {"node": node}});
+    let now = patch(cluster, change, &object::POOL, object, fields).await?;
+    is_stored(now.text("/spec/node") == node, "spec.node")?;
+    say(&format!(
+        "pool.slackwater.dev/{} handed over to {node}{}",
+        pool.id,
+        mark(change)
+    ));
+    Ok(())
+}
+
+/// Whether a volume is in this pool, or on a node of this name.
+pub fn is_at(volume: &Volume, pool: Option<&str>, node: Option<&str>) -> bool {
+    let is_pool = |pool: &str| volume.pool == pool || volume.pool_name == pool;
+    let is_there = node.is_none_or(|node| volume.node == node) && pool.is_none_or(is_pool);
+    is_there && (node.is_some() || pool.is_some_and(|pool| volume.pool == pool))
+}

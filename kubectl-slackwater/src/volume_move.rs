@@ -1,0 +1,196 @@
+//! `move`: creates a VolumeMove, and waits until pods can use the volume at its new place.
+
+use kube::api::{Api, DynamicObject, PostParams};
+use serde_json::json;
+
+use crate::change::{Need, Progress, confirm, follow, mark, require, say};
+use crate::cli::MoveArguments;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::model::{self, Move};
+use crate::object::{self, Fields};
+use crate::pool_change::is_at;
+use crate::text::{percent, size};
+
+/// Creates the VolumeMove.
+pub async fn run(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
+    let claim = &arguments.claim;
+    refuse(cluster, arguments).await?;
+    let needs = ["create", "get"].map(|verb| Need {
+        verb,
+        kind: &object::MOVE,
+        namespace: &cluster.namespace,
+        name: "",
+    });
+    require(cluster, &needs).await?;
+    let to = |what: &str, value: &Option<String>| value.as_ref().map(|it| format!("{what} {it}"));
+    let target = [
+        to("node", &arguments.target.to_node),
+        to("pool", &arguments.target.to_pool),
+    ];
+    let target: Vec<_> = target.into_iter().flatten().collect();
+    let when = match arguments.when.as_str() {
+        "now" => "its pods are evicted",
+        _ => "when its pods have ended",
+    };
+    let plan = format!(
+        "The volume of claim {}/{claim} will be moved to {}, {when}. The old volume is kept for {}.",
+        cluster.namespace,
+        target.join(", "),
+        arguments.keep_source
+    );
+    confirm(&arguments.change, &plan)?;
+    let made = create(cluster, arguments).await?;
+    let name = made.name().to_string();
+    say(&format!(
+        "volumemove.slackwater.dev/{name} created{}",
+        mark(&arguments.change)
+    ));
+    match arguments.wait.wait && !arguments.change.dry_run {
+        true => {
+            let what = format!("VolumeMove {name}");
+            follow(&arguments.wait, &what, || progress(cluster, &name)).await
+        }
+        false => Ok(()),
+    }
+}
+
+/// What the controller would refuse later, or never do.
+async fn refuse(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
+    let claim = &arguments.claim;
+    let scope = Scope::Namespace(cluster.namespace.clone());
+    let object = cluster
+        .get(&object::CLAIM, &cluster.namespace, claim)
+        .await?;
+    let place = format!("claim {}/{claim}", cluster.namespace);
+    if object.text("/status/phase") != "Bound" {
+        return Err(Failure::failed(format!("{place} is not bound to a volume")));
+    }
+    let volumes = model::volumes(cluster, &scope, None).await?;
+    let Some(volume) = volumes.iter().find(|volume| volume.claim == *claim) else {
+        return Err(Failure::failed(format!(
+            "{place} is not of the driver {}",
+            cluster.driver
+        )));
+    };
+    if is_at(
+        volume,
+        arguments.target.to_pool.as_deref(),
+        arguments.target.to_node.as_deref(),
+    ) {
+        return Err(Failure::failed(format!(
+            "the volume of {place} is on node {} in pool {} already",
+            volume.node, volume.pool_name
+        )));
+    }
+    let moves = model::moves(cluster, &scope).await?;
+    let running = moves
+        .iter()
+        .find(|one| one.claim == *claim && !one.has_ended());
+    if let Some(one) = running {
+        return Err(Failure::failed(format!(
+            "VolumeMove {} moves the volume of {place} already (phase {}); delete it to undo that",
+            one.name, one.phase
+        )));
+    }
+    // A wrong name is reported now, and not by the controller, if the user may read nodes.
+    if let Some(node) = &arguments.target.to_node {
+        match cluster.get(&object::NODE, "", node).await {
+            Err(failure) if failure.code != crate::failure::DENIED => return Err(failure),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+async fn create(cluster: &Cluster, arguments: &MoveArguments) -> Result<DynamicObject> {
+    let mut to = json!({});
+    if let Some(node) = &arguments.target.to_node {
+        to["node"] = json!(node);
+    }
+    if let Some(pool) = &arguments.target.to_pool {
+        to["pool"] = json!(pool);
+    }
+    // A name of an object has at most 253 bytes, and the API server adds five.
+    let prefix: String = arguments.claim.chars().take(240).collect();
+    let object = json!({
+        "apiVersion": "slackwater.dev/v1alpha1",
+        "kind": "VolumeMove",
+        "metadata": {"generateName": format!("{prefix}-")},
+        "spec": {"claim": arguments.claim, "to": to, "when": arguments.when,
+            "keepSource": arguments.keep_source},
+    });
+    let failed = |error: &kube::Error| Failure::of("creating the VolumeMove", error);
+    let object: DynamicObject = serde_json::from_value(object)
+        .map_err(|error| Failure::failed(format!("creating the VolumeMove: {error}")))?;
+    let resource = object::MOVE.resource(object::MOVE.versions[0]);
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(cluster.client.clone(), &cluster.namespace, &resource);
+    let params = PostParams {
+        dry_run: arguments.change.dry_run,
+        ..PostParams::default()
+    };
+    api.create(&params, &object)
+        .await
+        .map_err(|error| failed(&error))
+}
+
+async fn progress(cluster: &Cluster, name: &str) -> Result<Progress> {
+    let object = cluster.get(&object::MOVE, &cluster.namespace, name).await?;
+    let one = Move::of(&object);
+    Ok(match one.phase.as_str() {
+        "Switched" | "Done" => {
+            let still = match object.number("/status/stillMs") {
+                0 => String::new(),
+                still => format!(" No pod could use it for {still} ms."),
+            };
+            Progress::Ended(Ok(format!(
+                "The volume of claim {} is on node {} now.{still}",
+                one.claim, one.to
+            )))
+        }
+        "Aborted" => Progress::Ended(Err(Failure::failed(format!(
+            "VolumeMove {name} was undone: {}",
+            one.message
+        )))),
+        _ => Progress::Running(line(&one)),
+    })
+}
+
+/// One line for each phase, message and tenth of the copy.
+fn line(one: &Move) -> String {
+    let copied = percent(one.bytes_done, one.bytes_total).map(|copied| copied / 10 * 10);
+    let copied = copied.map_or(String::new(), |copied| {
+        format!(" {copied}% of {}", size(one.bytes_total))
+    });
+    let message = match one.message.as_str() {
+        "" => String::new(),
+        message => format!(": {message}"),
+    };
+    format!("{}{copied}{message}", one.phase)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_of_a_copy_is_a_line_for_each_tenth() {
+        let at = |bytes_done| {
+            line(&Move {
+                phase: "Copying".into(),
+                bytes_done,
+                bytes_total: 10 << 30,
+                ..Move::default()
+            })
+        };
+        assert_eq!(at(1 << 30), "Copying 10% of 10 GiB");
+        assert_eq!(at((2 << 30) - 1), at(1 << 30));
+        let waiting = Move {
+            phase: "Waiting".into(),
+            message: "pod pg-0 uses it".into(),
+            ..Move::default()
+        };
+        assert_eq!(line(&waiting), "Waiting: pod pg-0 uses it");
+    }
+}

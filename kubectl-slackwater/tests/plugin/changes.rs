@@ -1,0 +1,292 @@
+//! Commands that change objects.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::world::{POOLS, World, said};
+
+/// Nothing here takes as long, unless it hangs. The machine may be busy.
+const LONG: Duration = Duration::from_secs(120);
+
+#[test]
+fn changes_are_planned_permitted_and_confirmed_first() {
+    let Some(world) = World::start("changes with kubectl slackwater") else {
+        return;
+    };
+    world.fill();
+    world.user_of_shop();
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    world.put(node("node-1"));
+    world.put(node("node-2"));
+    pools(&world);
+    moves(&world);
+}
+
+/// Runs commands, and reports what is stored after each.
+fn steps(world: &World, resource: &[&str], commands: &[&[&str]]) -> String {
+    let mut all = Vec::new();
+    for words in commands {
+        let said = world.says(words);
+        let stored = world.plane.kubectl(
+            &[
+                &["get", "-o", "jsonpath={range .items[*]}{.spec}{'\\n'}{end}"],
+                resource,
+            ]
+            .concat(),
+        );
+        all.push(format!("{said}stored:\n{stored}"));
+    }
+    all.join("\n")
+}
+
+fn pools(world: &World) {
+    let [served, _, away] = POOLS;
+    let of = |pool: &str, commands: &[&[&str]]| {
+        let only = format!("metadata.name={pool}");
+        steps(world, &["pools", "--field-selector", &only], commands)
+    };
+    let lost = of(
+        away,
+        &[
+            &["pool", "lose", "default", "--reason", "x"],
+            &["pool", "lose", "absent", "--reason", "x"],
+            &["pool", "lose", "node-3/default"],
+            &["pool", "lose", "node-3/default", "--reason", "disk burnt"],
+            &[
+                "pool",
+                "lose",
+                "node-3/default",
+                "--reason",
+                "disk burnt",
+                "--dry-run",
+            ],
+            &[
+                "pool",
+                "lose",
+                "node-3/default",
+                "--reason",
+                "disk burnt",
+                "--yes",
+                "--as",
+                "dev",
+            ],
+            &[
+                "pool",
+                "lose",
+                "node-3/default",
+                "--reason",
+                "disk burnt",
+                "--yes",
+            ],
+            &[
+                "pool",
+                "lose",
+                "node-3/default",
+                "--reason",
+                "disk burnt",
+                "--yes",
+            ],
+            &["pool", "evacuate", away, "--yes"],
+            &["pool", "hand-over", away, "--to-node", "node-1", "--yes"],
+            &["pool", "lose", away, "--undo"],
+            &["pool", "lose", away, "--undo", "--yes"],
+            &["pool", "hand-over", away, "--to-node", "absent", "--yes"],
+            &["pool", "hand-over", away, "--to-node", "node-1", "--yes"],
+        ],
+    );
+    insta::assert_snapshot!("pool_lose", lost);
+    let evacuated = of(
+        served,
+        &[
+            &["pool", "lose", "node-1/default", "--reason", "x", "--yes"],
+            &["pool", "lose", "node-1/default", "--reason", "x", "--force"],
+            &["pool", "evacuate", "node-1/default"],
+            &[
+                "pool",
+                "evacuate",
+                "node-1/default",
+                "--yes",
+                "--wait",
+                "--timeout",
+                "1s",
+            ],
+            &["pool", "evacuate", "node-1/default", "--undo", "--yes"],
+        ],
+    );
+    insta::assert_snapshot!("pool_evacuate", evacuated);
+    may_list_and_not_patch(world);
+}
+
+/// Missing permissions are listed for a user who may see pools and not change them.
+fn may_list_and_not_patch(world: &World) {
+    world.plane.kubectl(&[
+        "create",
+        "clusterrole",
+        "looks",
+        "--verb=get,list",
+        "--resource=pools.slackwater.dev,volumemoves.slackwater.dev",
+    ]);
+    world.plane.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "looks",
+        "--clusterrole=looks",
+        "--user=dev",
+    ]);
+    let commands: [&[&str]; 2] = [
+        &["pool", "evacuate", "node-1/default", "--yes", "--as", "dev"],
+        &[
+            "move",
+            "data-pg-0",
+            "-n",
+            "shop",
+            "--to-node",
+            "node-2",
+            "--yes",
+            "--as",
+            "dev",
+        ],
+    ];
+    let said = commands.map(|words| world.says(words)).join("\n");
+    insta::assert_snapshot!("missing_permissions", said);
+}
+
+fn moves(world: &World) {
+    let text = steps(
+        world,
+        &["volumemoves", "-n", "shop"],
+        &[
+            &["move", "data-pg-0", "-n", "shop"],
+            &["move", "data-pg-0", "-n", "shop", "--to-node", "node-2"],
+            &[
+                "move",
+                "data-pg-0",
+                "-n",
+                "shop",
+                "--to-node",
+                "node-2",
+                "--dry-run",
+            ],
+            &[
+                "move",
+                "data-pg-0",
+                "-n",
+                "shop",
+                "--to-node",
+                "node-1",
+                "--yes",
+            ],
+            &[
+                "move",
+                "data-pg-0",
+                "-n",
+                "shop",
+                "--to-node",
+                "absent",
+                "--yes",
+            ],
+            &[
+                "move",
+                "cache",
+                "-n",
+                "shop",
+                "--to-node",
+                "node-2",
+                "--yes",
+            ],
+            &[
+                "move",
+                "foreign",
+                "-n",
+                "shop",
+                "--to-node",
+                "node-2",
+                "--yes",
+            ],
+            &[
+                "move",
+                "data-pg-0",
+                "-n",
+                "shop",
+                "--to-pool",
+                POOLS[1],
+                "--keep-source",
+                "soon",
+                "--yes",
+            ],
+        ],
+    );
+    insta::assert_snapshot!("move_refused", without_suffix(&text));
+    let done = [
+        json!({"phase": "Copying", "to": {"node": "node-2"}, "bytesDone": 1 << 30, "bytesTotal": 20u64 << 30}),
+        json!({"phase": "Copying", "bytesDone": 11u64 << 30}),
+        json!({"phase": "Waiting", "message": "pod shop/pg-0 uses it\u{1b}[2J"}),
+        json!({"phase": "Switched", "message": "", "stillMs": 1234}),
+    ];
+    let text = followed(world, "data-pg-0", &done);
+    insta::assert_snapshot!("move_done", text);
+    let undone = [json!({"phase": "Aborted", "message": "the pool of node-2 has no room"})];
+    let text = followed(world, "data-pg-1", &undone);
+    insta::assert_snapshot!("move_undone", text);
+}
+
+/// The characters that the API server adds to `generateName` differ from run to run.
+fn without_suffix(text: &str) -> String {
+    let mut plain = String::new();
+    for (n, part) in text.split("data-pg-0-").enumerate() {
+        let has_suffix = n > 0;
+        if has_suffix {
+            plain.push_str("data-pg-0-SUFFIX");
+        }
+        plain.push_str(if has_suffix { &part[5..] } else { part });
+    }
+    plain
+}
+
+/// A move with `--wait`, while its controller writes these parts of the status.
+fn followed(world: &World, claim: &str, states: &[Value]) -> String {
+    let to = if claim == "data-pg-1" {
+        "node-1"
+    } else {
+        "node-2"
+    };
+    let words = [
+        "move",
+        claim,
+        "-n",
+        "shop",
+        "--to-node",
+        to,
+        "--yes",
+        "--wait",
+    ];
+    let mut command = world.command(&words);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut seen = vec![progress.next().unwrap().unwrap()];
+    let start = Instant::now();
+    let name = loop {
+        let jsonpath = format!("jsonpath={{.items[?(@.spec.claim==\"{claim}\")].metadata.name}}");
+        let found = world
+            .plane
+            .kubectl(&["get", "volumemoves", "-n", "shop", "-o", &jsonpath]);
+        if !found.is_empty() {
+            break found;
+        }
+        assert!(start.elapsed() < LONG, "no VolumeMove was created");
+    };
+    for state in states {
+        world.status(&format!("volumemove/{name}"), state.clone());
+        seen.extend(progress.next().map(Result::unwrap));
+    }
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = (seen.join("\n") + "\n").into_bytes();
+    said(&words, &output).replace(&name, "NAME")
+}
