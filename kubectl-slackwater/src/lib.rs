@@ -9,6 +9,7 @@
 pub mod change;
 pub mod cli;
 pub mod cluster;
+pub mod complete;
 pub mod cuts;
 pub mod failure;
 pub mod listing;
@@ -25,6 +26,7 @@ pub mod watch;
 pub mod who;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -36,6 +38,12 @@ use failure::{Failure, Result};
 
 /// Runs the program, and returns its exit code.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.collect();
+    if let Some((program, words)) = arguments.split_first()
+        && complete::is_wanted(Path::new(program))
+    {
+        return candidates(words);
+    }
     let done = match Cli::try_parse_from(arguments) {
         Ok(cli) => run(cli),
         Err(error)
@@ -61,12 +69,28 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
+/// Prints what completes the command line. A failure has no candidates, and no message: the user is
+/// typing.
+fn candidates(words: &[OsString]) -> ExitCode {
+    let words: Vec<String> = words
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    if let Ok(runtime) = runtime() {
+        runtime.block_on(complete::run(&words));
+    }
+    ExitCode::SUCCESS
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()
-        .map_err(|error| Failure::failed(format!("starting the runtime: {error}")))?;
-    runtime.block_on(async {
+        .build();
+    runtime.map_err(|error| Failure::failed(format!("starting the runtime: {error}")))
+}
+
+fn run(cli: Cli) -> Result<()> {
+    runtime()?.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
         match cli.command {
             Command::Pools(arguments) => {

@@ -8,5 +8,6 @@
 )]
 
 mod changes;
+mod krew;
 mod reads;
 mod world;

@@ -1,7 +1,7 @@
 //! Commands that change nothing.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -97,6 +97,7 @@ fn commands_show_what_their_user_may_see() {
         ],
     );
     programs_get_values(&world);
+    the_shell_gets_candidates(&world);
     a_watch_prints_lines_that_change(&world);
 }
 
@@ -153,4 +154,30 @@ fn a_watch_prints_lines_that_change(world: &World) {
     );
     watch.kill().unwrap();
     watch.wait().unwrap();
+}
+
+fn the_shell_gets_candidates(world: &World) {
+    let link = world.plane.path("kubectl_complete-slackwater");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kubectl-slackwater"), &link).unwrap();
+    let ask = |words: &[&str]| {
+        let output = Command::new(&link)
+            .args(words)
+            .env("KUBECONFIG", world.plane.path("kubeconfig"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(ask(&["vol"]), "volumes\n:4\n");
+    assert_eq!(
+        ask(&["who", "-n", "shop", "data"]),
+        "data-pg-0\ndata-pg-1\n:4\n"
+    );
+    assert_eq!(ask(&["who", "--namespace=other", ""]), "files\n:4\n");
+    assert_eq!(ask(&["pool", "lose", "node-1"]), "node-1/default\n:4\n");
+    assert_eq!(ask(&["volumes", "-n", "sh"]), "shop\n:4\n");
+    assert_eq!(ask(&["pools", "--context", ""]), "x\n:4\n");
+    assert_eq!(ask(&["pools", "--kubeconfig", ""]), ":0\n");
+    // No cluster answers.
+    assert_eq!(ask(&["who", "--kubeconfig", "/absent", ""]), ":4\n");
 }

@@ -54,6 +54,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "change",
             "cli",
             "cluster",
+            "complete",
             "cuts",
             "failure",
             "listing",

@@ -1,0 +1,208 @@
+//! Completion: kubectl starts `kubectl_complete-slackwater` with the words of the command line, and
+//! reads one candidate from each line, and then `:` and what the shell may do besides.
+//!
+//! It is this program under another name.
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{ArgAction, CommandFactory, FromArgMatches};
+use kube::api::ListParams;
+use kube::config::Kubeconfig;
+
+use crate::cli::{Cli, Connection};
+use crate::cluster::{Cluster, Scope};
+use crate::object::{self, Fields, Kind};
+use crate::text::is_hidden;
+
+/// The name by which the program is asked for candidates.
+const NAME: &str = "kubectl_complete-slackwater";
+/// The time after which a candidate is of no use.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// The shell adds no names of files: `ShellCompDirectiveNoFileComp` of cobra.
+const NO_FILES: u8 = 4;
+/// The shell completes names of files: `ShellCompDirectiveDefault`.
+const FILES: u8 = 0;
+
+/// What the last word can be.
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    /// One of these.
+    Words(Vec<String>),
+    /// The name of an object.
+    Objects(&'static Kind),
+    /// A context of the kubeconfig.
+    Contexts,
+    /// A file.
+    Files,
+}
+
+/// Whether the program was started under the name for completion.
+pub fn is_wanted(program: &Path) -> bool {
+    program.file_stem().is_some_and(|name| name == NAME)
+}
+
+/// Prints candidates for the last word.
+pub async fn run(words: &[String]) {
+    let (last, before) = match words.split_last() {
+        Some((last, before)) => (last.as_str(), before),
+        None => ("", words),
+    };
+    let wanted = wanted(before, last);
+    let directive = match wanted {
+        Wanted::Files => FILES,
+        _ => NO_FILES,
+    };
+    let mut candidates = match wanted {
+        Wanted::Words(words) => words,
+        Wanted::Files => Vec::new(),
+        Wanted::Contexts => {
+            let file = Kubeconfig::read().unwrap_or_default();
+            file.contexts
+                .into_iter()
+                .map(|context| context.name)
+                .collect()
+        }
+        Wanted::Objects(kind) => {
+            let found = tokio::time::timeout(TIMEOUT, objects(before, kind)).await;
+            found.ok().flatten().unwrap_or_default()
+        }
+    };
+    candidates.retain(|word| word.starts_with(last) && !word.chars().any(is_hidden));
+    candidates.sort();
+    let lines: String = candidates.iter().map(|word| format!("{word}\n")).collect();
+    crate::watch::write(&format!("{lines}:{directive}\n"), &[]);
+}
+
+/// What the last word can be, after these.
+fn wanted(before: &[String], last: &str) -> Wanted {
+    let mut whole = Cli::command();
+    whole.build();
+    let mut command = &whole;
+    let mut option = None;
+    for word in before {
+        if option.take().is_some() {
+            continue;
+        }
+        if let Some(name) = word.strip_prefix('-') {
+            let is_it = |argument: &&clap::Arg| match name.strip_prefix('-') {
+                Some(long) => argument.get_long() == Some(long),
+                None => name.len() == 1 && argument.get_short() == name.chars().next(),
+            };
+            let takes_value = |argument: &&clap::Arg| {
+                matches!(argument.get_action(), ArgAction::Set | ArgAction::Append)
+            };
+            option = command.get_arguments().find(is_it).filter(takes_value);
+        } else if let Some(below) = command.find_subcommand(word) {
+            command = below;
+        }
+    }
+    if let Some(option) = option {
+        return value_of(option);
+    }
+    if last.starts_with('-') {
+        let options = command
+            .get_arguments()
+            .filter_map(|argument| argument.get_long());
+        return Wanted::Words(options.map(|name| format!("--{name}")).collect());
+    }
+    if command.has_subcommands() {
+        let names = command
+            .get_subcommands()
+            .map(|below| below.get_name().to_string());
+        return Wanted::Words(names.collect());
+    }
+    let positional = command.get_positionals().next();
+    positional.map_or(Wanted::Words(Vec::new()), value_of)
+}
+
+fn value_of(argument: &clap::Arg) -> Wanted {
+    match argument.get_id().as_str() {
+        "claim" => Wanted::Objects(&object::CLAIM),
+        "pool" | "to_pool" => Wanted::Objects(&object::POOL),
+        "to_node" => Wanted::Objects(&object::NODE),
+        "namespace" => Wanted::Objects(&object::NAMESPACE),
+        "context" => Wanted::Contexts,
+        "kubeconfig" => Wanted::Files,
+        _ => {
+            let values = argument.get_possible_values().into_iter();
+            Wanted::Words(values.map(|value| value.get_name().to_string()).collect())
+        }
+    }
+}
+
+/// Names of objects. Pools are NODE/NAME.
+async fn objects(before: &[String], kind: &Kind) -> Option<Vec<String>> {
+    let words = std::iter::once("x").chain(before.iter().map(String::as_str));
+    let matches = Cli::command()
+        .ignore_errors(true)
+        .try_get_matches_from(words)
+        .ok()?;
+    let connection = Connection::from_arg_matches(&matches).ok()?;
+    let cluster = Cluster::connect(&connection).await.ok()?;
+    if *kind == object::POOL {
+        let pools = crate::model::pools(&cluster).await.ok()??;
+        return Some(pools.values().map(crate::model::Pool::title).collect());
+    }
+    let scope = Scope::Namespace(cluster.namespace.clone());
+    let found = cluster
+        .find(kind, &scope, &ListParams::default())
+        .await
+        .ok()??;
+    let is_own = |object: &&kube::api::DynamicObject| {
+        *kind != object::CLAIM || crate::model::driver_of(object) == cluster.driver
+    };
+    let names = found
+        .iter()
+        .filter(is_own)
+        .map(|object| object.name().to_string());
+    Some(names.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(words: &[&str], last: &str) -> Wanted {
+        let words: Vec<_> = words.iter().map(ToString::to_string).collect();
+        wanted(&words, last)
+    }
+
+    #[track_caller]
+    fn has(wanted: Wanted, word: &str) {
+        let Wanted::Words(words) = wanted else {
+            panic!("{wanted:?}")
+        };
+        assert!(words.contains(&word.to_string()), "{words:?}");
+    }
+
+    #[test]
+    fn each_place_of_the_command_line_has_its_candidates() {
+        has(after(&[], ""), "status");
+        has(after(&["volumes"], "--"), "--selector");
+        has(after(&["volumes"], "--"), "--context");
+        has(after(&["pools", "-o"], ""), "wide");
+        has(after(&["pool"], ""), "evacuate");
+        assert_eq!(after(&["pool", "lose"], ""), Wanted::Objects(&object::POOL));
+        assert_eq!(
+            after(&["move", "x", "--to-node"], ""),
+            Wanted::Objects(&object::NODE)
+        );
+        has(after(&["-n", "status", "volumes", "--output"], ""), "json");
+        assert_eq!(after(&["who"], ""), Wanted::Objects(&object::CLAIM));
+        // The value of an option is no command.
+        assert_eq!(
+            after(&["-n", "volumes", "who"], ""),
+            Wanted::Objects(&object::CLAIM)
+        );
+        assert_eq!(
+            after(&["who", "-n"], ""),
+            Wanted::Objects(&object::NAMESPACE)
+        );
+        assert_eq!(after(&["--context"], ""), Wanted::Contexts);
+        assert_eq!(after(&["--kubeconfig"], ""), Wanted::Files);
+        assert_eq!(after(&["pools"], ""), Wanted::Words(Vec::new()));
+        assert!(is_wanted(Path::new("/usr/bin/kubectl_complete-slackwater")));
+        assert!(!is_wanted(Path::new("/usr/bin/kubectl-slackwater")));
+    }
+}
