@@ -330,10 +330,10 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         .unsettled_groups
         .len()
         .max(description.busy_groups.len());
-    if description.pools.len() > MOST_POOLS || groups > MOST_GROUPS {
-        let pools = description.pools.len();
+    let (pools, read) = (description.pools.len(), description.read_snapshots.len());
+    if pools > MOST_POOLS || groups.max(read) > MOST_GROUPS {
         return Err(format!(
-            "it reports {pools} pools and {groups} groups in doubt, which is too many"
+            "it reports {pools} pools, {groups} groups in doubt and {read} snapshots that are being read, which is too many"
         ));
     }
     if !is_label(&description.home) {

@@ -175,6 +175,11 @@ impl Snapshots {
         Ok(Some(sent))
     }
 
+    /// UUIDs of the snapshots that are being read.
+    pub fn read_snapshots(&self) -> Vec<String> {
+        self.lent.read_snapshots()
+    }
+
     /// The number of copies to other nodes that are running.
     pub fn readers(&self) -> usize {
         self.lent.readers()

@@ -97,6 +97,12 @@ impl Lent {
         self.state().readers.len()
     }
 
+    pub(super) fn read_snapshots(&self) -> Vec<String> {
+        let state = self.state();
+        let each = state.readers.iter().flat_map(|one| &one.snapshots);
+        each.map(ToString::to_string).collect()
+    }
+
     pub(super) fn begin_read(&self, snapshots: Vec<Uuid>, node: &str) -> Result<Reader> {
         let mut state = self.state();
         let mut each = snapshots.iter();

@@ -85,6 +85,7 @@ impl Service {
             not_grown: not_grown(&description.not_grown),
             peer_port: self.peer_port(),
             fences: description.fences.iter().take(FENCES).map(fence).collect(),
+            read_snapshots: self.driver.snapshots.read_snapshots(),
             copies: self
                 .driver
                 .snapshots

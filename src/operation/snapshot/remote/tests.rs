@@ -543,6 +543,8 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
         .lend(&ticket, &|_| true, (0, Wanted::Data))
         .unwrap();
     snapshots.read_loan(&mut loan).unwrap();
+    let read = snapshots.read_snapshots();
+    assert!(snapshot.ends_with(&read[0]) && read.len() == 1, "{read:?}");
     let refused = snapshots.delete_snapshot(&snapshot).unwrap_err();
     assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
     assert!(
@@ -556,6 +558,7 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
         .create_volume(&request("here", Some(&snapshot)));
     assert_eq!(source.tokens(&here.unwrap()), [1]);
     drop(loan);
+    assert_eq!(snapshots.read_snapshots(), [""; 0]);
     snapshots.delete_snapshot(&snapshot).unwrap();
     assert_eq!(source.host.violations(), [""; 0]);
 }
