@@ -141,6 +141,9 @@ pub struct Given {
     #[arg(long, value_name = "DURATION")]
     #[serde(deserialize_with = "value::one")]
     pub recreate_ready_for: Option<WaitTime>,
+    /// Role controller: execute the SnapshotSchedule objects of the cluster
+    #[arg(long)]
+    pub snapshot_schedules: bool,
     /// Roles node and controller: certificate of this process, PEM; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "value::one")]
@@ -212,6 +215,7 @@ impl Given {
             agent_service: self.agent_service.or(file.agent_service),
             lost_after: self.lost_after.or(file.lost_after),
             recreate_ready_for: self.recreate_ready_for.or(file.recreate_ready_for),
+            snapshot_schedules: self.snapshot_schedules || file.snapshot_schedules,
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
             tls_ca: self.tls_ca.or(file.tls_ca),

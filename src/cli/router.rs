@@ -27,6 +27,7 @@ pub(super) async fn start(
         tls,
         lost_after,
         recreate_ready_for,
+        snapshot_schedules,
     } = controller;
     let name = Name::controller().map_err(Failure::run)?;
     let given = tls.map(|files| credentials(name, files)).transpose()?;
@@ -63,6 +64,9 @@ pub(super) async fn start(
             cluster.lift_fences(Arc::new(router.clone()));
             if let Some(ready_for) = recreate_ready_for {
                 cluster.recreate_claims(ready_for);
+            }
+            if snapshot_schedules {
+                cluster.schedule_snapshots();
             }
             Ok((router, Some(cluster)))
         }

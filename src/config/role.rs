@@ -112,6 +112,8 @@ pub struct ControllerConfig {
     /// How long the other replicas must have been Ready for a claim of a lost node to be deleted; no
     /// claim is if `None`.
     pub recreate_ready_for: Option<Duration>,
+    /// Whether it executes SnapshotSchedules.
+    pub snapshot_schedules: bool,
 }
 
 /// How a router finds agents.
@@ -187,6 +189,7 @@ impl Given {
             ("--lost-after", self.lost_after.is_some()),
             ("--recreate-ready-for", self.recreate_ready_for.is_some()),
         ];
+        let schedules = [("--snapshot-schedules", self.snapshot_schedules)];
         let tls = [
             ("--tls-cert", self.tls_cert.is_some()),
             ("--tls-key", self.tls_key.is_some()),
@@ -197,7 +200,7 @@ impl Given {
         let lists = "only a controller keeps the list of the cluster's pools";
         let talks = "a single node does not communicate over the network";
         // Flags and whether they are given, the roles that use them, and why no others do.
-        let uses: [(Flags<'_>, &[Role], &str); 6] = [
+        let uses: [(Flags<'_>, &[Role], &str); 7] = [
             (&storage, &[Role::All, Role::Node], no_storage),
             (&hook, &[Role::All], in_pods),
             (
@@ -211,6 +214,11 @@ impl Given {
                 "only a controller connects to agents",
             ),
             (&lost, &[Role::Controller], lists),
+            (
+                &schedules,
+                &[Role::Controller],
+                "only a controller knows the objects of a cluster",
+            ),
             (&tls, &[Role::Node, Role::Controller], talks),
         ];
         for (flags, roles, why) in uses {
@@ -274,6 +282,12 @@ impl Given {
                 "{flag} needs --agent-service: only with the Kubernetes API does the controller learn which nodes are gone"
             )));
         }
+        let snapshot_schedules = self.snapshot_schedules;
+        if snapshot_schedules && self.agent_service.is_none() {
+            return Err(BadConfig(
+                "--snapshot-schedules needs --agent-service: schedules are objects of the Kubernetes API".into(),
+            ));
+        }
         let agents = match (self.agent_service, self.agent) {
             (Some(service), given) if given.is_empty() => Agents::Of(service),
             (None, given) if !given.is_empty() => Agents::At(each_once(given)?),
@@ -293,6 +307,7 @@ impl Given {
             tls: tls.transpose()?,
             lost_after,
             recreate_ready_for,
+            snapshot_schedules,
         }))
     }
 

@@ -22,6 +22,8 @@ pub enum ObjectRef {
     Node(String),
     /// The Pool object of a pool.
     Pool(PoolId),
+    /// A SnapshotSchedule, "namespace/name".
+    Schedule(String),
     /// The routers of this installation: their Lease.
     Router,
 }

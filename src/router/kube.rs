@@ -11,6 +11,7 @@ mod advice;
 mod begin;
 pub mod behind;
 pub mod certificates;
+mod duration;
 mod endpoints;
 mod evacuate;
 mod evacuated;
@@ -31,6 +32,7 @@ pub mod pool_status;
 pub mod populators;
 mod reconcile;
 mod retry;
+mod schedules;
 pub mod unowned;
 mod unwanted;
 mod volume_move;
@@ -71,6 +73,7 @@ use pool::Pool;
 use pool_status::{PoolController, Report, UNREACHABLE_AFTER};
 use reconcile::Controller;
 use retry::{Unsent, retried};
+use schedules::object::SnapshotSchedule;
 use volume_move::VolumeMove;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
@@ -157,6 +160,7 @@ pub struct InCluster {
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
     moves: RwLock<Store<VolumeMove>>,
+    schedules: RwLock<Store<SnapshotSchedule>>,
     /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
     /// or labeled.
     changes: tokio::sync::watch::Sender<()>,
@@ -211,6 +215,7 @@ impl InCluster {
             nodes: RwLock::default(),
             pools: RwLock::default(),
             moves: RwLock::default(),
+            schedules: RwLock::default(),
             changes: tokio::sync::watch::channel(()).0,
             leadership,
             recorder,
@@ -354,13 +359,6 @@ impl InCluster {
         let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
         nodes.now().clone()
     }
-
-    fn pool_objects(&self) -> BTreeMap<PoolId, Pool> {
-        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
-        let all = pools.now().values();
-        all.filter_map(|pool| Some((pool.id()?, pool.clone())))
-            .collect()
-    }
 }
 
 /// The topology key of a driver, which is the label of its nodes.
@@ -483,6 +481,7 @@ impl Cluster for InCluster {
             orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
             moves: self.count_moves(),
             quarantined: self.count_quarantined(),
+            schedules: self.schedule_numbers(),
         })
     }
 

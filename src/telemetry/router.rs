@@ -68,6 +68,22 @@ pub struct ClusterStatus {
     pub moves: Option<BTreeMap<&'static str, u64>>,
     /// The number of volumes in quarantine; `None` if another router is the leader.
     pub quarantined: Option<u64>,
+    /// The SnapshotSchedules, by "namespace/name"; `None` if another router is the leader, or if they are
+    /// not executed.
+    pub schedules: Option<BTreeMap<String, ScheduleStatus>>,
+}
+
+/// The state of a SnapshotSchedule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScheduleStatus {
+    /// The slot of its newest good set, in seconds since 1970.
+    pub last_cut: Option<i64>,
+    /// How long a slot has been due that has no good set, nor a later one.
+    pub overdue_seconds: i64,
+    /// The number of slots that were skipped.
+    pub missed: u64,
+    /// Its conditions that report a problem.
+    pub failing: Vec<String>,
 }
 
 /// Objects of agents that no object of the cluster references.
@@ -267,7 +283,55 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
         let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(count as f64).encode(metric)?;
     }
+    if let Some(schedules) = &cluster.schedules {
+        encode_schedules(encoder, schedules)?;
+    }
     let help = "Kubernetes events that were not recorded, because there were too many or the API server rejected them";
     let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;
     ConstCounter::new(cluster.dropped_events).encode(metric)
+}
+
+fn encode_schedules(
+    encoder: &mut DescriptorEncoder<'_>,
+    schedules: &BTreeMap<String, ScheduleStatus>,
+) -> Result<(), std::fmt::Error> {
+    type Value = fn(&ScheduleStatus) -> Option<f64>;
+    let gauges: [(&str, &str, Value); 3] = [
+        (
+            "schedule_last_cut_timestamp_seconds",
+            "Slot of the newest complete and ready set of a SnapshotSchedule",
+            |one| one.last_cut.map(|slot| slot as f64),
+        ),
+        (
+            "schedule_overdue_seconds",
+            "How long a slot of a SnapshotSchedule has been due for which there is no set, nor a later one",
+            |one| Some(one.overdue_seconds as f64),
+        ),
+        (
+            "schedule_missed_slots",
+            "Slots of a SnapshotSchedule that were skipped, because startingDeadline had passed",
+            |one| Some(one.missed as f64),
+        ),
+    ];
+    for (name, help, value) in gauges {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (schedule, status) in schedules {
+            let Some(value) = value(status) else { continue };
+            let labels = [("schedule", schedule.as_str())];
+            ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    let help = "Conditions of SnapshotSchedules that report a problem";
+    let name = "schedule_failing";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (schedule, status) in schedules {
+        for condition in &status.failing {
+            let labels = [
+                ("schedule", schedule.as_str()),
+                ("condition", condition.as_str()),
+            ];
+            ConstGauge::new(1.0).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
 }

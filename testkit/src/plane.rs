@@ -191,6 +191,21 @@ impl Plane {
         self.others.push(child);
     }
 
+    /// The CRDs of group snapshots.
+    pub fn apply_group_crds(&self) {
+        let cache = self.hyper.ancestors().nth(2).unwrap();
+        for kind in [
+            "volumegroupsnapshotclasses",
+            "volumegroupsnapshotcontents",
+            "volumegroupsnapshots",
+        ] {
+            let name = format!("manifests/crd/groupsnapshot.storage.k8s.io_{kind}.yaml");
+            self.apply(&std::fs::read_to_string(cache.join(name)).unwrap());
+            let name = format!("crd/{kind}.groupsnapshot.storage.k8s.io");
+            self.kubectl(&["wait", "--for=condition=Established", &name]);
+        }
+    }
+
     /// external-provisioner, for the driver behind a socket.
     pub fn start_provisioner(&mut self, socket: &Path) {
         let program = self.hyper.with_file_name("csi-provisioner");

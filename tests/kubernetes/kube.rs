@@ -21,5 +21,6 @@ mod orphans;
 mod pod_claims;
 mod populators;
 mod real;
+mod schedules;
 
 use slackwater_testkit::plane;

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use ::kube::ResourceExt;
-use ::kube::api::{Api, DeleteParams, DynamicObject, Preconditions};
+use ::kube::api::{Api, DynamicObject};
 use ::kube::core::PartialObjectMeta;
 use ::kube::runtime::watcher;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use super::InCluster;
 use super::adopt::manifest::{Manifest, POLICY_BEFORE_QUARANTINE, QUARANTINED_FROM};
 use super::adopt::resource;
-use super::reconcile::{Controller, Next, Outcome, Reconciler, patch, written};
+use super::reconcile::{Controller, Next, Outcome, Reconciler, only, patch, written};
 use super::watch::Store;
 use crate::error::Result;
 use crate::model::PoolId;
@@ -267,15 +267,5 @@ impl LostNodeController {
         let about = ObjectRef::Pool(pool);
         self.cluster
             .record_event(&about, true, "VolumeQuarantined", message);
-    }
-}
-
-fn only(uid: Option<String>, resource_version: Option<String>) -> DeleteParams {
-    DeleteParams {
-        preconditions: Some(Preconditions {
-            uid,
-            resource_version,
-        }),
-        ..DeleteParams::default()
     }
 }

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::kube::Error as KubeError;
-use ::kube::api::{Api, Patch, PatchParams};
+use ::kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -337,6 +337,17 @@ pub(super) async fn written<T>(
         }
     };
     ask(what, write).await
+}
+
+/// Deletes only this object, and only in this version.
+pub(super) fn only(uid: Option<String>, resource_version: Option<String>) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid,
+            resource_version,
+        }),
+        ..DeleteParams::default()
+    }
 }
 
 /// Writes fields of an object.

@@ -15,14 +15,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::duration::duration;
 use super::pool::{GROUP, VERSION};
 
 /// The finalizer of moves that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/move";
 /// How long the source of a move is kept if `keepSource` does not say otherwise.
 const KEEP_SOURCE: Duration = Duration::from_secs(24 * 60 * 60);
-/// A longer time is practically for ever.
-const MAX_KEPT_SECONDS: u64 = 365 * 24 * 60 * 60;
 
 /// A move of the volume of one claim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -232,20 +231,7 @@ impl VolumeMove {
         let Some(text) = &self.spec.keep_source else {
             return Ok(KEEP_SOURCE);
         };
-        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-        let unit = match &text[digits.len()..] {
-            "s" => Some(1),
-            "m" => Some(60),
-            "h" => Some(60 * 60),
-            "d" => Some(24 * 60 * 60),
-            _ => None,
-        };
-        let number = digits.parse::<u64>().ok();
-        let seconds = number
-            .zip(unit)
-            .and_then(|(number, unit)| number.checked_mul(unit));
-        let time = seconds.filter(|seconds| *seconds <= MAX_KEPT_SECONDS);
-        time.map(Duration::from_secs).ok_or_else(|| {
+        duration(text).ok_or_else(|| {
             format!(
                 "keepSource {text:?} is not a duration of at most 365 days; give one such as 24h"
             )

@@ -176,6 +176,7 @@ const CHANGES: &[Change] = &[
     ("populators.resources", "limits.memory=1Gi", POPULATORS),
     ("admissionPolicy", "false", &[]),
     ("moves.evict", "true", &[]),
+    ("schedules.create", "true", &[]),
     ("networkPolicy.create", "true", &[]),
     ("udevRule.install", "true", &[]),
     ("openshift.scc", "true", &[]),
@@ -525,6 +526,10 @@ fn invalid_values_are_refused_by_name() {
         (
             &["singleNode=true,onNodeLost.recreate=true"],
             &["onNodeLost.recreate must be false with singleNode"],
+        ),
+        (
+            &["singleNode=true,schedules.create=true"],
+            &["schedules.create must be false with singleNode"],
         ),
         (
             &["singleNode=true,hooks.namespaces={a}"],

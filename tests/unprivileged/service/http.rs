@@ -10,7 +10,9 @@ use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
 use slackwater::operation::CutCounts;
 use slackwater::telemetry::populations::Count;
-use slackwater::telemetry::router::{AgentStatus, ClusterStatus, Orphans, RouterView};
+use slackwater::telemetry::router::{
+    AgentStatus, ClusterStatus, Orphans, RouterView, ScheduleStatus,
+};
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -172,6 +174,15 @@ fn http_path(path: &'static str) -> ::http::uri::PathAndQuery {
     ::http::uri::PathAndQuery::from_static(path)
 }
 
+fn schedule() -> ScheduleStatus {
+    ScheduleStatus {
+        last_cut: Some(1_800_000_000),
+        overdue_seconds: 90,
+        missed: 3,
+        failing: vec!["Retention".into()],
+    }
+}
+
 #[derive(Default)]
 struct NoAgents(CutCounts);
 
@@ -186,6 +197,7 @@ impl RouterView for NoAgents {
             }),
             moves: Some([("Waiting", 2)].into()),
             quarantined: Some(4),
+            schedules: Some([("shop/pg".to_string(), schedule())].into()),
             ..ClusterStatus::default()
         })
     }
@@ -221,6 +233,13 @@ async fn every_metric_is_in_the_manual() {
     let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
     assert_eq!(waiting, 2.0);
     assert_eq!(value(&text, "slackwater_quarantined_volumes "), 4.0);
+    let of_schedule = |name: &str| value(&text, &format!("{name}{{schedule=\"shop/pg\"}}"));
+    assert_eq!(of_schedule("slackwater_schedule_overdue_seconds"), 90.0);
+    assert_eq!(of_schedule("slackwater_schedule_missed_slots"), 3.0);
+    let last_cut = "slackwater_schedule_last_cut_timestamp_seconds";
+    assert_eq!(of_schedule(last_cut), 1_800_000_000.0);
+    let failing = "slackwater_schedule_failing{schedule=\"shop/pg\",condition=\"Retention\"}";
+    assert_eq!(value(&text, failing), 1.0);
     let received = value(&text, "slackwater_populations_received_bytes ");
     assert_eq!(received, 9.0);
     let expires = value(&text, "slackwater_certificate_expiry_seconds");

@@ -1,6 +1,7 @@
 //! Writes what was decided about pools to their objects.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
 
 use ::kube::ResourceExt;
 use ::kube::api::{Api, PostParams};
@@ -9,6 +10,7 @@ use serde_json::json;
 
 use super::{Change, ObservedPool, PoolStatuses};
 use crate::error::Result;
+use crate::model::PoolId;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::pool::{Health, Pool};
 use crate::router::kube::reconcile::{
@@ -18,6 +20,16 @@ use crate::router::kube::{InCluster, ask, pods};
 
 /// Maintains the Pool objects.
 pub(in crate::router::kube) struct PoolController(pub(in crate::router::kube) Arc<InCluster>);
+
+impl InCluster {
+    /// The Pool objects, as far as their names are IDs.
+    pub(in crate::router::kube) fn pool_objects(&self) -> BTreeMap<PoolId, Pool> {
+        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
+        let all = pools.now().values();
+        all.filter_map(|pool| Some((pool.id()?, pool.clone())))
+            .collect()
+    }
+}
 
 #[tonic::async_trait]
 impl Controller for PoolController {

@@ -1,0 +1,254 @@
+//! What is done about a schedule, decided from what was read and from nothing else. So a router that
+//! crashed anywhere is continued by the next one.
+//!
+//! A slot is settled once its objects exist, or once it is not executed any more. Only the newest slot
+//! that is due is executed, so those that were missed before it are not. The time is the earlier one of
+//! the clocks of the router and the API server, so a wrong clock makes no sets of the future.
+//!
+//! `maxAge` is the only rule by which a wrong clock could delete something. So a set is recorded in the
+//! status before it is deleted for its age, and no other one is until there is a newer good set.
+
+pub(super) mod show;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
+use super::retention::{Reason, State, victims};
+use super::sets::Set;
+use super::slots::jitter;
+use super::spec::{Plan, What};
+use crate::model::Level;
+use show::Shown;
+
+/// If a settled slot, or the creation of the schedule, is further in the future than this, the clocks were
+/// wrong, and slots are settled again. Until then, nothing is executed twice because of a clock that was
+/// corrected.
+const MAX_AHEAD: SignedDuration = SignedDuration::from_hours(1);
+
+/// A class of snapshots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Class {
+    /// It is of this driver.
+    pub(super) is_ours: bool,
+    /// Its snapshots are deleted with their objects.
+    pub(super) deletes: bool,
+    /// The level that it requests, or what is wrong with it.
+    pub(super) level: Result<Level, String>,
+}
+
+/// What is known of a schedule.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) object: SnapshotSchedule,
+    /// The earlier one of the times of the router and the API server.
+    pub(super) now: Timestamp,
+    /// How much these differ, if that is too much.
+    pub(super) skew: Option<String>,
+    /// Whether the cluster has group snapshots.
+    pub(super) has_groups: bool,
+    pub(super) class: Option<Class>,
+    /// The sets by their claims; by an empty name for groups.
+    pub(super) sets: BTreeMap<String, Vec<Set>>,
+    /// Members, levels and uses of the sets are read. Otherwise, each ready set counts as good.
+    pub(super) is_complete: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Creates the objects of a slot.
+    Cut(Timestamp),
+    Delete(Box<Set>, Reason),
+}
+
+/// What is done about a schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::router::kube) struct Decision {
+    /// The status after the step.
+    pub(super) status: ScheduleStatus,
+    pub(super) step: Option<Step>,
+    /// A set may have to be deleted, if its members and uses, which have not been read, allow it.
+    pub(super) needs_more: bool,
+}
+
+/// Decides what is done.
+pub(super) fn decide(seen: &Seen) -> Decision {
+    let before = seen.object.status.clone().unwrap_or_default();
+    let mut shown = Shown::new(seen, before);
+    let plan = match usable(seen) {
+        Ok(plan) => plan,
+        Err((reason, message)) => {
+            shown.refuse(reason, message);
+            return shown.decided(None, false);
+        }
+    };
+    if seen.object.spec.suspend {
+        settle_suspended(seen, &plan, &mut shown);
+        return shown.decided(None, false);
+    }
+    shown.cuts(&plan);
+    let due = due(seen, &plan, &mut shown.status);
+    shown.scheduling(&plan);
+    if let Some(slot) = due {
+        return shown.decided(Some(Step::Cut(slot)), false);
+    }
+    let (step, needs_more) = retain(seen, &plan, &mut shown);
+    shown.decided(step, needs_more)
+}
+
+/// The plan of a schedule, or why nothing is done: the reason of the condition, and a message.
+fn usable(seen: &Seen) -> Result<Plan, (&'static str, String)> {
+    let plan = Plan::of(&seen.object).map_err(|why| ("Invalid", why))?;
+    let name = &seen.object.spec.class;
+    let is_group = matches!(plan.what, What::Group(_));
+    if is_group && !seen.has_groups {
+        let why = "the cluster has no VolumeGroupSnapshots: install the CRDs of group snapshots";
+        return Err(("NoGroups", why.into()));
+    }
+    let kind = match is_group {
+        true => "VolumeGroupSnapshotClass",
+        false => "VolumeSnapshotClass",
+    };
+    let Some(class) = &seen.class else {
+        return Err(("NoClass", format!("there is no {kind} {name}")));
+    };
+    if !class.is_ours {
+        let why = format!("{kind} {name} is of another driver");
+        return Err(("OtherDriver", why));
+    }
+    if !class.deletes {
+        let why = format!(
+            "{kind} {name} has the deletionPolicy Retain: deleted snapshots would keep their space"
+        );
+        return Err(("ClassRetains", why));
+    }
+    if let Err(why) = &class.level {
+        return Err(("InvalidClass", format!("{kind} {name}: {why}")));
+    }
+    Ok(plan)
+}
+
+/// The slots of a suspended schedule pass.
+fn settle_suspended(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
+    if let Some(slot) = plan.times.last(seen.now)
+        && shown.status.last_slot.as_ref().map(|last| last.0) != Some(slot)
+    {
+        shown.status.last_slot = Some(Time(slot));
+    }
+    shown.suspended();
+}
+
+/// The slot that is to be executed now. Those that are not executed any more are settled.
+fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestamp> {
+    let created = seen.object.metadata.creation_timestamp.as_ref();
+    let created = created.map_or(seen.now, |created| created.0);
+    let slot = plan
+        .times
+        .last(seen.now.checked_sub(jitter(&plan.names.uid)).ok()?)?;
+    let before = status.last_slot.as_ref().map_or(created, |last| last.0);
+    if before.duration_since(seen.now) > MAX_AHEAD {
+        status.last_slot = Some(Time(slot));
+        return None;
+    }
+    if slot <= before {
+        return None;
+    }
+    status.last_slot = Some(Time(slot));
+    let is_late = |most: SignedDuration| seen.now.duration_since(slot) > most;
+    if plan.deadline.is_some_and(is_late) {
+        status.missed += 1;
+        return None;
+    }
+    Some(slot)
+}
+
+/// What is done to keep what is to be kept, and nothing else: the deletion of one set.
+fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, bool) {
+    let Some(keep) = &plan.keep else {
+        shown.retention(true, "AllKept", String::new());
+        return (None, false);
+    };
+    let mut found = Vec::new();
+    for (claim, sets) in &seen.sets {
+        let states: Vec<_> = sets.iter().map(|set| (set.slot, set.state)).collect();
+        let its = victims(keep, &plan.times.zone, seen.now, &states);
+        let newest = show::newest_good(sets, seen.now);
+        for (slot, reason) in its {
+            let set = sets.iter().find(|set| set.slot == slot);
+            let both = set.zip(newest);
+            found.extend(both.map(|(set, newest)| (claim, set, reason, newest.slot)));
+        }
+    }
+    let mut all = seen.sets.values().flatten();
+    if let Some(set) = all.find(|set| set.state == State::Leaving) {
+        let why = format!("{} is being deleted", set.name);
+        shown.retention(false, "Deleting", why);
+        return (None, false);
+    }
+    if found.is_empty() {
+        shown.retention(true, "Kept", String::new());
+        return (None, false);
+    }
+    if let Some(skew) = &seen.skew {
+        shown.retention(false, "ClocksDiffer", skew.clone());
+        return (None, false);
+    }
+    if !seen.is_complete {
+        return (None, true);
+    }
+    let mut in_use = Vec::new();
+    for (claim, set, reason, newest) in found {
+        if let Some(why) = &set.used {
+            in_use.push(format!("{}: {why}", set.name));
+            continue;
+        }
+        if reason == Reason::Expired {
+            match allow_expiry(&mut shown.status, claim, set, newest) {
+                Expiry::Allowed => {}
+                Expiry::Later => continue,
+                // Recorded first.
+                Expiry::Recorded => return (None, false),
+            }
+        }
+        shown.retention(false, "Deleting", format!("{} is being deleted", set.name));
+        return (Some(Step::Delete(Box::new(set.clone()), reason)), false);
+    }
+    match in_use.as_slice() {
+        [] => shown.retention(true, "Kept", String::new()),
+        [first] => shown.retention(false, "InUse", first.clone()),
+        [first, more @ ..] => {
+            let message = format!("{first}; and {} more", more.len());
+            shown.retention(false, "InUse", message);
+        }
+    }
+    (None, false)
+}
+
+enum Expiry {
+    Allowed,
+    /// Another one was removed since the newest good set.
+    Later,
+    /// It was recorded, and is allowed from now on.
+    Recorded,
+}
+
+/// Whether a set may be deleted for its age.
+fn allow_expiry(status: &mut ScheduleStatus, claim: &str, set: &Set, newest: Timestamp) -> Expiry {
+    let record = Expired {
+        claim: claim.into(),
+        name: set.name.clone(),
+        after: Time(newest),
+    };
+    match status.expired.iter_mut().find(|one| one.claim == claim) {
+        Some(one) if one.name == set.name => return Expiry::Allowed,
+        Some(one) if one.after.0 >= newest => return Expiry::Later,
+        Some(one) => *one = record,
+        None => status.expired.push(record),
+    }
+    Expiry::Recorded
+}
+
+#[cfg(test)]
+mod tests;

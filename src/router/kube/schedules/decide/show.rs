@@ -1,0 +1,195 @@
+//! What the status of a schedule shows.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::{Decision, Seen, Step};
+use crate::router::kube::reconcile::with_transitions;
+use crate::router::kube::schedules::object::ScheduleStatus;
+use crate::router::kube::schedules::sets::Set;
+use crate::router::kube::schedules::spec::Plan;
+
+/// The condition: whether slots are executed.
+pub(in crate::router::kube::schedules) const SCHEDULING: &str = "Scheduling";
+/// The condition: whether the newest slot has good sets.
+pub(in crate::router::kube::schedules) const CUT: &str = "Cut";
+/// The condition: whether nothing is left to be deleted.
+pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
+/// In this order.
+const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
+/// A set that is not ready after this time has failed.
+const CUT_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
+
+/// A status in the making.
+pub(super) struct Shown<'a> {
+    seen: &'a Seen,
+    pub(super) status: ScheduleStatus,
+    conditions: Vec<Condition>,
+}
+
+impl<'a> Shown<'a> {
+    pub(super) fn new(seen: &'a Seen, status: ScheduleStatus) -> Shown<'a> {
+        Shown {
+            seen,
+            status,
+            conditions: Vec::new(),
+        }
+    }
+
+    fn set(&mut self, type_: &str, status: &str, reason: &str, message: String) {
+        let now = self.seen.now;
+        self.conditions
+            .push(condition(type_, status, reason, message, now));
+    }
+
+    /// Nothing is done.
+    pub(super) fn refuse(&mut self, reason: &str, message: String) {
+        self.status.next_slot = None;
+        self.set(SCHEDULING, "False", reason, message);
+    }
+
+    pub(super) fn suspended(&mut self) {
+        self.status.next_slot = None;
+        self.status.overdue_since = None;
+        self.set(SCHEDULING, "False", "Suspended", String::new());
+    }
+
+    /// Slots are executed.
+    pub(super) fn scheduling(&mut self, plan: &Plan) {
+        let last = self.status.last_slot.as_ref();
+        let after = last.map_or(self.seen.now, |last| last.0.max(self.seen.now));
+        self.status.next_slot = plan.times.next(after).map(|next| next.to_string());
+        self.set(SCHEDULING, "True", "Scheduled", String::new());
+    }
+
+    pub(super) fn retention(&mut self, is_kept: bool, reason: &str, message: String) {
+        let status = if is_kept { "True" } else { "False" };
+        self.set(RETENTION, status, reason, message);
+    }
+
+    /// The newest sets.
+    pub(super) fn cuts(&mut self, plan: &Plan) {
+        let now = self.seen.now;
+        let series = plan.what.series();
+        let of = |claim: &String| self.seen.sets.get(claim).map_or(&[][..], Vec::as_slice);
+        let newest = series.iter().map(|claim| newest(of(claim), now, |_| true));
+        let newest: Vec<_> = newest.collect();
+        let good = series.iter().map(|claim| newest_good(of(claim), now));
+        let good: Option<Vec<&Set>> = good.collect();
+        self.last_cut(&good.unwrap_or_default());
+        let created = self.seen.object.metadata.creation_timestamp.as_ref();
+        let last = self.status.last_cut_slot.as_ref().or(created);
+        let overdue = plan.times.next(last.map_or(now, |last| last.0));
+        let overdue = overdue.filter(|slot| *slot <= now);
+        self.status.overdue_since = overdue.map(Time);
+        let (status, reason, message) = cut(&newest, overdue, now);
+        self.set(CUT, status, reason, message);
+    }
+
+    /// The newest good set of each claim.
+    fn last_cut(&mut self, good: &[&Set]) {
+        let status = &mut self.status;
+        let Some(oldest) = good.iter().min_by_key(|set| set.slot) else {
+            (status.last_cut_slot, status.last_cut) = (None, None);
+            (status.level, status.delay) = (None, None);
+            return;
+        };
+        let slot = Some(Time(oldest.slot));
+        let is_same = status.last_cut_slot == slot;
+        let levels: Option<Vec<_>> = good.iter().map(|set| set.level).collect();
+        status.level = match levels.and_then(|levels| levels.into_iter().min()) {
+            Some(level) => Some(level.word().into()),
+            // It was read before.
+            None => status.level.take().filter(|_| is_same),
+        };
+        status.last_cut_slot = slot;
+        status.last_cut = Some(Time(oldest.created));
+        status.delay = Some(delay(oldest.created.duration_since(oldest.slot)));
+    }
+
+    /// The decision. Conditions that were not decided stay as they were.
+    pub(super) fn decided(mut self, step: Option<Step>, needs_more: bool) -> Decision {
+        let before = std::mem::take(&mut self.status.conditions);
+        let generation = self.seen.object.metadata.generation;
+        let mut all = with_transitions(self.conditions, &before, generation);
+        for old in before {
+            if !all.iter().any(|new| new.type_ == old.type_) {
+                all.push(old);
+            }
+        }
+        all.sort_by_key(|one| CONDITIONS.iter().position(|type_| one.type_ == *type_));
+        self.status.conditions = all;
+        Decision {
+            status: self.status,
+            step,
+            needs_more,
+        }
+    }
+}
+
+pub(in crate::router::kube::schedules) fn condition(
+    type_: &str,
+    status: &str,
+    reason: &str,
+    message: String,
+    now: Timestamp,
+) -> Condition {
+    Condition {
+        last_transition_time: Time(now),
+        message,
+        observed_generation: None,
+        reason: reason.into(),
+        status: status.into(),
+        type_: type_.into(),
+    }
+}
+
+/// The newest set that is not of the future.
+fn newest(sets: &[Set], now: Timestamp, is_meant: impl Fn(&Set) -> bool) -> Option<&Set> {
+    let sets = sets.iter().filter(|set| set.slot <= now && is_meant(set));
+    sets.max_by_key(|set| set.slot)
+}
+
+pub(in crate::router::kube::schedules) fn newest_good(
+    sets: &[Set],
+    now: Timestamp,
+) -> Option<&Set> {
+    newest(sets, now, Set::is_good)
+}
+
+/// The condition of the newest sets: its status, its reason and a message.
+fn cut(
+    newest: &[Option<&Set>],
+    overdue: Option<Timestamp>,
+    now: Timestamp,
+) -> (&'static str, &'static str, String) {
+    let mut pending = newest.iter().flatten().filter(|set| !set.is_good());
+    let failed = |set: &&&Set| {
+        let is_late = now.duration_since(set.created) > CUT_TIMEOUT;
+        set.error.is_some() || is_late
+    };
+    if let Some(set) = pending.clone().find(failed) {
+        let why = set.error.as_deref().unwrap_or("it is not ready");
+        return ("False", "NotReady", format!("{}: {why}", set.name));
+    }
+    if pending.next().is_some() {
+        return ("Unknown", "InProgress", String::new());
+    }
+    match overdue {
+        Some(slot) if now.duration_since(slot) > CUT_TIMEOUT => {
+            ("False", "Missed", format!("there is no set of {slot}"))
+        }
+        Some(_) => ("Unknown", "InProgress", String::new()),
+        None if newest.iter().any(Option::is_none) => ("Unknown", "NoneYet", String::new()),
+        None => ("True", "Ready", String::new()),
+    }
+}
+
+/// A duration as people read it.
+fn delay(delay: SignedDuration) -> String {
+    match delay.as_secs() {
+        seconds if seconds < 120 => format!("{seconds}s"),
+        seconds if seconds < 2 * 60 * 60 => format!("{}m", seconds / 60),
+        seconds => format!("{}h", seconds / 60 / 60),
+    }
+}

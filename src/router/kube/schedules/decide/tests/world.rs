@@ -1,0 +1,224 @@
+//! A cluster with one schedule. The test says where routers crash, and finishes the snapshots.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ::kube::api::DynamicObject;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::super::show::newest_good;
+use super::*;
+use crate::router::kube::schedules::names::Names;
+use crate::router::kube::schedules::sets::{self, SCHEDULE_UID};
+
+pub(super) const CLAIMS: [&str; 2] = ["a", "b"];
+const UID: &str = "0a1b2c3d-1111-4222-8333-444444444444";
+
+/// Where a router crashes in its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Crash {
+    Before,
+    /// After the first object of a slot.
+    Within,
+    BeforeStatus,
+    Never,
+}
+
+pub(super) struct World {
+    pub(super) schedule: SnapshotSchedule,
+    pub(super) now: Timestamp,
+    pub(super) skew: bool,
+    pub(super) class: Option<Class>,
+    pub(super) objects: BTreeMap<String, Value>,
+    pub(super) levels: BTreeMap<String, Option<Level>>,
+    pub(super) used: BTreeSet<String>,
+    pub(super) created: Vec<String>,
+    pub(super) deleted: Vec<String>,
+    /// How often the status was written.
+    pub(super) writes: u32,
+}
+
+pub(super) fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+/// The status and the reason of a condition.
+pub(super) fn condition<'a>(status: &'a ScheduleStatus, type_: &str) -> (&'a str, &'a str) {
+    let found = status.conditions.iter().find(|one| one.type_ == type_);
+    found.map_or(("", ""), |one| (&one.status, &one.reason))
+}
+
+impl World {
+    pub(super) fn new(spec: Value) -> World {
+        let schedule = json!({
+            "metadata": {"name": "pg", "namespace": "shop", "uid": UID, "generation": 1,
+                "creationTimestamp": "2026-11-22T00:10:00Z"},
+            "spec": spec,
+        });
+        World {
+            schedule: serde_json::from_value(schedule).unwrap(),
+            now: at("2026-11-22T00:20:00Z"),
+            skew: false,
+            class: Some(Class {
+                is_ours: true,
+                deletes: true,
+                level: Ok(Level::Filesystem),
+            }),
+            objects: BTreeMap::new(),
+            levels: BTreeMap::new(),
+            used: BTreeSet::new(),
+            created: Vec::new(),
+            deleted: Vec::new(),
+            writes: 0,
+        }
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        UID
+    }
+
+    pub(super) fn class_mut(&mut self) -> &mut Class {
+        self.class.as_mut().unwrap()
+    }
+
+    pub(super) fn status(&self) -> ScheduleStatus {
+        self.schedule.status.clone().unwrap_or_default()
+    }
+
+    fn insert(&mut self, mut object: Value, ready: bool, created: Timestamp) -> String {
+        let name = object["metadata"]["name"].as_str().unwrap().to_string();
+        let metadata = &mut object["metadata"];
+        metadata["uid"] = json!(format!("uid of {name}"));
+        metadata["resourceVersion"] = json!("1");
+        metadata["creationTimestamp"] = json!(created.to_string());
+        object["status"] = json!({
+            "boundVolumeSnapshotContentName": format!("content of {name}"), "readyToUse": ready,
+        });
+        self.objects.insert(name.clone(), object);
+        name
+    }
+
+    pub(super) fn add_good(&mut self, claim: &str, slot: &str) {
+        let names = Names::of(&self.schedule).unwrap();
+        let object = json!({
+            "metadata": {"name": names.name(at(slot), claim), "namespace": "shop",
+                "labels": {SCHEDULE_UID: UID}},
+            "spec": {"source": {"persistentVolumeClaimName": claim}},
+        });
+        let name = self.insert(object, true, at(slot));
+        self.levels.insert(name, Some(Level::Filesystem));
+    }
+
+    /// All snapshots become ready.
+    pub(super) fn finish(&mut self, level: Option<Level>) {
+        for (name, object) in &mut self.objects {
+            if object["status"]["readyToUse"] == json!(false) {
+                object["status"]["readyToUse"] = json!(true);
+                self.levels.insert(name.clone(), level);
+            }
+        }
+    }
+
+    pub(super) fn fail(&mut self, name: &str, why: &str) {
+        self.objects.get_mut(name).unwrap()["status"]["error"] = json!({"message": why});
+    }
+
+    pub(super) fn leave(&mut self, name: &str) {
+        let object = self.objects.get_mut(name).unwrap();
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-22T04:00:00Z");
+    }
+
+    /// What a router reads, as [`super::super::super::observe`] does.
+    pub(super) fn seen(&self) -> Seen {
+        let mut seen = Seen {
+            object: self.schedule.clone(),
+            now: self.now,
+            skew: self.skew.then(|| "they differ".into()),
+            has_groups: false,
+            class: self.class.clone(),
+            sets: BTreeMap::new(),
+            is_complete: false,
+        };
+        let names = Names::of(&self.schedule).unwrap();
+        for object in self.objects.values() {
+            let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+            if let Some(set) = Set::read(&object, &names, false) {
+                seen.sets.entry(set.claim.clone()).or_default().push(set);
+            }
+        }
+        let level = |set: &mut Set| {
+            let level = self.levels.get(&set.name).copied().flatten();
+            set.set_level(level, Level::Filesystem);
+        };
+        for sets in seen.sets.values_mut() {
+            let newest = newest_good(sets, self.now).map(|set| set.name.clone());
+            sets.iter_mut()
+                .filter(|set| Some(&set.name) == newest.as_ref())
+                .for_each(level);
+        }
+        if decide(&seen).needs_more {
+            seen.is_complete = true;
+            for set in seen.sets.values_mut().flatten() {
+                level(set);
+                set.used = self.used.contains(&set.name).then(|| "it is used".into());
+            }
+        }
+        seen
+    }
+
+    /// One pass of a router. Returns whether something was done.
+    pub(super) fn pass(&mut self, crash: Crash) -> bool {
+        let seen = self.seen();
+        let decision = decide(&seen);
+        assert!(!decision.needs_more || !seen.is_complete);
+        let is_idle = decision.step.is_none() && decision.status == self.status();
+        if crash == Crash::Before || is_idle {
+            return !is_idle;
+        }
+        self.step(&decision, crash);
+        if crash != Crash::Never && decision.step.is_some() {
+            return true;
+        }
+        self.schedule.status = Some(decision.status);
+        self.writes += 1;
+        true
+    }
+
+    fn step(&mut self, decision: &Decision, crash: Crash) {
+        match &decision.step {
+            None => {}
+            Some(Step::Cut(slot)) => {
+                let plan = Plan::of(&self.schedule).unwrap();
+                for object in sets::objects(&self.schedule, &plan.names, &plan.what, *slot) {
+                    let name = object["metadata"]["name"].as_str().unwrap();
+                    if !self.objects.contains_key(name) {
+                        self.created.push(name.into());
+                        self.insert(object, false, self.now);
+                    }
+                    if crash == Crash::Within {
+                        return;
+                    }
+                }
+            }
+            Some(Step::Delete(set, _)) => {
+                self.deleted.push(set.name.clone());
+                let object = self.objects.remove(&set.name).unwrap();
+                assert_eq!(object["metadata"]["uid"], json!(set.uid));
+            }
+        }
+    }
+
+    /// Passes until nothing is left to be done.
+    pub(super) fn run(&mut self) {
+        for _ in 0..50 {
+            if !self.pass(Crash::Never) {
+                return;
+            }
+        }
+        panic!("it does not end: {:?}", decide(&self.seen()));
+    }
+
+    pub(super) fn wait(&mut self, minutes: i64) {
+        self.now += SignedDuration::from_mins(minutes);
+    }
+}

@@ -1,0 +1,220 @@
+//! Does the steps of a schedule, and writes its status.
+
+use ::kube::ResourceExt;
+use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams, TypeMeta};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use super::decide::show::{CUT, RETENTION, SCHEDULING, condition};
+use super::decide::{Decision, Seen, Step};
+use super::object::{ScheduleStatus, SnapshotSchedule};
+use super::observe::{Pass, snapshots_api};
+use super::retention::Reason;
+use super::sets::{Set, objects};
+use super::spec::{Plan, What};
+use crate::error::{Error, Result, chain};
+use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::reconcile::{Outcome, only, with_transitions, written};
+use crate::router::kube::{InCluster, ask};
+
+/// Does a step, and writes the status that follows from it.
+pub(super) async fn execute(
+    cluster: &InCluster,
+    pass: &Pass,
+    seen: &Seen,
+    decision: &Decision,
+) -> Result<Outcome> {
+    let executor = Executor {
+        cluster,
+        pass,
+        seen,
+        schedule: &seen.object,
+    };
+    let outcome = match &decision.step {
+        None => Outcome::Done,
+        Some(Step::Cut(slot)) => executor.cut(*slot).await?,
+        Some(Step::Delete(set, reason)) => executor.delete(set, *reason).await?,
+    };
+    match outcome {
+        Outcome::Done => executor.write(&decision.status).await,
+        Outcome::Stale => Ok(outcome),
+    }
+}
+
+struct Executor<'a> {
+    cluster: &'a InCluster,
+    pass: &'a Pass,
+    seen: &'a Seen,
+    schedule: &'a SnapshotSchedule,
+}
+
+impl Executor<'_> {
+    fn api(&self, is_group: bool) -> Option<Api<DynamicObject>> {
+        let namespace = self.schedule.namespace().unwrap_or_default();
+        let api = match is_group {
+            true => self.pass.groups_api.clone()?,
+            false => snapshots_api(),
+        };
+        let client = self.cluster.client.clone();
+        Some(Api::namespaced_with(client, &namespace, &api))
+    }
+
+    /// Creates all objects of a slot that do not exist yet. One that cannot be created does not keep
+    /// the others from being created.
+    async fn cut(&self, slot: Timestamp) -> Result<Outcome> {
+        let Ok(plan) = Plan::of(self.schedule) else {
+            return Ok(Outcome::Stale);
+        };
+        let is_group = matches!(plan.what, What::Group(_));
+        let Some(api) = self.api(is_group) else {
+            return Ok(Outcome::Stale);
+        };
+        let mut failure = None;
+        for object in objects(self.schedule, &plan.names, &plan.what, slot) {
+            let result = self.create(&api, is_group, &plan, object).await;
+            failure = result.err().or(failure);
+        }
+        let Some(error) = failure else {
+            let message = format!("created the snapshots of {slot}");
+            self.tell(false, "Cut", message);
+            return Ok(Outcome::Done);
+        };
+        let why = format!("the snapshots of {slot}: {}", chain(&error));
+        let now = self.seen.now;
+        let failed = condition(SCHEDULING, "False", "CreateFailed", why, now);
+        let mut status = self.schedule.status.clone().unwrap_or_default();
+        let before = status.conditions.clone();
+        status.conditions.retain(|one| one.type_ != SCHEDULING);
+        let generation = self.schedule.metadata.generation;
+        let failed = with_transitions(vec![failed], &before, generation);
+        status.conditions.splice(0..0, failed);
+        self.write(&status).await?;
+        Err(error)
+    }
+
+    async fn create(
+        &self,
+        api: &Api<DynamicObject>,
+        is_group: bool,
+        plan: &Plan,
+        object: Value,
+    ) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let name = name.to_string();
+        let unusable = |error: serde_json::Error| Error::unreachable(&name, error.to_string());
+        let mut object: DynamicObject = serde_json::from_value(object).map_err(unusable)?;
+        let resource = match (is_group, &self.pass.groups_api) {
+            (true, Some(api)) => api.clone(),
+            _ => snapshots_api(),
+        };
+        object.types = Some(TypeMeta {
+            api_version: resource.api_version,
+            kind: resource.kind.clone(),
+        });
+        let what = format!("{} {name}", resource.kind);
+        let params = PostParams::default();
+        let create = async {
+            match api.create(&params, &object).await {
+                Ok(_) => Ok(true),
+                Err(::kube::Error::Api(status)) if status.code == 409 => Ok(false),
+                Err(error) => Err(error),
+            }
+        };
+        if ask(&what, create).await? {
+            tracing::info!(schedule = self.schedule.path(), name, "created a set");
+            return Ok(());
+        }
+        let found = ask(&what, api.get_opt(&name)).await?;
+        match found {
+            // An earlier attempt has created it, or it has gone again.
+            Some(found) if Set::read(&found, &plan.names, is_group).is_none() => {
+                Err(Error::refused(
+                    what,
+                    "exists, and is not a set of this schedule and slot; delete or rename it",
+                ))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn delete(&self, set: &Set, reason: Reason) -> Result<Outcome> {
+        let Some(api) = self.api(set.claim.is_empty()) else {
+            return Ok(Outcome::Stale);
+        };
+        let params = only(Some(set.uid.clone()), Some(set.version.clone()));
+        let outcome = written(&set.name, api.delete(&set.name, &params)).await?;
+        if outcome == Outcome::Done {
+            let message = format!("deleted {}: {}", set.name, reason.text());
+            tracing::info!(schedule = self.schedule.path(), message, "deleted a set");
+            self.tell(false, "SetDeleted", message);
+        }
+        Ok(outcome)
+    }
+
+    /// Writes the status, unless the schedule was changed.
+    async fn write(&self, status: &ScheduleStatus) -> Result<Outcome> {
+        let before = self.schedule.status.clone().unwrap_or_default();
+        if *status == before {
+            return Ok(Outcome::Done);
+        }
+        let namespace = self.schedule.namespace().unwrap_or_default();
+        let client = self.cluster.client.clone();
+        let api = Api::<SnapshotSchedule>::namespaced(client, &namespace);
+        let metadata = &self.schedule.metadata;
+        let fields = json!({
+            "metadata": { "uid": metadata.uid, "resourceVersion": metadata.resource_version },
+            "status": status,
+        });
+        let what = format!("SnapshotSchedule {}", self.schedule.path());
+        let patch = Patch::Merge(fields);
+        let params = PatchParams::default();
+        let name = self.schedule.name_any();
+        let write = api.patch_status(&name, &params, &patch);
+        let outcome = written(&what, write).await?;
+        if outcome == Outcome::Done {
+            self.tell_changes(&before, status);
+        }
+        Ok(outcome)
+    }
+
+    /// Events about what has become wrong.
+    fn tell_changes(&self, before: &ScheduleStatus, now: &ScheduleStatus) {
+        for (type_, event) in [
+            (SCHEDULING, "NotScheduled"),
+            (CUT, "CutFailed"),
+            (RETENTION, "RetentionWaits"),
+        ] {
+            let of = |status: &ScheduleStatus| {
+                let mut all = status.conditions.iter();
+                all.find(|one| one.type_ == type_).cloned()
+            };
+            let same =
+                |a: &Condition, b: &Condition| (&a.reason, &a.message) == (&b.reason, &b.message);
+            let Some(one) = of(now).filter(is_problem) else {
+                continue;
+            };
+            if !of(before).is_some_and(|before| same(&before, &one)) {
+                let message = format!("{}: {}", one.reason, one.message);
+                self.tell(true, event, message);
+            }
+        }
+        if now.missed > before.missed {
+            let slot = now.last_slot.as_ref().map(|slot| slot.0.to_string());
+            let slot = slot.unwrap_or_default();
+            let message = format!("skipped the slot {slot}, because startingDeadline has passed");
+            self.tell(true, "SlotMissed", message);
+        }
+    }
+
+    fn tell(&self, is_warning: bool, reason: &'static str, message: String) {
+        let about = ObjectRef::Schedule(self.schedule.path());
+        self.cluster
+            .record_event(&about, is_warning, reason, message);
+    }
+}
+
+/// What a person should look at.
+pub(super) fn is_problem(condition: &Condition) -> bool {
+    condition.status == "False" && !["Suspended", "Deleting"].contains(&condition.reason.as_str())
+}
