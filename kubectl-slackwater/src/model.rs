@@ -1,6 +1,6 @@
 //! Pools, volumes and moves, joined from objects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams};
@@ -218,14 +218,14 @@ fn joined(claims: &[DynamicObject], parts: &Parts, has_orphaned: bool) -> Vec<Vo
         .filter(is_own)
         .map(|volume| (volume.name(), volume))
         .collect();
+    let known: BTreeSet<&str> = volumes.iter().map(Fields::name).collect();
     let mut found = Vec::new();
-    let mut claimed = std::collections::BTreeSet::new();
+    let mut claimed = BTreeSet::new();
     for claim in claims {
         let name = claim.text("/spec/volumeName");
         let volume = own.get(name).copied();
-        let is_known = !name.is_empty() && parts.volumes.is_some();
         // A claim that is bound belongs to the driver of its volume, whatever its annotation is.
-        let is_own = match is_known && volumes.iter().any(|volume| volume.name() == name) {
+        let is_own = match known.contains(name) {
             true => volume.is_some(),
             false => driver_of(claim) == parts.driver,
         };
@@ -350,4 +350,85 @@ pub async fn moves(cluster: &Cluster, scope: &Scope) -> Result<Vec<Move>> {
         .find(&object::MOVE, scope, &ListParams::default())
         .await?;
     Ok(found.iter().flatten().map(Move::of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const POOL: &str = "11111111-2222-4333-8444-000000000001";
+
+    fn object(value: Value) -> DynamicObject {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn claim(n: usize, driver: &str) -> DynamicObject {
+        let annotation = "volume.kubernetes.io/storage-provisioner";
+        object(
+            json!({"metadata": {"name": format!("claim-{n:05}"), "namespace": "shop",
+                "annotations": {annotation: driver}},
+            "spec": {"volumeName": format!("pv-{n}")}, "status": {"phase": "Bound"}}),
+        )
+    }
+
+    fn volume(n: usize, driver: &str) -> DynamicObject {
+        object(
+            json!({"metadata": {"name": format!("pv-{n}")}, "spec": {"csi": {"driver": driver,
+            "volumeHandle": format!("{POOL}.00000000-0000-4000-8000-{n:012}")}}}),
+        )
+    }
+
+    fn parts(volumes: Option<Vec<DynamicObject>>) -> Parts {
+        Parts {
+            driver: "own".into(),
+            volumes,
+            pools: Some([(POOL.to_string(), Pool::default())].into()),
+            users: Users::new(),
+        }
+    }
+
+    fn names(claims: &[DynamicObject], parts: &Parts, has_orphaned: bool) -> Vec<String> {
+        let found = joined(claims, parts, has_orphaned).into_iter();
+        found
+            .map(|one| format!("{} {}", one.claim, one.volume))
+            .collect()
+    }
+
+    #[test]
+    fn the_volume_decides_whose_a_claim_is_if_it_can_be_read() {
+        let claims = [
+            claim(1, "own"),
+            claim(2, "own"),
+            claim(3, "other"),
+            claim(4, "own"),
+        ];
+        let volumes = vec![
+            volume(1, "own"),
+            volume(2, "other"),
+            volume(3, "own"),
+            volume(9, "own"),
+        ];
+        let readable = parts(Some(volumes));
+        // The volume of the fourth claim does not exist.
+        let expected = ["claim-00001 pv-1", "claim-00003 pv-3", "claim-00004 pv-4"];
+        assert_eq!(names(&claims, &readable, false), expected);
+        let all = [" pv-9", expected[0], expected[1], expected[2]];
+        assert_eq!(names(&claims, &readable, true), all);
+        let expected = ["claim-00001 pv-1", "claim-00002 pv-2", "claim-00004 pv-4"];
+        assert_eq!(names(&claims, &parts(None), false), expected);
+    }
+
+    #[test]
+    fn twenty_thousand_volumes_are_joined_in_seconds() {
+        let many = 0..20_000;
+        let claims: Vec<_> = many.clone().map(|n| claim(n, "own")).collect();
+        let parts = parts(Some(many.map(|n| volume(n, "own")).collect()));
+        let start = std::time::Instant::now();
+        assert_eq!(joined(&claims, &parts, true).len(), 20_000);
+        eprintln!("joined in {:?}", start.elapsed());
+        // If the list is searched for each claim: 19 s.
+        assert!(start.elapsed() < std::time::Duration::from_secs(10));
+    }
 }

@@ -1,5 +1,6 @@
 //! Prints a list once, or again and again as its objects change.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, select_all};
@@ -106,25 +107,28 @@ pub async fn changes(cluster: &Cluster, kinds: &[&Kind], scope: &Scope) -> BoxSt
 
 /// Lines that are new or differ, but for their ages.
 fn changed(before: &[Row], now: &[Row]) -> Vec<Row> {
-    let is_same = |row: &Row| {
-        let same = before.iter().find(|old| is_about_the_same(old, row));
-        same.is_some_and(|old| old.value == row.value)
+    let before: BTreeMap<_, _> = before.iter().map(|row| (identity(row), row)).collect();
+    let is_same = |row: &&Row| {
+        let old = before.get(&identity(row));
+        old.is_some_and(|old| old.value == row.value)
     };
     now.iter().filter(|row| !is_same(row)).cloned().collect()
 }
 
-fn is_about_the_same(a: &Row, b: &Row) -> bool {
-    a.name == b.name && a.value["namespace"] == b.value["namespace"]
+/// What stays the same while a line changes.
+fn identity(row: &Row) -> (&str, &str) {
+    (
+        &row.name,
+        row.value["namespace"].as_str().unwrap_or_default(),
+    )
 }
 
 /// Names of lines that are gone.
 fn gone<'a>(before: &'a [Row], now: &[Row]) -> Vec<&'a str> {
-    let is_gone = |old: &&Row| !now.iter().any(|row| is_about_the_same(old, row));
-    before
-        .iter()
-        .filter(is_gone)
-        .map(|row| row.name.as_str())
-        .collect()
+    let now: BTreeSet<_> = now.iter().map(identity).collect();
+    let is_gone = |old: &&Row| !now.contains(&identity(old));
+    let gone = before.iter().filter(is_gone);
+    gone.map(|row| row.name.as_str()).collect()
 }
 
 #[cfg(test)]
