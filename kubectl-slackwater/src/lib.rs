@@ -1,10 +1,10 @@
 //! `kubectl slackwater`: shows what objects of a cluster say about Slackwater's pools, volumes and
 //! snapshots, and changes objects, with the rights of its user.
 //!
-//! It is a program of its own that is linked with nothing of the driver ([ADR 0053]). It reads and
+//! It is a program of its own that is linked with nothing of the driver ([ADR 0052]). It reads and
 //! writes Kubernetes objects only; docs/plugin.md has the verbs of each command.
 //!
-//! [ADR 0053]: ../../docs/adr/0053-the-plugin-reads-objects-only.md
+//! [ADR 0052]: ../../docs/adr/0052-the-plugin-reads-objects-only.md
 
 pub mod change;
 pub mod cli;
