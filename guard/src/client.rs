@@ -236,23 +236,29 @@ impl Session {
 
     fn thaw_one(&self, at: usize) -> Result<bool> {
         let known = |state: &State| state.answers[at].thawed;
-        {
+        let soon = Instant::now() + KILL_DELAY + fault::delay("driver", "kill_guard");
+        let (late_at, is_thawed) = {
             let mut state = self.0.state();
-            let soon = Instant::now() + KILL_DELAY + fault::delay("driver", "kill_guard");
-            state.answers[at].thaw_by.get_or_insert(soon);
-            if known(&state).is_none() {
-                // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
-                // the log may lie on a frozen file system.
-                let _ = self.0.ask("thaw", Ask::Thaw(at as u32));
-                self.0.ping(&mut state);
+            let answers = &mut state.answers[at];
+            answers.thaw_by.get_or_insert(soon);
+            answers.is_ordered = true;
+            (state.late_at.unwrap_or(soon), known(&state).is_some())
+        };
+        if !is_thawed {
+            // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
+            // the log may lie on a frozen file system.
+            if !self.0.send(Ask::Thaw(at as u32)) {
+                self.0.state().answers[at].is_ordered = false;
             }
+            self.0.ping();
         }
-        let late_at = self.0.state().late_at.unwrap_or_else(Instant::now);
         self.0.wait(late_at, |state| {
             let is_up = known(state).is_some() || state.lost || state.ended;
             is_up.then_some(())
         });
-        let answer = self.0.wait(Instant::now() + THAW_GRACE, |state| {
+        // One time of grace for all members.
+        let lost_at = self.0.state().lost_at.unwrap_or_else(Instant::now);
+        let answer = self.0.wait(lost_at + THAW_GRACE, |state| {
             known(state).or_else(|| state.ended.then_some((0, true)))
         });
         match answer {
@@ -340,7 +346,7 @@ impl Freeze for Session {
     fn give_up(&self) {
         // Threads that wait for the guard stop waiting; the keeper continues until everything is
         // thawed.
-        self.0.state().lost = true;
+        self.0.state().lose();
         self.0.tell();
         if self.0.ask("end", Ask::End).is_err() {
             self.0.channel.finish();

@@ -99,39 +99,48 @@ fn is_late(shared: &Shared) -> bool {
         return false;
     };
     let now = Instant::now();
+    let is_silent = state
+        .silent_since
+        .is_some_and(|since| now.duration_since(since) >= KILL_DELAY);
     let is_overdue = |answers: &Answers| {
         answers.thawed.is_none() && answers.thaw_by.is_some_and(|thaw_by| now >= thaw_by)
     };
-    if state.answers.iter().any(is_overdue) {
-        if state.unanswered > 0 {
-            // Its answer may be available but unread, if this process was the one that was stopped.
-            return !wait_for(shared.channel.as_fd(), Duration::ZERO);
-        }
-        // The guard is alive, so FITHAW waits for the disk. The file system stays frozen until then.
-        let overdue = state.answers.iter_mut().filter(|one| is_overdue(one));
-        overdue.for_each(|one| one.thaw_by = Some(now + KILL_DELAY));
-        shared.ping(&mut state);
+    let mut overdue = state.answers.iter().filter(|one| is_overdue(one));
+    if overdue.any(|one| is_silent || !one.is_ordered) {
+        // Its answer may be available but unread, if this process was the one that was stopped.
+        return !wait_for(shared.channel.as_fd(), Duration::ZERO);
+    }
+    // The guard answers, or still has time to, so FITHAW waits for the disk. The file system stays frozen
+    // until then.
+    let next_look = state.silent_since.unwrap_or(now) + KILL_DELAY;
+    let mut must_ping = false;
+    for one in state.answers.iter_mut().filter(|one| is_overdue(one)) {
+        one.thaw_by = Some(next_look);
+        must_ping = true;
     }
     // The guard is pinged at the deadline, and must have answered by the time at which it counts as
     // late.
-    let is_asked = state.asked.is_some_and(|asked| asked == late_at);
-    if now + KILL_DELAY < late_at || state.answers.iter().all(Answers::is_settled) {
-        return false;
-    }
-    if !is_asked {
+    let is_near = now + KILL_DELAY >= late_at && !state.answers.iter().all(Answers::is_settled);
+    let is_asked = state.asked == Some(late_at);
+    if is_near {
         state.asked = Some(late_at);
-        shared.ping(&mut state);
+    }
+    if must_ping || (is_near && !is_asked) {
+        drop(state);
+        shared.ping();
         return false;
     }
-    if now < late_at {
+    if !is_near || now < late_at {
         return false;
     }
     let is_frozen = |answers: &Answers| answers.frozen.is_some() && !answers.is_settled();
-    if state.answers.iter().any(is_frozen) || state.unanswered > 0 {
+    if state.answers.iter().any(is_frozen) || is_silent {
         // Its answers may be available but unread, if this process was the one that was stopped.
         return !wait_for(shared.channel.as_fd(), Duration::ZERO);
     }
-    state.late_at = Some(now + KILL_DELAY);
+    if state.silent_since.is_none() {
+        state.late_at = Some(now + KILL_DELAY);
+    }
     false
 }
 
@@ -156,6 +165,7 @@ fn wait_for(fd: std::os::fd::BorrowedFd<'_>, left: Duration) -> bool {
 
 fn note(shared: &Shared, say: Say) {
     let mut state = shared.state();
+    state.silent_since = None;
     match say {
         Say::Ready(errno) => state.ready = Some(errno),
         Say::Synced(member, errno) => {
@@ -186,8 +196,7 @@ fn note(shared: &Shared, say: Say) {
                 answers.by_guard = errno == 0 || errno == Errno::EINVAL as i32;
             }
         }
-        Say::Pong => state.unanswered = state.unanswered.saturating_sub(1),
-        Say::Bye => {}
+        Say::Pong | Say::Bye => {}
     }
     drop(state);
     shared.tell();
@@ -235,7 +244,7 @@ fn guard_has_ended(shared: &Shared) -> bool {
 fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     {
         let mut state = shared.state();
-        state.lost = true;
+        state.lose();
         if state.late_at.is_none() {
             // The guard was never asked to freeze.
             drop(state);

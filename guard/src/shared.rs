@@ -47,6 +47,8 @@ pub(super) struct Answers {
     pub(super) thawed: Option<(i32, bool)>,
     /// When the guard must have thawed, or shown that it is alive.
     pub(super) thaw_by: Option<Instant>,
+    /// The order to thaw was sent.
+    pub(super) is_ordered: bool,
     /// The guard resumed and thawed it, and succeeded.
     pub(super) by_guard: bool,
 }
@@ -74,12 +76,14 @@ pub(super) struct State {
     pub(super) late_at: Option<Instant>,
     /// The value of `late_at` for which the guard was last pinged.
     pub(super) asked: Option<Instant>,
-    /// How many pings it has not answered.
-    pub(super) unanswered: u32,
+    /// When the guard was pinged first since its last message.
+    pub(super) silent_since: Option<Instant>,
     /// The guard's answer to the start of the session.
     pub(super) ready: Option<i32>,
     /// The guard died, or the session was given up.
     pub(super) lost: bool,
+    /// When that became known.
+    pub(super) lost_at: Option<Instant>,
     /// The keeper has ended.
     pub(super) ended: bool,
 }
@@ -91,11 +95,18 @@ impl State {
             answers: vec![Answers::default(); members],
             late_at: None,
             asked: None,
-            unanswered: 0,
+            silent_since: None,
             ready: None,
             lost: false,
+            lost_at: None,
             ended: false,
         }
+    }
+
+    /// Nothing is expected of the guard any more.
+    pub(super) fn lose(&mut self) {
+        self.lost = true;
+        self.lost_at.get_or_insert_with(Instant::now);
     }
 }
 
@@ -160,12 +171,25 @@ impl Shared {
         HostError::errno(action, device, Errno::from_raw(errno))
     }
 
+    /// Sends a message without allocating and without waiting. Returns whether it was sent. The state must
+    /// not be locked, because the kernel may allocate.
+    pub(super) fn send(&self, ask: Ask) -> bool {
+        self.channel.send(&ask.encode(self.version)).is_ok()
+    }
+
     /// Lets the guard show that it is alive.
-    pub(super) fn ping(&self, state: &mut State) {
-        state.unanswered = state.unanswered.saturating_add(1);
+    pub(super) fn ping(&self) {
+        let before = {
+            let mut state = self.state();
+            let before = state.silent_since;
+            state.silent_since = before.or_else(|| Some(Instant::now()));
+            before
+        };
         // A guard that has ended the session normally has sent a message about it, which is read
         // next.
-        let _ = self.channel.send(&Ask::Ping.encode(self.version));
+        if !self.send(Ask::Ping) {
+            self.state().silent_since = before;
+        }
     }
 
     pub(super) fn everything(&self) -> PathBuf {
