@@ -489,6 +489,10 @@ fn invalid_values_are_refused_by_name() {
             &["populators.image.digest is empty"],
         ),
         (
+            &["schedules.create=true,admissionPolicy=false"],
+            &["schedules.create needs admissionPolicy"],
+        ),
+        (
             &["populators.create=true,admissionPolicy=false"],
             &["populators.create needs admissionPolicy"],
         ),

@@ -1,6 +1,7 @@
 //! Schedules of snapshots, with the real API server and the real snapshot controller. The test does the
 //! work of csi-snapshotter.
 
+use std::process::Command;
 use std::sync::Arc;
 
 use k8s_openapi::jiff::tz::TimeZone;
@@ -13,6 +14,25 @@ use crate::kube::api::{Agents, DRIVER, eventually, options, start};
 use crate::kube::plane::Plane;
 
 const POOL: &str = "11111111-2222-4333-8444-000000000001";
+
+/// The policies of the chart. The router and this test have the same account.
+fn apply_policies(plane: &Plane) {
+    let output = Command::new(plane.program().with_file_name("helm"))
+        .args(["template", "slackwater", "deploy/chart"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .arg("--namespace=slackwater")
+        .arg("--set=schedules.create=true")
+        .arg("--api-versions=snapshot.storage.k8s.io/v1")
+        .arg("--show-only=templates/admission.yaml")
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let router = "system:serviceaccount:slackwater:slackwater-controller";
+    assert!(text.contains(router));
+    plane.apply(&text.replace(router, "admin"));
+}
 
 struct Fixture {
     plane: Plane,
@@ -38,6 +58,7 @@ impl Fixture {
             plane.kubectl(&["wait", "--for=condition=Established", &name]);
         }
         plane.start_snapshot_controller();
+        apply_policies(&plane);
         for namespace in ["slackwater", "shop"] {
             plane.kubectl(&["create", "namespace", namespace]);
         }
@@ -190,6 +211,7 @@ fn schedules_create_and_delete_snapshots() {
 
     // Sets of earlier slots, one of which is kept by a person, and an object with the label alone.
     let uid = fixture.get(schedule, ".metadata.uid");
+    only_the_router_makes_sets(&fixture, &uid);
     let slot = newest_slot();
     let ago = |hours: i64| slot - SignedDuration::from_hours(hours);
     let old = [3, 2, 1].map(|hours| fixture.set("pg", ago(hours), "data"));
@@ -225,6 +247,57 @@ fn schedules_create_and_delete_snapshots() {
     assert!(status.is_some_and(|all| all.contains_key("shop/pg")));
     groups(&fixture);
     fixture.plane.runtime.block_on(fixture.cluster.shut_down());
+}
+
+/// Neither a user of the namespace gives a snapshot the label, nor does the router delete one without it.
+fn only_the_router_makes_sets(fixture: &Fixture, uid: &str) {
+    let user = ["--as=mallory", "--as-group=system:masters"];
+    let snapshot = |name: &str, labels: &Value| {
+        json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"name": name, "namespace": "shop", "labels": labels},
+            "spec": {"volumeSnapshotClassName": "hourly",
+                "source": {"persistentVolumeClaimName": "data"}}})
+        .to_string()
+    };
+    let create = |name: &str, labels: &Value| {
+        let file = fixture.plane.path(name);
+        std::fs::write(&file, snapshot(name, labels)).unwrap();
+        let words = ["create", "-f", file.to_str().unwrap()];
+        fixture.plane.try_kubectl(&[&words[..], &user].concat())
+    };
+    let label = json!({"slackwater.dev/schedule-uid": uid});
+    // The API server uses a policy a moment after it was created.
+    let denied = "only the controller of Slackwater sets the label";
+    let mut number = 0;
+    eventually("a label of others is denied", || {
+        number += 1;
+        let created = create(&format!("forged-{number}"), &label);
+        created.is_err_and(|error| error.contains(denied))
+    });
+    create("own", &json!({"app": "pg"})).unwrap();
+    let patch = json!({"metadata": {"labels": label}}).to_string();
+    let words = [
+        "patch",
+        "-n",
+        "shop",
+        "volumesnapshot/own",
+        "--type=merge",
+        "-p",
+        &patch,
+    ];
+    let error = fixture.plane.try_kubectl(&[&words[..], &user].concat());
+    assert!(
+        error.as_ref().is_err_and(|error| error.contains(denied)),
+        "{error:?}"
+    );
+    let words = ["delete", "-n", "shop", "volumesnapshot/own", "--wait=false"];
+    let error = fixture.plane.try_kubectl(&words);
+    let denied = "deletes only snapshots of schedules";
+    assert!(
+        error.as_ref().is_err_and(|error| error.contains(denied)),
+        "{error:?}"
+    );
+    fixture.plane.kubectl(&[&words[..], &user].concat());
 }
 
 /// A slot was missed, as after an outage, and `old` is the only set so far.

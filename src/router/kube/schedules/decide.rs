@@ -10,13 +10,14 @@
 
 pub(super) mod show;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
-use super::retention::{Reason, State, victims};
+use super::retention::{Keep, Reason, State, victims};
 use super::sets::Set;
 use super::slots::jitter;
 use super::spec::{Plan, What};
@@ -60,7 +61,16 @@ pub(super) struct Seen {
 pub(super) enum Step {
     /// Creates the objects of a slot.
     Cut(Timestamp),
-    Delete(Box<Set>, Reason),
+    Delete(Box<Deletion>),
+}
+
+/// The deletion of a set.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Deletion {
+    pub(super) set: Set,
+    pub(super) reason: Reason,
+    /// A newer good set of all its volumes, which must still be there.
+    pub(super) newer: Set,
 }
 
 /// What is done about a schedule.
@@ -89,11 +99,21 @@ pub(super) fn decide(seen: &Seen) -> Decision {
         return shown.decided(None, false);
     }
     shown.cuts(&plan);
+    let settled = shown.status.last_slot.clone();
     let due = due(seen, &plan, &mut shown.status);
-    shown.scheduling(&plan);
     if let Some(slot) = due {
+        // What is to be deleted may be what keeps a set from being created, for example in a quota.
+        if shown.has_failed_to_create() {
+            let (step, needs_more) = retain(seen, &plan, &mut shown);
+            if step.is_some() || needs_more {
+                shown.status.last_slot = settled;
+                return shown.decided(step, needs_more);
+            }
+        }
+        shown.scheduling(&plan);
         return shown.decided(Some(Step::Cut(slot)), false);
     }
+    shown.scheduling(&plan);
     let (step, needs_more) = retain(seen, &plan, &mut shown);
     shown.decided(step, needs_more)
 }
@@ -144,9 +164,8 @@ fn settle_suspended(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
 fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestamp> {
     let created = seen.object.metadata.creation_timestamp.as_ref();
     let created = created.map_or(seen.now, |created| created.0);
-    let slot = plan
-        .times
-        .last(seen.now.checked_sub(jitter(&plan.names.uid)).ok()?)?;
+    let jitter = jitter(&plan.names.uid);
+    let slot = plan.times.last(seen.now.checked_sub(jitter).ok()?)?;
     let before = status.last_slot.as_ref().map_or(created, |last| last.0);
     if before.duration_since(seen.now) > MAX_AHEAD {
         status.last_slot = Some(Time(slot));
@@ -156,7 +175,7 @@ fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestam
         return None;
     }
     status.last_slot = Some(Time(slot));
-    let is_late = |most: SignedDuration| seen.now.duration_since(slot) > most;
+    let is_late = |most: SignedDuration| seen.now.duration_since(slot) - jitter > most;
     if plan.deadline.is_some_and(is_late) {
         status.missed += 1;
         return None;
@@ -171,18 +190,17 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
         return (None, false);
     };
     let mut found = Vec::new();
+    let mut leaving = None;
     for (claim, sets) in &seen.sets {
-        let states: Vec<_> = sets.iter().map(|set| (set.slot, set.state)).collect();
-        let its = victims(keep, &plan.times.zone, seen.now, &states);
-        let newest = show::newest_good(sets, seen.now);
-        for (slot, reason) in its {
-            let set = sets.iter().find(|set| set.slot == slot);
-            let both = set.zip(newest);
-            found.extend(both.map(|(set, newest)| (claim, set, reason, newest.slot)));
+        // One at a time. A set of another claim that cannot go is not waited for.
+        if let Some(set) = sets.iter().find(|set| set.state == State::Leaving) {
+            leaving = Some(set);
+            continue;
         }
+        let its = deletions(seen, keep, &plan.times.zone, sets);
+        found.extend(its.map(|deletion| (claim, deletion)));
     }
-    let mut all = seen.sets.values().flatten();
-    if let Some(set) = all.find(|set| set.state == State::Leaving) {
+    if let (true, Some(set)) = (found.is_empty(), leaving) {
         let why = format!("{} is being deleted", set.name);
         shown.retention(false, "Deleting", why);
         return (None, false);
@@ -199,13 +217,14 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
         return (None, true);
     }
     let mut in_use = Vec::new();
-    for (claim, set, reason, newest) in found {
+    for (claim, deletion) in found {
+        let set = &deletion.set;
         if let Some(why) = &set.used {
             in_use.push(format!("{}: {why}", set.name));
             continue;
         }
-        if reason == Reason::Expired {
-            match allow_expiry(&mut shown.status, claim, set, newest) {
+        if deletion.reason == Reason::Expired {
+            match allow_expiry(&mut shown.status, claim, set, deletion.newer.slot) {
                 Expiry::Allowed => {}
                 Expiry::Later => continue,
                 // Recorded first.
@@ -213,7 +232,7 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
             }
         }
         shown.retention(false, "Deleting", format!("{} is being deleted", set.name));
-        return (Some(Step::Delete(Box::new(set.clone()), reason)), false);
+        return (Some(Step::Delete(Box::new(deletion))), false);
     }
     match in_use.as_slice() {
         [] => shown.retention(true, "Kept", String::new()),
@@ -224,6 +243,45 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
         }
     }
     (None, false)
+}
+
+/// The sets of one claim, or of groups, that are not to be kept. A set counts against another one only if
+/// it has all volumes of that one: a claim can be made again with an empty volume, and a label can be
+/// removed from most claims of a group.
+fn deletions(
+    seen: &Seen,
+    keep: &Keep,
+    zone: &TimeZone,
+    sets: &[Set],
+) -> impl Iterator<Item = Deletion> {
+    let different: BTreeSet<_> = sets.iter().map(|set| &set.volumes).collect();
+    let mut found = Vec::new();
+    for volumes in different {
+        let counted = sets.iter().filter(|set| set.volumes.is_superset(volumes));
+        let states: Vec<_> = counted.clone().map(|set| (set.slot, set.state)).collect();
+        for (slot, reason) in victims(keep, zone, seen.now, &states) {
+            let mut its = sets.iter().filter(|set| set.volumes == *volumes);
+            let Some(set) = its.find(|set| set.slot == slot) else {
+                continue;
+            };
+            let must_be_at_level = set.state == State::Good { is_at_level: true };
+            let replaces = |one: &&Set| {
+                let is_enough = match one.state {
+                    State::Good { is_at_level } => is_at_level || !must_be_at_level,
+                    State::Partial | State::Unready | State::Leaving => false,
+                };
+                is_enough && one.slot > slot && one.slot <= seen.now
+            };
+            let newer = counted.clone().filter(replaces).max_by_key(|one| one.slot);
+            found.extend(newer.map(|newer| Deletion {
+                set: set.clone(),
+                reason,
+                newer: newer.clone(),
+            }));
+        }
+    }
+    found.sort_by_key(|deletion| deletion.set.slot);
+    found.into_iter()
 }
 
 enum Expiry {

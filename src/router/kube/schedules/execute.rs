@@ -6,11 +6,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::decide::show::{CUT, RETENTION, SCHEDULING, condition};
-use super::decide::{Decision, Seen, Step};
+use super::decide::show::{CREATE_FAILED, CUT, RETENTION, SCHEDULING, condition};
+use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
 use super::observe::{Pass, snapshots_api};
-use super::retention::Reason;
 use super::sets::{Set, objects};
 use super::spec::{Plan, What};
 use crate::error::{Error, Result, chain};
@@ -34,7 +33,7 @@ pub(super) async fn execute(
     let outcome = match &decision.step {
         None => Outcome::Done,
         Some(Step::Cut(slot)) => executor.cut(*slot).await?,
-        Some(Step::Delete(set, reason)) => executor.delete(set, *reason).await?,
+        Some(Step::Delete(deletion)) => executor.delete(deletion).await?,
     };
     match outcome {
         Outcome::Done => executor.write(&decision.status).await,
@@ -82,7 +81,7 @@ impl Executor<'_> {
         };
         let why = format!("the snapshots of {slot}: {}", chain(&error));
         let now = self.seen.now;
-        let failed = condition(SCHEDULING, "False", "CreateFailed", why, now);
+        let failed = condition(SCHEDULING, "False", CREATE_FAILED, why, now);
         let mut status = self.schedule.status.clone().unwrap_or_default();
         let before = status.conditions.clone();
         status.conditions.retain(|one| one.type_ != SCHEDULING);
@@ -138,10 +137,19 @@ impl Executor<'_> {
         }
     }
 
-    async fn delete(&self, set: &Set, reason: Reason) -> Result<Outcome> {
+    async fn delete(&self, deletion: &Deletion) -> Result<Outcome> {
+        let Deletion { set, reason, newer } = deletion;
         let Some(api) = self.api(set.claim.is_empty()) else {
             return Ok(Outcome::Stale);
         };
+        // It may have been deleted since it was listed.
+        let still = ask(&newer.name, api.get_opt(&newer.name)).await?;
+        let is_there = still.is_some_and(|it| {
+            it.metadata.uid.as_ref() == Some(&newer.uid) && it.metadata.deletion_timestamp.is_none()
+        });
+        if !is_there {
+            return Ok(Outcome::Stale);
+        }
         let params = only(Some(set.uid.clone()), Some(set.version.clone()));
         let outcome = written(&set.name, api.delete(&set.name, &params)).await?;
         if outcome == Outcome::Done {

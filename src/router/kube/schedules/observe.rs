@@ -197,19 +197,30 @@ pub(super) async fn observe(
     } else {
         &pass.snapshots
     };
-    if let Some(names) = Names::of(&seen.object) {
-        let its = all
-            .iter()
-            .filter(|it| it.namespace().as_ref() == Some(&namespace));
-        for set in its.filter_map(|it| Set::read(it, &names, is_group)) {
-            seen.sets.entry(set.claim.clone()).or_default().push(set);
-        }
-    }
+    let its = all
+        .iter()
+        .filter(|it| it.namespace().as_ref() == Some(&namespace));
+    seen.sets = sets(&seen.object, its);
     read_levels(cluster, pass, &mut seen).await?;
     if decide(&seen).needs_more {
         complete(cluster, pass, &namespace, &mut seen).await?;
     }
     Ok(Some(seen))
+}
+
+/// The sets of a schedule among these objects, by their claims.
+fn sets<'a>(
+    schedule: &SnapshotSchedule,
+    all: impl Iterator<Item = &'a DynamicObject>,
+) -> BTreeMap<String, Vec<Set>> {
+    let mut found = BTreeMap::<String, Vec<Set>>::new();
+    if let Some(names) = Names::of(schedule) {
+        let is_group = schedule.spec.selector.is_some();
+        for set in all.filter_map(|it| Set::read(it, &names, is_group)) {
+            found.entry(set.claim.clone()).or_default().push(set);
+        }
+    }
+    found
 }
 
 /// Reads the levels of the newest sets, unless the status has them.
@@ -252,8 +263,8 @@ async fn read_levels(cluster: &InCluster, pass: &Pass, seen: &mut Seen) -> Resul
     Ok(())
 }
 
-/// Reads members, levels and uses of all sets. What was listed at the beginning of the pass is read
-/// again, because it may have changed.
+/// Reads all sets again, because they may have changed since the beginning of the pass, with their
+/// members, levels, volumes and uses.
 async fn complete(
     cluster: &InCluster,
     pass: &Pass,
@@ -288,6 +299,13 @@ async fn complete(
         world.group_contents = by_name(client, &kind).await?;
     }
     world.readers = readers(cluster);
+    let is_group = seen.object.spec.selector.is_some();
+    let listed = if is_group {
+        &world.groups
+    } else {
+        &world.snapshots
+    };
+    seen.sets = sets(&seen.object, listed.iter());
     for set in seen.sets.values_mut().flatten() {
         world.complete(set, namespace, requested);
     }

@@ -1,5 +1,7 @@
 //! The sets of a schedule: each is a group snapshot, or a snapshot of a single claim.
 
+use std::collections::BTreeSet;
+
 use ::kube::ResourceExt;
 use ::kube::api::DynamicObject;
 use jiff::{SignedDuration, Timestamp};
@@ -37,6 +39,8 @@ pub(super) struct Set {
     pub(super) error: Option<String>,
     /// The level that was reached, once it is read.
     pub(super) level: Option<Level>,
+    /// The handles of its volumes, once they are read.
+    pub(super) volumes: BTreeSet<String>,
     /// Why it must stay, once that is read.
     pub(super) used: Option<String>,
 }
@@ -53,6 +57,10 @@ impl Set {
             return None;
         }
         let claim = text(object, "/spec/source/persistentVolumeClaimName");
+        // A group that was not taken by a schedule may have no selector.
+        if is_group && object.data.pointer("/spec/source/selector").is_none() {
+            return None;
+        }
         let claim = match is_group {
             true => "",
             false => claim.filter(|claim| !claim.is_empty())?,
@@ -84,6 +92,7 @@ impl Set {
             state,
             error: text(object, "/status/error/message").map(String::from),
             level: None,
+            volumes: BTreeSet::new(),
             used: None,
             name,
         })
@@ -102,6 +111,15 @@ impl Set {
             self.state = State::Good { is_at_level };
         }
     }
+}
+
+/// The handles of the volumes of a content.
+pub(super) fn volumes_of(content: &DynamicObject) -> BTreeSet<String> {
+    let single = text(content, "/spec/source/volumeHandle").into_iter();
+    let group = content.data.pointer("/spec/source/volumeHandles");
+    let group = group.and_then(Value::as_array).into_iter().flatten();
+    let all = single.chain(group.filter_map(Value::as_str));
+    all.map(String::from).collect()
 }
 
 /// The level in the annotations of a content.

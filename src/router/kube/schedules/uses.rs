@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::Value;
 
 use super::retention::State;
-use super::sets::{Set, level_of, text};
+use super::sets::{Set, level_of, text, volumes_of};
 use crate::model::{Level, PoolId, SnapshotId};
 
 /// The label or annotation with which people keep a set.
@@ -80,6 +80,8 @@ impl World {
             false => &self.contents,
         };
         let content = set.content.as_ref().and_then(|name| contents.get(name));
+        let content = content.filter(|it| it.metadata.deletion_timestamp.is_none());
+        set.volumes = content.map(volumes_of).unwrap_or_default();
         set.set_level(content.and_then(level_of), requested);
         if set.is_good() && is_group && !self.has_all_members(content, &members) {
             set.state = State::Partial;
@@ -99,6 +101,11 @@ impl World {
         if is_group && set.used.is_none() {
             set.used = content.and_then(|content| self.group_used(content));
         }
+        // No other set is known to have the same data.
+        let has_data = matches!(set.state, State::Good { .. } | State::Partial);
+        if set.used.is_none() && has_data && set.volumes.is_empty() {
+            set.used = Some("its volumes are not known".into());
+        }
     }
 
     /// The VolumeSnapshots of a set.
@@ -115,6 +122,11 @@ impl World {
             .get(text(member, "/status/boundVolumeSnapshotContentName")?)
     }
 
+    fn is_there(&self, member: &DynamicObject) -> bool {
+        let content = self.content_of(member);
+        content.is_some_and(|it| it.metadata.deletion_timestamp.is_none())
+    }
+
     /// Whether each volume of a group has a member that is ready.
     fn has_all_members(&self, content: Option<&DynamicObject>, members: &[&DynamicObject]) -> bool {
         let volumes = content.and_then(|it| it.data.pointer("/spec/source/volumeHandles"));
@@ -122,9 +134,7 @@ impl World {
         let is_ready = |member: &&&DynamicObject| {
             let ready = member.data.pointer("/status/readyToUse");
             let is_leaving = member.metadata.deletion_timestamp.is_some();
-            ready.and_then(Value::as_bool) == Some(true)
-                && !is_leaving
-                && self.content_of(member).is_some()
+            ready.and_then(Value::as_bool) == Some(true) && !is_leaving && self.is_there(member)
         };
         volumes > 0 && members.iter().filter(is_ready).count() == volumes
     }

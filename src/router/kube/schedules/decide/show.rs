@@ -15,6 +15,8 @@ pub(in crate::router::kube::schedules) const SCHEDULING: &str = "Scheduling";
 pub(in crate::router::kube::schedules) const CUT: &str = "Cut";
 /// The condition: whether nothing is left to be deleted.
 pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
+/// A reason of Scheduling: the API server has refused an object.
+pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
 /// In this order.
 const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
 /// A set that is not ready after this time has failed.
@@ -46,6 +48,12 @@ impl<'a> Shown<'a> {
     pub(super) fn refuse(&mut self, reason: &str, message: String) {
         self.status.next_slot = None;
         self.set(SCHEDULING, "False", reason, message);
+    }
+
+    /// Whether the last set could not be created.
+    pub(super) fn has_failed_to_create(&self) -> bool {
+        let mut all = self.status.conditions.iter();
+        all.any(|one| one.type_ == SCHEDULING && one.reason == CREATE_FAILED)
     }
 
     pub(super) fn suspended(&mut self) {

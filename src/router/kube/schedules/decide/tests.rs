@@ -378,3 +378,72 @@ fn objects_that_only_have_the_label_are_left_alone() {
         "one that was created long before its slot is none"
     );
 }
+
+#[test]
+fn sets_of_another_volume_displace_none() {
+    // The claim was made again after the second set, with an empty volume.
+    let mut world = of_hours(json!({"last": 1}), &[1, 2, 3, 4, 5]);
+    for hour in ["01", "02"] {
+        let old = format!("pg-20261122-{hour}00-0a1b2-a");
+        world.volumes.insert(old, "old".into());
+    }
+    world.run();
+    assert_eq!(
+        world.deleted,
+        [
+            "pg-20261122-0100-0a1b2-a",
+            "pg-20261122-0300-0a1b2-a",
+            "pg-20261122-0400-0a1b2-a"
+        ],
+        "the newest set of each volume stays"
+    );
+}
+
+#[test]
+fn a_set_of_one_claim_that_cannot_go_keeps_none_of_another() {
+    let mut world = world();
+    for hour in 1..=4 {
+        for claim in CLAIMS {
+            world.add_good(claim, &format!("2026-11-22T{hour:02}:00:00Z"));
+        }
+    }
+    world.leave("pg-20261122-0100-0a1b2-b");
+    world.now = at("2026-11-22T04:10:00Z");
+    world.schedule.status = Some(ScheduleStatus {
+        last_slot: Some(Time(at("2026-11-22T04:00:00Z"))),
+        ..ScheduleStatus::default()
+    });
+    world.run();
+    assert_eq!(
+        world.deleted,
+        ["pg-20261122-0100-0a1b2-a", "pg-20261122-0200-0a1b2-a"]
+    );
+    assert_eq!(condition(&world.status(), RETENTION), ("False", "Deleting"));
+}
+
+#[test]
+fn what_is_not_to_be_kept_is_deleted_if_nothing_can_be_created() {
+    let mut world = of_hours(json!({"last": 1}), &[1, 2, 3]);
+    world.now = at("2026-11-22T04:10:00Z");
+    let failed = world::condition_of(SCHEDULING, "False", show::CREATE_FAILED);
+    world.schedule.status.as_mut().unwrap().conditions = vec![failed];
+    let decision = decide(&world.seen());
+    let Some(Step::Delete(deletion)) = &decision.step else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(deletion.set.name, "pg-20261122-0100-0a1b2-a");
+    let slot = decision.status.last_slot;
+    assert_eq!(slot, Some(Time(at("2026-11-22T03:00:00Z"))), "not settled");
+    world.run();
+    assert_eq!(world.deleted.len(), 2);
+    assert_eq!(world.created, ["pg-20261122-0400-0a1b2-a"]);
+}
+
+#[test]
+fn the_jitter_does_not_count_as_a_delay() {
+    let mut world = world();
+    world.schedule.spec.starting_deadline = Some("1s".into());
+    world.now = at("2026-11-22T01:00:00Z") + jitter(world.uid());
+    world.run();
+    assert_eq!(world.created.len(), CLAIMS.len());
+}

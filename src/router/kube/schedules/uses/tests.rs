@@ -1,5 +1,6 @@
 //! What makes a set incomplete, and what keeps it in use.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -12,6 +13,10 @@ const GROUP: &str = "pg-20261122-1100-0a1b2";
 
 fn handle(number: u128) -> String {
     format!("{POOL}.{}", Uuid::from_u128(number))
+}
+
+fn gone() -> Time {
+    serde_json::from_value(json!("2026-11-22T12:00:00Z")).unwrap()
 }
 
 fn object(value: Value) -> DynamicObject {
@@ -39,6 +44,7 @@ fn world() -> World {
         "metadata": {"name": GROUP, "namespace": "shop", "uid": "g", "resourceVersion": "7",
             "creationTimestamp": "2026-11-22T11:00:09Z", "labels": {"slackwater.dev/schedule-uid": SCHEDULE},
             "finalizers": ["groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-bound-protection"]},
+        "spec": {"source": {"selector": {"matchLabels": {"app": "pg"}}}},
         "status": {"readyToUse": true, "boundVolumeGroupSnapshotContentName": "group-content"},
     }));
     let of_group = object(json!({
@@ -89,7 +95,7 @@ fn a_complete_group_that_nothing_uses_may_be_deleted() {
 #[test]
 fn a_group_without_one_of_its_members_is_incomplete() {
     type Change = fn(&mut World);
-    let changes: [Change; 6] = [
+    let changes: [Change; 8] = [
         |world| drop(world.snapshots.pop()),
         |world| world.snapshots[0].data["status"]["readyToUse"] = json!(false),
         |world| drop(world.contents.remove("content-m2")),
@@ -99,8 +105,15 @@ fn a_group_without_one_of_its_members_is_incomplete() {
             content.data["spec"]["source"] = json!({});
         },
         |world| {
-            let time = serde_json::from_value(json!("2026-11-22T12:00:00Z")).unwrap();
-            world.snapshots[1].metadata.deletion_timestamp = Some(time);
+            world.snapshots[1].metadata.deletion_timestamp = Some(gone());
+        },
+        |world| {
+            let content = world.contents.get_mut("content-m1").unwrap();
+            content.metadata.deletion_timestamp = Some(gone());
+        },
+        |world| {
+            let content = world.group_contents.get_mut("group-content").unwrap();
+            content.metadata.deletion_timestamp = Some(gone());
         },
     ];
     for (number, change) in changes.into_iter().enumerate() {
@@ -113,7 +126,7 @@ fn a_group_without_one_of_its_members_is_incomplete() {
 type Change = fn(&mut World);
 
 /// Uses of the group, with parts of the reasons.
-const USES: [(Change, &str); 14] = [
+const USES: [(Change, &str); 15] = [
     (|world| world.groups.clear(), "has changed"),
     (
         |world| {
@@ -206,6 +219,10 @@ const USES: [(Change, &str); 14] = [
         "is being read",
     ),
     (|world| world.readers.clear(), "no agent reports"),
+    (
+        |world| world.group_contents.clear(),
+        "its volumes are not known",
+    ),
 ];
 
 #[test]

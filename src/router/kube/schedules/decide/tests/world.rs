@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::kube::api::DynamicObject;
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::super::show::newest_good;
@@ -32,6 +33,8 @@ pub(super) struct World {
     pub(super) objects: BTreeMap<String, Value>,
     pub(super) levels: BTreeMap<String, Option<Level>>,
     pub(super) used: BTreeSet<String>,
+    /// The volumes of sets that do not have the one that is named like the claim.
+    pub(super) volumes: BTreeMap<String, String>,
     pub(super) created: Vec<String>,
     pub(super) deleted: Vec<String>,
     /// How often the status was written.
@@ -46,6 +49,11 @@ pub(super) fn at(text: &str) -> Timestamp {
 pub(super) fn condition<'a>(status: &'a ScheduleStatus, type_: &str) -> (&'a str, &'a str) {
     let found = status.conditions.iter().find(|one| one.type_ == type_);
     found.map_or(("", ""), |one| (&one.status, &one.reason))
+}
+
+pub(super) fn condition_of(type_: &str, status: &str, reason: &str) -> Condition {
+    let now = at("2026-11-22T00:00:00Z");
+    super::super::show::condition(type_, status, reason, String::new(), now)
 }
 
 impl World {
@@ -67,6 +75,7 @@ impl World {
             objects: BTreeMap::new(),
             levels: BTreeMap::new(),
             used: BTreeSet::new(),
+            volumes: BTreeMap::new(),
             created: Vec::new(),
             deleted: Vec::new(),
             writes: 0,
@@ -160,6 +169,8 @@ impl World {
             seen.is_complete = true;
             for set in seen.sets.values_mut().flatten() {
                 level(set);
+                let volume = self.volumes.get(&set.name).unwrap_or(&set.claim);
+                set.volumes = [volume.clone()].into();
                 set.used = self.used.contains(&set.name).then(|| "it is used".into());
             }
         }
@@ -200,10 +211,13 @@ impl World {
                     }
                 }
             }
-            Some(Step::Delete(set, _)) => {
+            Some(Step::Delete(deletion)) => {
+                let set = &deletion.set;
                 self.deleted.push(set.name.clone());
                 let object = self.objects.remove(&set.name).unwrap();
                 assert_eq!(object["metadata"]["uid"], json!(set.uid));
+                let newer = &self.objects[&deletion.newer.name];
+                assert!(newer["metadata"]["deletionTimestamp"].is_null());
             }
         }
     }
