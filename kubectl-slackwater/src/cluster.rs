@@ -46,6 +46,12 @@ pub struct Cluster {
     notes: RefCell<BTreeSet<String>>,
 }
 
+/// Whether there is a kubeconfig, readable or not.
+fn has_kubeconfig() -> bool {
+    let named = std::env::var_os("KUBECONFIG").is_some_and(|paths| !paths.is_empty());
+    named || std::env::home_dir().is_some_and(|home| home.join(".kube/config").exists())
+}
+
 impl Cluster {
     /// Reads the kubeconfig. No request is sent.
     pub async fn connect(connection: &Connection) -> Result<Cluster> {
@@ -62,11 +68,12 @@ impl Cluster {
                 let config = Config::from_custom_kubeconfig(file, &options).await;
                 config.map_err(|error| failed(&error))?
             }
-            None if connection.context.is_some() => {
+            // With a kubeconfig that cannot be read, the account of a pod would be of another cluster.
+            None if connection.context.is_some() || has_kubeconfig() => {
                 let config = Config::from_kubeconfig(&options).await;
                 config.map_err(|error| failed(&error))?
             }
-            None => Config::infer().await.map_err(|error| failed(&error))?,
+            None => Config::incluster().map_err(|error| failed(&error))?,
         };
         config.read_timeout = Some(ANSWER_TIMEOUT);
         if let Some(user) = &connection.as_user {

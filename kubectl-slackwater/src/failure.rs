@@ -1,5 +1,7 @@
 //! Why a command failed, and its exit code (docs/plugin.md).
 
+use kube::client::AuthError;
+
 /// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 
@@ -55,6 +57,11 @@ impl Failure {
                 Failure::denied(format!("{action}: {}", status.message))
             }
             kube::Error::Api(status) => Failure::failed(format!("{action}: {}", status.message)),
+            // The error has the arguments, the variables and the output of the program, and so secrets.
+            kube::Error::Auth(AuthError::AuthExecRun { out, .. }) => Failure::failed(format!(
+                "{action}: the credential plugin of the kubeconfig failed with {}; run it by hand to see why",
+                out.status
+            )),
             error => Failure::failed(format!("{action}: {}", chain(error))),
         }
     }
@@ -72,4 +79,24 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_credential_plugin_shows_no_secret() {
+        let error = kube::Error::Auth(AuthError::AuthExecRun {
+            cmd: "login --client-secret=hunter2".into(),
+            out: Box::new(std::process::Output {
+                status: std::process::ExitStatus::default(),
+                stdout: b"hunter2".to_vec(),
+                stderr: Vec::new(),
+            }),
+        });
+        let message = Failure::of("connecting to the cluster", &error).message;
+        assert!(message.contains("credential plugin"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
 }

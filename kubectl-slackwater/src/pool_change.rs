@@ -110,7 +110,9 @@ async fn lose(
     force: bool,
     change: &Change,
 ) -> Result<()> {
-    if matches!(pool.health.as_str(), "Healthy" | "Degraded") && !force {
+    // Of a pool in conflict, several nodes have a disk.
+    let is_served = matches!(pool.health.as_str(), "Healthy" | "Degraded" | "Conflict");
+    if is_served && !force {
         return Err(Failure::failed(format!(
             "pool {} is {}: node {} serves it. Shut the node down or remove the disk first, or give --force",
             pool.title(),
@@ -278,6 +280,12 @@ async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
     }
     let conditions = object.conditions();
     let evacuated = conditions.iter().find(|[kind, ..]| *kind == "Evacuated");
+    // A condition of an earlier spec says nothing about this one.
+    let is_current = object.list("/status/conditions").iter().any(|one| {
+        one["type"] == "Evacuated"
+            && one["observedGeneration"].as_i64() == object.metadata.generation
+    });
+    let evacuated = evacuated.filter(|_| is_current);
     if evacuated.is_some_and(|[_, status, ..]| *status == "True") {
         return Ok(Progress::Ended(Ok(format!(
             "Pool {} is empty.",

@@ -138,8 +138,10 @@ async fn create(cluster: &Cluster, arguments: &MoveArguments) -> Result<DynamicO
 async fn progress(cluster: &Cluster, name: &str) -> Result<Progress> {
     let object = cluster.get(&object::MOVE, &cluster.namespace, name).await?;
     let one = Move::of(&object);
+    // The phase is Switched before the PersistentVolume is exchanged.
+    let has_switched = !object.text("/status/switchedAt").is_empty();
     Ok(match one.phase.as_str() {
-        "Switched" | "Done" => {
+        "Switched" | "Done" if has_switched => {
             let still = match object.number("/status/stillMs") {
                 0 => String::new(),
                 still => format!(" No pod could use it for {still} ms."),

@@ -31,7 +31,8 @@ struct User {
 /// All about one claim.
 struct Found {
     volume: Volume,
-    users: Vec<User>,
+    /// `None` if the user may not list pods.
+    users: Option<Vec<User>>,
     snapshot: Option<Snapshot>,
     moves: Vec<Move>,
 }
@@ -54,6 +55,7 @@ pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
         Format::Name => found
             .users
             .iter()
+            .flatten()
             .map(|user| format!("pod/{}\n", user.pod))
             .collect(),
         Format::Json | Format::Yaml => {
@@ -87,8 +89,7 @@ async fn find(cluster: &Cluster, claim: &str) -> Result<Found> {
     };
     let all = ListParams::default();
     let pods = cluster.find(&object::POD, &scope, &all).await?;
-    let pods = pods.iter().flatten();
-    let users = pods.flat_map(|pod| users(pod, claim)).collect();
+    let users = pods.map(|pods| pods.iter().flat_map(|pod| users(pod, claim)).collect());
     let mut moves = model::moves(cluster, &scope).await?;
     moves.retain(|one| one.claim == claim && !one.has_ended());
     let snapshots = cuts::snapshots(cluster, &scope, None).await?;
@@ -183,11 +184,13 @@ fn screen(found: &Found, is_wide: bool) -> String {
     let rows: Vec<&[String]> = facts.iter().map(|fact| &fact[..]).collect();
     let mut text = table(&[column(""), column("")], &rows, false, false);
     text.push('\n');
-    if found.users.is_empty() {
+    let Some(users) = &found.users else {
+        return text + "Which pods use it is not shown.\n";
+    };
+    if users.is_empty() {
         return text + "No pod uses it.\n";
     }
-    let users: Vec<[String; 6]> = found
-        .users
+    let users: Vec<[String; 6]> = users
         .iter()
         .map(|user| {
             [

@@ -224,7 +224,8 @@ fn moves(world: &World) {
         json!({"phase": "Copying", "to": {"node": "node-2"}, "bytesDone": 1 << 30, "bytesTotal": 20u64 << 30}),
         json!({"phase": "Copying", "bytesDone": 11u64 << 30}),
         json!({"phase": "Waiting", "message": "pod shop/pg-0 uses it\u{1b}[2J"}),
-        json!({"phase": "Switched", "message": "", "stillMs": 1234}),
+        json!({"phase": "Switched", "message": "its PersistentVolume is exchanged"}),
+        json!({"phase": "Switched", "message": "", "stillMs": 1234, "switchedAt": "2026-11-22T10:00:00Z"}),
     ];
     let text = followed(world, "data-pg-0", &done);
     insta::assert_snapshot!("move_done", text);
