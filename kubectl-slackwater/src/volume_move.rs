@@ -88,8 +88,13 @@ async fn refuse(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
         .iter()
         .find(|one| one.claim == *claim && !one.has_ended());
     if let Some(one) = running {
+        // Once the PersistentVolume is exchanged, nothing is undone any more.
+        let advice = match one.phase.as_str() {
+            "Switched" => "wait for its end, which keepSource delays",
+            _ => "delete it to undo that",
+        };
         return Err(Failure::failed(format!(
-            "VolumeMove {} moves the volume of {place} already (phase {}); delete it to undo that",
+            "VolumeMove {} moves the volume of {place} already (phase {}); {advice}",
             one.name, one.phase
         )));
     }

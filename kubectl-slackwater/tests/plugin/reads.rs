@@ -76,7 +76,7 @@ fn commands_show_what_their_user_may_see() {
             &[
                 "pools",
                 "--as",
-                "nobody-knows",
+                "stranger",
                 "--as-group",
                 "system:masters",
                 "-o",

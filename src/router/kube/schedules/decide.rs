@@ -5,7 +5,7 @@
 //! that is due is executed, so those that were missed before it are not. The time is the earlier one of
 //! the clocks of the router and the API server, so a wrong clock makes no sets of the future.
 //!
-//! `maxAge` is the only rule by which a wrong clock could delete something. So a set is recorded in the
+//! `maxAge` is the only rule by which a wrong clock could delete good sets. So a set is recorded in the
 //! status before it is deleted for its age, and no other one is until there is a newer good set.
 
 pub(super) mod show;
