@@ -37,6 +37,9 @@ use observe::Pass;
 /// The name of the watch in messages.
 const SCHEDULES: &str = "SnapshotSchedules";
 
+/// What a pass reads, in messages.
+const SNAPSHOTS: &str = "snapshots and classes of SnapshotSchedules";
+
 /// A schedule, and what is known of it.
 pub(super) struct Scheduled {
     object: SnapshotSchedule,
@@ -53,6 +56,17 @@ impl fmt::Display for Scheduled {
 
 /// Executes schedules.
 struct ScheduleController(Arc<InCluster>);
+
+impl ScheduleController {
+    /// Counts and reports a pass that could not read its objects with the watches that fail.
+    fn record_read(&self, answer: std::result::Result<(), String>) {
+        let states = &self.0.following;
+        if answer.is_ok() {
+            states.completed(SNAPSHOTS);
+        }
+        states.record_answer(SNAPSHOTS, answer);
+    }
+}
 
 impl InCluster {
     /// Executes schedules of snapshots from now on, while this router leads.
@@ -155,20 +169,21 @@ impl Controller for ScheduleController {
             schedules.now().values().cloned().collect()
         };
         if all.is_empty() {
+            self.record_read(Ok(()));
             return Some(Vec::new());
         }
-        let pass = match observe::pass(cluster).await {
-            Ok(pass) => Arc::new(pass),
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), "failed to read the snapshots of schedules");
-                return None;
-            }
-        };
+        let pass = observe::pass(cluster).await;
+        self.record_read(pass.as_ref().map(drop).map_err(|error| chain(error)));
+        let pass = Arc::new(pass.ok()?);
         let each = all.into_iter().map(|object| Scheduled {
             object,
             pass: Arc::clone(&pass),
             seen: None,
         });
         Some(each.collect())
+    }
+    /// A router that does not lead reads nothing, so nothing fails.
+    fn reset(&self) {
+        self.record_read(Ok(()));
     }
 }

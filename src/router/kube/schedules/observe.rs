@@ -1,6 +1,8 @@
 //! Reads what is decided about schedules.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ::kube::api::{Api, DynamicObject, ListParams};
 use ::kube::client::Body;
@@ -10,12 +12,13 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use super::decide::{Class, Seen, decide};
 use super::names::Names;
 use super::object::SnapshotSchedule;
 use super::sets::{SCHEDULE_UID, Set, level_of, text};
-use super::uses::{World, wanted};
+use super::uses::{Shared, World, wanted};
 use crate::error::{Error, Result};
 use crate::model::{PoolId, SnapshotParameters};
 use crate::router::cluster::Cluster;
@@ -27,6 +30,8 @@ use crate::router::kube::{InCluster, ask, note};
 const MAX_SKEW: SignedDuration = SignedDuration::from_mins(1);
 /// How long the level of a new set, which is written a moment after it is ready, is looked for.
 const LEVEL_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
+/// How long the lists of one schedule are used for others.
+const MAX_AGE: Duration = Duration::from_secs(10);
 /// Snapshots of one page.
 const PER_PAGE: u32 = 500;
 
@@ -41,6 +46,8 @@ pub(super) struct Pass {
     /// Those of schedules.
     snapshots: Vec<DynamicObject>,
     groups: Vec<DynamicObject>,
+    /// What is read only if a set is to be deleted, and when.
+    shared: Mutex<Option<(Instant, Arc<Shared>)>>,
 }
 
 pub(super) fn snapshots_api() -> ApiResource {
@@ -56,6 +63,33 @@ fn group_kind(api: &ApiResource, kind: &str) -> GroupVersionKind {
     GroupVersionKind::gvk(&api.group, &api.version, kind)
 }
 
+impl Pass {
+    /// What is read of the whole cluster before a set is deleted. The schedules of a pass share it while it
+    /// is new: with a list for each of them, a pass would take longer the more schedules there are.
+    async fn shared(&self, client: &Client) -> Result<Arc<Shared>> {
+        let mut read = self.shared.lock().await;
+        if let Some((_, shared)) = read.as_ref().filter(|(at, _)| at.elapsed() < MAX_AGE) {
+            return Ok(Arc::clone(shared));
+        }
+        let at = Instant::now();
+        // The contents are read after the claims: a claim that is bound in between has its content then.
+        let claims = Api::<PersistentVolumeClaim>::all(client.clone());
+        let claims = all("PersistentVolumeClaims", &claims, ListParams::default()).await?;
+        let mut shared = Shared {
+            wanted: claims.iter().flat_map(wanted).collect(),
+            contents: by_name(client, &note::snapshot_contents()).await?,
+            ..Shared::default()
+        };
+        if let Some(api) = &self.groups_api {
+            let kind = group_kind(api, "VolumeGroupSnapshotContent");
+            shared.group_contents = by_name(client, &kind).await?;
+        }
+        let shared = Arc::new(shared);
+        *read = Some((at, Arc::clone(&shared)));
+        Ok(shared)
+    }
+}
+
 /// Reads what all schedules need.
 pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
     let client = &cluster.client;
@@ -69,6 +103,7 @@ pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
         classes: BTreeMap::new(),
         snapshots: snapshots.unwrap_or_default(),
         groups: Vec::new(),
+        shared: Mutex::default(),
     };
     for kind in note::group_contents() {
         let kind = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
@@ -285,19 +320,13 @@ async fn complete(
         snapshots: all(&what, &api, ListParams::default()).await?,
         ..World::default()
     };
-    // The contents are read after the claims: a claim that is bound in between has its content then.
-    let claims = Api::<PersistentVolumeClaim>::all(client.clone());
-    let claims = all("PersistentVolumeClaims", &claims, ListParams::default()).await?;
-    world.wanted = claims.iter().flat_map(wanted).collect();
-    world.contents = by_name(client, &note::snapshot_contents()).await?;
     if let Some(api) = &pass.groups_api {
         let its = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, api);
         let params = ListParams::default().labels(SCHEDULE_UID);
         let what = format!("the VolumeGroupSnapshots of namespace {namespace}");
         world.groups = all(&what, &its, params).await?;
-        let kind = group_kind(api, "VolumeGroupSnapshotContent");
-        world.group_contents = by_name(client, &kind).await?;
     }
+    world.shared = pass.shared(client).await?;
     world.readers = readers(cluster);
     let is_group = seen.object.spec.selector.is_some();
     let listed = if is_group {

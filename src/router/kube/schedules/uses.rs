@@ -2,6 +2,7 @@
 //! read.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ::kube::ResourceExt;
 use ::kube::api::DynamicObject;
@@ -21,21 +22,28 @@ const USUAL_FINALIZERS: [&str; 2] = [
     "groupsnapshot.storage.kubernetes.io/",
 ];
 
-/// What is read of all namespaces, except for the snapshots.
+/// What is read to learn whether sets of one namespace are used.
 #[derive(Clone, Debug, Default)]
 pub(super) struct World {
     /// The VolumeSnapshots of the namespace.
     pub(super) snapshots: Vec<DynamicObject>,
     /// The group snapshots of the schedule.
     pub(super) groups: Vec<DynamicObject>,
+    /// What is the same for all schedules.
+    pub(super) shared: Arc<Shared>,
+    /// UUIDs of snapshots that agents report as being read; `None` for a pool whose agent does not answer.
+    pub(super) readers: BTreeMap<PoolId, Option<BTreeSet<String>>>,
+}
+
+/// What is read of the whole cluster.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shared {
     /// All VolumeSnapshotContents, by name.
     pub(super) contents: BTreeMap<String, DynamicObject>,
     /// All VolumeGroupSnapshotContents, by name.
     pub(super) group_contents: BTreeMap<String, DynamicObject>,
     /// Namespaces and names of the snapshots that unbound claims name, with the claims.
     pub(super) wanted: BTreeMap<(String, String), String>,
-    /// UUIDs of snapshots that agents report as being read; `None` for a pool whose agent does not answer.
-    pub(super) readers: BTreeMap<PoolId, Option<BTreeSet<String>>>,
 }
 
 /// The snapshots that an unbound claim names as its source.
@@ -76,8 +84,8 @@ impl World {
         let is_group = set.claim.is_empty();
         let members = self.members(set);
         let contents = match is_group {
-            true => &self.group_contents,
-            false => &self.contents,
+            true => &self.shared.group_contents,
+            false => &self.shared.contents,
         };
         let content = set.content.as_ref().and_then(|name| contents.get(name));
         let content = content.filter(|it| it.metadata.deletion_timestamp.is_none());
@@ -118,8 +126,8 @@ impl World {
     }
 
     fn content_of(&self, member: &DynamicObject) -> Option<&DynamicObject> {
-        self.contents
-            .get(text(member, "/status/boundVolumeSnapshotContentName")?)
+        let contents = &self.shared.contents;
+        contents.get(text(member, "/status/boundVolumeSnapshotContentName")?)
     }
 
     fn is_there(&self, member: &DynamicObject) -> bool {
@@ -157,7 +165,7 @@ impl World {
             return Some(why);
         }
         let name = member.name_any();
-        let claim = self.wanted.get(&(namespace.into(), name.clone()));
+        let claim = self.shared.wanted.get(&(namespace.into(), name.clone()));
         if let Some(claim) = claim {
             return Some(format!(
                 "claim {claim}, which is not bound, is restored from {name}"
@@ -168,7 +176,7 @@ impl World {
             return Some(why);
         }
         let handles = handles(content, "snapshotHandle");
-        let mut others = self.contents.values();
+        let mut others = self.shared.contents.values();
         let other = others.find(|other| {
             let mut its = self::handles(other, "snapshotHandle").into_iter();
             other.name_any() != content.name_any() && its.any(|it| handles.contains(&it))
@@ -189,7 +197,7 @@ impl World {
             return Some(why);
         }
         let handles = handles(content, "volumeGroupSnapshotHandle");
-        let mut others = self.group_contents.values();
+        let mut others = self.shared.group_contents.values();
         let other = others.find(|other| {
             let mut its = self::handles(other, "volumeGroupSnapshotHandle").into_iter();
             other.name_any() != content.name_any() && its.any(|it| handles.contains(&it))

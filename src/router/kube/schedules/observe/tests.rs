@@ -64,3 +64,59 @@ fn a_class_says_its_driver_its_policy_and_its_level() {
         .is_err()
     );
 }
+
+/// An API server without objects that counts its requests.
+fn counted(requests: &Arc<std::sync::Mutex<Vec<String>>>, status: u16) -> Client {
+    let requests = Arc::clone(requests);
+    let answer = move |request: http::Request<Body>| {
+        requests
+            .lock()
+            .unwrap()
+            .push(request.uri().path().to_string());
+        let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []});
+        let answer = http::Response::builder().status(status);
+        let answer = answer.body(Body::from(list.to_string().into_bytes()));
+        std::future::ready(answer.map_err(std::io::Error::other))
+    };
+    Client::new(tower::service_fn(answer), "default")
+}
+
+fn empty_pass() -> Pass {
+    Pass {
+        now: Timestamp::from_second(1_800_000_000).unwrap(),
+        skew: None,
+        groups_api: None,
+        classes: BTreeMap::new(),
+        snapshots: Vec::new(),
+        groups: Vec::new(),
+        shared: Mutex::default(),
+    }
+}
+
+/// Without this, each of many schedules reads all claims and contents of the cluster.
+#[tokio::test]
+async fn schedules_of_one_pass_share_the_lists_of_the_cluster() {
+    let (requests, pass) = (Arc::default(), empty_pass());
+    let client = counted(&requests, 200);
+    let reads = (0..500).map(|_| pass.shared(&client));
+    let reads = futures_util::future::join_all(reads).await;
+    assert!(reads.iter().all(Result::is_ok));
+    let contents = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+    assert_eq!(
+        *requests.lock().unwrap(),
+        ["/api/v1/persistentvolumeclaims", contents]
+    );
+    // Lists that are not new any more are read again.
+    let old = Instant::now().checked_sub(MAX_AGE).unwrap();
+    pass.shared.lock().await.as_mut().unwrap().0 = old;
+    pass.shared(&client).await.unwrap();
+    assert_eq!(requests.lock().unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn lists_that_cannot_be_read_are_an_error_and_are_not_kept() {
+    let (requests, pass) = (Arc::default(), empty_pass());
+    let forbidden = counted(&requests, 403);
+    assert!(pass.shared(&forbidden).await.is_err());
+    assert!(pass.shared(&counted(&requests, 200)).await.is_ok());
+}

@@ -56,9 +56,11 @@ fn world() -> World {
     World {
         snapshots: vec![member("m1"), member("m2")],
         groups: vec![group],
-        contents: contents.into_iter().map(|it| (it.name_any(), it)).collect(),
-        group_contents: [("group-content".to_string(), of_group)].into(),
-        wanted: BTreeMap::new(),
+        shared: Arc::new(Shared {
+            contents: contents.into_iter().map(|it| (it.name_any(), it)).collect(),
+            group_contents: [("group-content".to_string(), of_group)].into(),
+            wanted: BTreeMap::new(),
+        }),
         readers: [(POOL.parse().unwrap(), Some(BTreeSet::new()))].into(),
     }
 }
@@ -82,12 +84,18 @@ const GOOD: State = State::Good { is_at_level: true };
 fn a_complete_group_that_nothing_uses_may_be_deleted() {
     assert_eq!(completed(&world()), (GOOD, None));
     let mut below = world();
-    let content = below.group_contents.get_mut("group-content").unwrap();
+    let content = Arc::make_mut(&mut below.shared)
+        .group_contents
+        .get_mut("group-content")
+        .unwrap();
     content
         .annotations_mut()
         .insert("slackwater.dev/level".into(), "crash".into());
     assert_eq!(completed(&below).0, State::Good { is_at_level: false });
-    let content = below.group_contents.get_mut("group-content").unwrap();
+    let content = Arc::make_mut(&mut below.shared)
+        .group_contents
+        .get_mut("group-content")
+        .unwrap();
     content.annotations_mut().clear();
     assert_eq!(completed(&below).0, State::Good { is_at_level: false });
 }
@@ -98,21 +106,36 @@ fn a_group_without_one_of_its_members_is_incomplete() {
     let changes: [Change; 8] = [
         |world| drop(world.snapshots.pop()),
         |world| world.snapshots[0].data["status"]["readyToUse"] = json!(false),
-        |world| drop(world.contents.remove("content-m2")),
-        |world| world.group_contents.clear(),
         |world| {
-            let content = world.group_contents.get_mut("group-content").unwrap();
+            drop(
+                Arc::make_mut(&mut world.shared)
+                    .contents
+                    .remove("content-m2"),
+            )
+        },
+        |world| Arc::make_mut(&mut world.shared).group_contents.clear(),
+        |world| {
+            let content = Arc::make_mut(&mut world.shared)
+                .group_contents
+                .get_mut("group-content")
+                .unwrap();
             content.data["spec"]["source"] = json!({});
         },
         |world| {
             world.snapshots[1].metadata.deletion_timestamp = Some(gone());
         },
         |world| {
-            let content = world.contents.get_mut("content-m1").unwrap();
+            let content = Arc::make_mut(&mut world.shared)
+                .contents
+                .get_mut("content-m1")
+                .unwrap();
             content.metadata.deletion_timestamp = Some(gone());
         },
         |world| {
-            let content = world.group_contents.get_mut("group-content").unwrap();
+            let content = Arc::make_mut(&mut world.shared)
+                .group_contents
+                .get_mut("group-content")
+                .unwrap();
             content.metadata.deletion_timestamp = Some(gone());
         },
     ];
@@ -165,21 +188,30 @@ const USES: [(Change, &str); 15] = [
     ),
     (
         |world| {
-            let content = world.contents.get_mut("content-m2").unwrap();
+            let content = Arc::make_mut(&mut world.shared)
+                .contents
+                .get_mut("content-m2")
+                .unwrap();
             content.finalizers_mut().push("velero.io/x".into());
         },
         "content-m2 has the finalizer velero.io/x",
     ),
     (
         |world| {
-            let content = world.contents.get_mut("content-m1").unwrap();
+            let content = Arc::make_mut(&mut world.shared)
+                .contents
+                .get_mut("content-m1")
+                .unwrap();
             content.data["spec"]["deletionPolicy"] = json!("Retain");
         },
         "content-m1 has the deletionPolicy Retain",
     ),
     (
         |world| {
-            let content = world.group_contents.get_mut("group-content").unwrap();
+            let content = Arc::make_mut(&mut world.shared)
+                .group_contents
+                .get_mut("group-content")
+                .unwrap();
             content.data["spec"]["deletionPolicy"] = json!("Retain");
         },
         "group-content has the deletionPolicy Retain",
@@ -187,19 +219,29 @@ const USES: [(Change, &str); 15] = [
     (
         |world| {
             let place = ("shop".into(), "m2".into());
-            world.wanted.insert(place, "shop/restored".into());
+            Arc::make_mut(&mut world.shared)
+                .wanted
+                .insert(place, "shop/restored".into());
         },
         "claim shop/restored, which is not bound",
     ),
     (
-        |world| drop(world.contents.insert("other".into(), content("other", 2))),
+        |world| {
+            drop(
+                Arc::make_mut(&mut world.shared)
+                    .contents
+                    .insert("other".into(), content("other", 2)),
+            )
+        },
         "VolumeSnapshotContent other has the same snapshot",
     ),
     (
         |world| {
             let mut other = content("other", 9);
             other.data = json!({"spec": {"source": {"snapshotHandle": handle(1)}}});
-            world.contents.insert("other".into(), other);
+            Arc::make_mut(&mut world.shared)
+                .contents
+                .insert("other".into(), other);
         },
         "VolumeSnapshotContent other has the same snapshot",
     ),
@@ -207,7 +249,9 @@ const USES: [(Change, &str); 15] = [
         |world| {
             let other = json!({"metadata": {"name": "other"},
                     "status": {"volumeGroupSnapshotHandle": "g1"}});
-            world.group_contents.insert("other".into(), object(other));
+            Arc::make_mut(&mut world.shared)
+                .group_contents
+                .insert("other".into(), object(other));
         },
         "VolumeGroupSnapshotContent other has the same group",
     ),
@@ -220,7 +264,7 @@ const USES: [(Change, &str); 15] = [
     ),
     (|world| world.readers.clear(), "no agent reports"),
     (
-        |world| world.group_contents.clear(),
+        |world| Arc::make_mut(&mut world.shared).group_contents.clear(),
         "its volumes are not known",
     ),
 ];
@@ -238,8 +282,10 @@ fn every_use_keeps_a_set() {
 #[test]
 fn what_does_not_concern_a_set_does_not_keep_it() {
     let mut world = world();
-    world.contents.insert("other".into(), content("other", 3));
-    world
+    Arc::make_mut(&mut world.shared)
+        .contents
+        .insert("other".into(), content("other", 3));
+    Arc::make_mut(&mut world.shared)
         .wanted
         .insert(("other".into(), "m1".into()), "other/x".into());
     world.groups[0]
