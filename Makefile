@@ -101,7 +101,7 @@ audit: cargo-deny ## Check dependencies for known vulnerabilities (needs a netwo
 
 .PHONY: cargo-deny
 cargo-deny:
-	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny@$(CARGO_DENY)
+	@$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked --debug cargo-deny@$(CARGO_DENY)
 
 .PHONY: docs
 docs: ## Build the API documentation, without warnings
