@@ -61,14 +61,14 @@ use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::operation::ContentSource;
-use crate::telemetry::router::{ClusterStatus, Orphans};
+use crate::telemetry::router::ClusterStatus;
 pub use begin::{Begun, begin};
 use evacuate::EvacuationController;
 use evacuated::Checked;
 use events::{EventBody, EventRecorder};
 use label::LabelController;
 use lease::{Leadership, Pace};
-use orphans::{OrphanController, Stored};
+use orphans::{KnownOrphans, Orphan, OrphanController, Stored};
 use pool::Pool;
 use pool_status::{PoolController, Report, UNREACHABLE_AFTER};
 use reconcile::Controller;
@@ -147,6 +147,9 @@ pub trait AgentReports: Send + Sync + 'static {
 
     /// The contents of each pool that is served now. Pools that cannot be asked are missing.
     async fn stored(&self) -> Vec<Stored>;
+
+    /// Deletes a volume or a snapshot on the agent of its node. The agent refuses this for one that is used.
+    async fn delete(&self, orphan: &Orphan) -> Result<()>;
 }
 
 /// A cluster whose objects are watched.
@@ -171,8 +174,7 @@ pub struct InCluster {
     snapshotter_missing: AtomicBool,
     /// The number of nodes whose label is wrong and is not changed.
     conflicts: AtomicU64,
-    /// The number of orphans at the last check, if this router leads.
-    orphans: Mutex<Option<Orphans>>,
+    orphans: KnownOrphans,
     hooks: Arc<PodHooks>,
     /// What is left in pools that are being emptied, at the last check.
     evacuations: Mutex<BTreeMap<PoolId, Checked>>,
@@ -222,7 +224,7 @@ impl InCluster {
             notes,
             snapshotter_missing: AtomicBool::default(),
             conflicts: AtomicU64::default(),
-            orphans: Mutex::default(),
+            orphans: KnownOrphans::default(),
             evacuations: Mutex::default(),
             pods: Mutex::default(),
             tasks: Mutex::default(),
@@ -478,7 +480,7 @@ impl Cluster for InCluster {
             dropped_events: self.recorder.dropped(),
             label_conflicts: self.conflicts.load(Ordering::Relaxed),
             snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
-            orphans: *self.orphans.lock().unwrap_or_else(PoisonError::into_inner),
+            orphans: self.orphans.counts(),
             moves: self.count_moves(),
             quarantined: self.count_quarantined(),
             schedules: self.schedule_numbers(),

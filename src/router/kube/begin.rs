@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::certificates::Certificates;
-use super::orphans::Stored;
+use super::orphans::{Orphan, Stored};
 use super::pool_status::Report;
 use super::{AgentReports, InCluster, Options, connect};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::router::{Agents, TlsDial};
 use crate::tls::Credentials;
 
@@ -86,6 +86,16 @@ impl AgentReports for Later {
         match self.agents.get() {
             Some(agents) => agents.stored().await,
             None => Vec::new(),
+        }
+    }
+
+    async fn delete(&self, orphan: &Orphan) -> Result<()> {
+        match self.agents.get() {
+            Some(agents) => agents.delete(orphan).await,
+            None => Err(Error::unreachable(
+                format!("the agent of node {}", orphan.node),
+                "this router has no certificate yet",
+            )),
         }
     }
 }

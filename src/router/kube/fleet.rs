@@ -5,16 +5,21 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use tonic::Request;
 
 use super::AgentReports;
-use super::orphans::{self, Stored};
+use super::orphans::{self, Orphan, Stored, What};
 use super::pool_status::Report;
-use crate::error::chain;
+use crate::csi::{DeleteSnapshotRequest, DeleteVolumeRequest};
+use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
 use crate::router::agents::Agents;
 
 /// The timeout of one page. A page of a thousand entries takes milliseconds, but a disk may hang.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The driver may overwrite blocks with zeros. It goes on after this time, and the next check repeats the
+/// request.
+const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tonic::async_trait]
 impl AgentReports for Agents {
@@ -77,4 +82,35 @@ impl AgentReports for Agents {
         }
         stored
     }
+
+    async fn delete(&self, orphan: &Orphan) -> Result<()> {
+        let Some(agent) = self.of_node(&orphan.node) else {
+            let what = format!("the agent of node {}", orphan.node);
+            return Err(Error::unreachable(what, "it is not known any more"));
+        };
+        let mut client = agent.controller().await?;
+        let deleted = match orphan.what {
+            What::Volume => {
+                let request = DeleteVolumeRequest {
+                    volume_id: orphan.id.clone(),
+                    ..DeleteVolumeRequest::default()
+                };
+                client.delete_volume(in_time(request)).await.map(drop)
+            }
+            What::Snapshot => {
+                let request = DeleteSnapshotRequest {
+                    snapshot_id: orphan.id.clone(),
+                    ..DeleteSnapshotRequest::default()
+                };
+                client.delete_snapshot(in_time(request)).await.map(drop)
+            }
+        };
+        deleted.map_err(|status| agent.error(&status))
+    }
+}
+
+fn in_time<M>(message: M) -> Request<M> {
+    let mut request = Request::new(message);
+    request.set_timeout(DELETE_TIMEOUT);
+    request
 }

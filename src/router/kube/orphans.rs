@@ -1,33 +1,36 @@
 //! Orphans, as a controller: volumes and snapshots of agents that no object in the cluster names.
-//! They are reported and never deleted, because only a person can know whether they are still
-//! needed.
+//! They are reported, and deleted only if a person requests it ([`deletion`]), because only a person can
+//! know whether they are still needed.
 //!
 //! The leading router checks every few minutes. An object that is just being created or deleted is
 //! not named for a moment either, so it is an orphan only after it was unnamed in every check for a
 //! while. A router that becomes the leader starts to count from zero.
 
 mod ask;
+mod controller;
+mod deletion;
+mod named;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::kube::api::{Api, DynamicObject, ListParams};
 use ::kube::core::{ApiResource, GroupVersionKind};
 use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::{API_TIMEOUT, InCluster, VOLUMES, behind, note};
+use super::pool::PoolOrphans;
+use super::{API_TIMEOUT, behind, note};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId};
-use crate::router::cluster::{Cluster, ObjectRef};
 use crate::telemetry::router::Orphans;
 pub(super) use ask::ask;
+pub(super) use controller::OrphanController;
+pub use deletion::Waits;
 
 /// Between two checks. Each check asks every agent for all its volumes and snapshots, and the API
 /// server for all VolumeSnapshotContents.
@@ -46,6 +49,8 @@ pub struct Pace {
     pub every: Duration,
     /// How long something must have been unnamed to be reported.
     pub age: Duration,
+    /// Of deletions that a person requests.
+    pub deletion: Waits,
 }
 
 impl Default for Pace {
@@ -53,6 +58,7 @@ impl Default for Pace {
         Pace {
             every: SCAN_INTERVAL,
             age: MIN_AGE,
+            deletion: Waits::default(),
         }
     }
 }
@@ -65,6 +71,13 @@ pub struct Stored {
     /// Ids of its volumes, without ephemeral ones, which are deleted with their pod.
     pub volumes: Vec<String>,
     pub snapshots: Vec<StoredSnapshot>,
+}
+
+impl Stored {
+    fn has(&self, id: &str) -> bool {
+        let snapshots = self.snapshots.iter().map(|one| &one.id);
+        self.volumes.iter().chain(snapshots).any(|one| one == id)
+    }
 }
 
 /// A snapshot of a pool.
@@ -148,6 +161,30 @@ impl Memory {
     }
 }
 
+/// What the last check has found, if this router leads.
+#[derive(Debug, Default)]
+pub(super) struct KnownOrphans {
+    counts: Mutex<Option<Orphans>>,
+    /// What the status of pools shows of their orphans.
+    shown: Mutex<BTreeMap<PoolId, Option<PoolOrphans>>>,
+}
+
+impl KnownOrphans {
+    /// The number of orphans.
+    pub(super) fn counts(&self) -> Option<Orphans> {
+        *lock(&self.counts)
+    }
+
+    /// What the status of pools shows of their orphans, for the pools that were checked.
+    pub(super) fn shown(&self) -> BTreeMap<PoolId, Option<PoolOrphans>> {
+        lock(&self.shown).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The volumes and snapshots that nothing names. `snapshots` is `None` in a cluster without snapshots,
 /// where no snapshot counts as unnamed.
 fn unnamed(
@@ -173,87 +210,6 @@ fn unnamed(
         }
     }
     found
-}
-
-/// Reports orphans.
-pub(super) struct OrphanController {
-    pub(super) cluster: Arc<InCluster>,
-    pub(super) memory: Mutex<Memory>,
-}
-
-impl OrphanController {
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_counts(&self, counts: Option<Orphans>) {
-        let orphans = &self.cluster.orphans;
-        *orphans.lock().unwrap_or_else(PoisonError::into_inner) = counts;
-    }
-}
-
-#[tonic::async_trait]
-impl Controller for OrphanController {
-    const NAME: &'static str = "orphans";
-
-    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Orphan>> {
-        let cluster = &self.cluster;
-        // Pools are read first, and the objects that name their contents afterwards, so that an
-        // object that is created in between is named.
-        let stored = cluster.agents.stored().await;
-        let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
-            Ok(snapshots) => snapshots,
-            Err(error) => {
-                tracing::debug!(error = %chain(&error), "failed to look for orphans");
-                return None;
-            }
-        };
-        if !cluster.following.is_complete(VOLUMES) || cluster.problem().is_some() {
-            self.set_counts(None);
-            return None;
-        }
-        let (age, now) = (cluster.options.orphans.age, Instant::now());
-        let moved = cluster.ids_of_moves();
-        let snapshots = snapshots.map(|named| &named | &moved);
-        let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
-        let mut memory = self.memory();
-        memory.take(&stored, unnamed(&stored, names, snapshots.as_ref()), now);
-        let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
-        self.set_counts(Some(Orphans {
-            volumes: count(What::Volume),
-            snapshots: snapshots.map(|_| count(What::Snapshot)),
-        }));
-        Some(memory.unreported(age, now))
-    }
-
-    fn reset(&self) {
-        *self.memory() = Memory::default();
-        self.set_counts(None);
-    }
-}
-
-#[tonic::async_trait]
-impl Reconciler for OrphanController {
-    type Object = Orphan;
-    type Step = ();
-
-    fn next(_: &Orphan) -> Next<()> {
-        Next::Step(())
-    }
-
-    async fn execute(&self, orphan: &Orphan, (): ()) -> Result<Outcome> {
-        self.memory().reported(orphan);
-        let message = orphan.to_string();
-        tracing::warn!(
-            id = orphan.id,
-            node = orphan.node,
-            message,
-            "found an orphan"
-        );
-        let pool = ObjectRef::Pool(orphan.pool);
-        self.cluster.record_event(&pool, true, "Orphan", message);
-        Ok(Outcome::Done)
-    }
 }
 
 /// Why objects of a kind cannot be listed.

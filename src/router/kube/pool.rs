@@ -51,6 +51,9 @@ pub struct PoolSpec {
     /// Its volumes are moved to other pools, and it gets no new ones.
     #[serde(default, skip_serializing_if = "is_false")]
     pub evacuate: bool,
+    /// IDs of orphans that are to be deleted. The router removes those that are no orphans any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub delete_orphans: Vec<String>,
     /// The node that has it from now on. The router removes this when the node reports the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -107,11 +110,51 @@ pub struct PoolStatus {
     pub last_seen: Option<Time>,
     /// Since when its Node object has been missing; `None` if it exists.
     pub node_gone_since: Option<Time>,
+    /// Since when it has been on this node, with this home; `None` if that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed_since: Option<Time>,
     /// Conditions, such as `OwnMount`.
     pub conditions: Vec<Condition>,
     /// What is left in it, while `spec.evacuate` is true and that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<Evacuation>,
+    /// What no object of the cluster names; `None` if there is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub orphans: Option<PoolOrphans>,
+}
+
+/// Volumes and snapshots of a pool that no object of the cluster names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolOrphans {
+    /// When that was checked last.
+    pub checked: Time,
+    /// How many there are.
+    pub count: u64,
+    /// The first of them: those whose deletion is requested, and then the oldest.
+    #[serde(default)]
+    pub listed: Vec<PoolOrphan>,
+}
+
+/// A volume or snapshot that no object of the cluster names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolOrphan {
+    /// Its ID.
+    pub id: String,
+    /// `Volume` or `Snapshot`.
+    pub kind: String,
+    /// The ID of the group that it is a member of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// Since when each check has found it unnamed.
+    pub since: Time,
+    /// When it is deleted, if that is requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_at: Option<Time>,
+    /// Why it is not deleted, although that is requested.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// What is left in a pool that is being emptied. Lists are limited.
@@ -286,6 +329,35 @@ mod tests {
         }
     }
 
+    fn with_orphans(new: &Pool, status: PoolStatus) -> Pool {
+        let orphan = |kind: &str, group: Option<&str>| PoolOrphan {
+            id: format!("id of a {kind}"),
+            kind: kind.into(),
+            group: group.map(str::to_string),
+            since: status.since.clone().unwrap(),
+            delete_at: group.is_none().then(|| status.since.clone()).flatten(),
+            message: group
+                .map(|_| "why it is not deleted".to_string())
+                .unwrap_or_default(),
+        };
+        Pool {
+            spec: PoolSpec {
+                delete_orphans: vec!["id of a Volume".into()],
+                ..PoolSpec::default()
+            },
+            status: Some(PoolStatus {
+                placed_since: status.since.clone(),
+                orphans: Some(PoolOrphans {
+                    checked: status.since.clone().unwrap(),
+                    count: 7,
+                    listed: vec![orphan("Volume", None), orphan("Snapshot", Some("group"))],
+                }),
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     #[test]
     fn pool_objects_keep_their_format() {
         let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
@@ -322,10 +394,13 @@ mod tests {
             last_seen: Some(time.clone()),
             node_gone_since: Some(time.clone()),
             conditions: vec![condition.clone()],
+            placed_since: None,
             evacuation: None,
+            orphans: None,
         };
         let spec = PoolSpec {
             evacuate: false,
+            delete_orphans: Vec::new(),
             lost: true,
             lost_reason: Some("its disk is dead".into()),
             node: Some("node-2".into()),
@@ -341,6 +416,7 @@ mod tests {
             (name.as_str(), pool)
         }));
         expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
+        expected.push(("orphans.json", with_orphans(&new, status(Health::Healthy))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
         let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();
         check_with("pool-object", expected, read, write);

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
+use slackwater::error::{Error, Result};
 use slackwater::model::Level;
 use slackwater::router::cluster::{Cluster, Content, Reached};
 use slackwater::router::kube::lease::Pace;
-use slackwater::router::kube::orphans::Stored;
+use slackwater::router::kube::orphans::{Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Enrolment, hand_over};
@@ -48,6 +49,13 @@ impl AgentReports for Agents {
 
     async fn stored(&self) -> Vec<Stored> {
         self.1.lock().unwrap().clone()
+    }
+
+    async fn delete(&self, orphan: &Orphan) -> Result<()> {
+        Err(Error::refused(
+            &orphan.id,
+            "no test deletes orphans of these agents",
+        ))
     }
 }
 

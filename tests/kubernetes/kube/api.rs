@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use slackwater::agent::{DescribeResponse, Pool as Shown};
+use slackwater::error::{Error, Result};
 use slackwater::router::cluster::{Cluster, ObjectRef};
 use slackwater::router::kube::lease::Pace;
-use slackwater::router::kube::orphans::{self, Stored};
+use slackwater::router::kube::orphans::{self, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::router::Orphans;
@@ -24,7 +25,7 @@ const LONG: Duration = Duration::from_secs(120);
 
 /// An agent's description. If the agent cannot be reached, an error with its last description, and
 /// its time.
-type LastReport = Result<DescribeResponse, (Timestamp, DescribeResponse)>;
+type LastReport = std::result::Result<DescribeResponse, (Timestamp, DescribeResponse)>;
 
 /// Agents that give any answer that a test needs.
 #[derive(Default)]
@@ -33,6 +34,8 @@ pub struct Agents {
     /// By node.
     say: Mutex<BTreeMap<String, LastReport>>,
     stored: Mutex<Vec<Stored>>,
+    /// IDs of orphans that were deleted.
+    deleted: Mutex<Vec<String>>,
 }
 
 impl Agents {
@@ -97,6 +100,18 @@ impl AgentReports for Agents {
     async fn stored(&self) -> Vec<Stored> {
         self.stored.lock().unwrap().clone()
     }
+
+    /// The agent refuses to delete a volume with `used` in its ID.
+    async fn delete(&self, orphan: &Orphan) -> Result<()> {
+        if orphan.id.contains("used") {
+            return Err(Error::refused(&orphan.id, "it is staged"));
+        }
+        for stored in self.stored.lock().unwrap().iter_mut() {
+            stored.volumes.retain(|id| *id != orphan.id);
+        }
+        self.deleted.lock().unwrap().push(orphan.id.clone());
+        Ok(())
+    }
 }
 
 #[track_caller]
@@ -121,6 +136,11 @@ pub fn options(me: &str) -> Options {
         orphans: orphans::Pace {
             every: Duration::from_millis(500),
             age: Duration::from_secs(3),
+            deletion: orphans::Waits {
+                unnamed: SignedDuration::from_secs(3),
+                kept: SignedDuration::from_secs(2),
+                placed: SignedDuration::ZERO,
+            },
         },
         ..Options::new(DRIVER, "slackwater", me)
     }
@@ -441,8 +461,52 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
             .iter()
             .all(|words| output.contains(words))
     });
+    delete_orphans(plane, agents);
     has(&["pool.volume"], &["pool.snap"]);
     eventually("none is left", || counted() == count(0, Some(0)));
+}
+
+/// An orphan is deleted on request; one that is used, and a volume that is no orphan, are not.
+fn delete_orphans(plane: &Plane, agents: &Agents) {
+    let pool =
+        |path: &str| plane.kubectl(&["get", "pool", POOL, &format!("-o=jsonpath={{{path}}}")]);
+    let listed = ".status.orphans.listed[*].id";
+    eventually("the status lists the orphans", || {
+        let ids = pool(listed);
+        ids.contains("pool.lost") && ids.contains("pool.stray")
+    });
+    agents.stored.lock().unwrap()[0]
+        .volumes
+        .push("pool.used".into());
+    let request = |ids: &str| {
+        let fields = format!("{{\"spec\":{{\"deleteOrphans\":{ids}}}}}");
+        plane.kubectl(&["patch", "pool", POOL, "--type=merge", "-p", &fields])
+    };
+    request(r#"["pool.lost", "pool.used", "pool.volume"]"#);
+    eventually("the volume with an object is kept and named", || {
+        let events = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
+        events.contains("pool.volume is not deleted: it is no orphan")
+    });
+    eventually("the status says when", || {
+        pool(".status.orphans.listed[*].deleteAt") != ""
+    });
+    eventually(
+        "one is deleted, and the request of the other one stays",
+        || {
+            *agents.deleted.lock().unwrap() == ["pool.lost"]
+                && pool(".spec.deleteOrphans") == r#"["pool.used"]"#
+        },
+    );
+    eventually("events", || {
+        let events = plane.kubectl(&["events", &format!("--for=pool/{POOL}")]);
+        events.contains("deleted pool.lost, as requested") && events.contains("it is staged")
+    });
+    assert!(
+        agents.stored.lock().unwrap()[0]
+            .volumes
+            .contains(&"pool.volume".into())
+    );
+    request("null");
 }
 
 fn is_gone(plane: &mut Plane, cluster: &InCluster) {

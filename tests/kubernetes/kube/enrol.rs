@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater::error::{Error, chain};
+use slackwater::error::{Error, Result, chain};
 use slackwater::router::kube::certificates::Certificates;
-use slackwater::router::kube::orphans::Stored;
+use slackwater::router::kube::orphans::{Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Cluster, Enrolment};
@@ -63,6 +63,13 @@ impl AgentReports for NoAgents {
 
     async fn stored(&self) -> Vec<Stored> {
         Vec::new()
+    }
+
+    async fn delete(&self, orphan: &Orphan) -> Result<()> {
+        Err(Error::refused(
+            &orphan.id,
+            "no test deletes orphans of these agents",
+        ))
     }
 }
 

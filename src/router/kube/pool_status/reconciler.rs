@@ -48,6 +48,7 @@ impl Controller for PoolController {
             homes: cluster.volumes.homes(),
             nodes: cluster.node_labels().into_keys().collect(),
             evacuations: cluster.evacuations(),
+            orphans: cluster.orphans.shown(),
             lost_after: cluster.options.lost_after,
             unreachable_after: cluster.options.unreachable_after,
             leads_since,
@@ -96,6 +97,9 @@ impl Reconciler for PoolController {
         if change.status.evacuation.is_none() {
             // Null removes it.
             status["evacuation"] = json!(null);
+        }
+        if change.status.orphans.is_none() {
+            status["orphans"] = json!(null);
         }
         if write_status(&api, &what, &name, &status).await? == Outcome::Stale {
             return Ok(Outcome::Stale);

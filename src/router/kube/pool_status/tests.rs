@@ -91,6 +91,7 @@ impl Sky {
 
     fn changes(&self) -> Vec<Change> {
         let statuses = PoolStatuses {
+            orphans: BTreeMap::new(),
             reports: self.reports.clone(),
             pools: self.pools.clone(),
             homes: self.homes.clone(),

@@ -1,0 +1,228 @@
+//! The controller of orphans: checks, reports, and deletions that are requested.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use ::kube::ResourceExt;
+use ::kube::api::Api;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::deletion::plan;
+use super::named::named;
+use super::{Memory, Orphan, Stored, What, lock, snapshot_handles, unnamed};
+use crate::error::{Result, chain};
+use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::pool::Pool;
+use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, patch};
+use crate::router::kube::{InCluster, VOLUMES};
+use crate::telemetry::router::Orphans;
+
+/// The reason of the event about an orphan that is not deleted, although that was requested.
+const NOT_DELETED: &str = "OrphanNotDeleted";
+
+/// Reports orphans.
+pub(in crate::router::kube) struct OrphanController {
+    pub(in crate::router::kube) cluster: Arc<InCluster>,
+    pub(in crate::router::kube) memory: Mutex<Memory>,
+}
+
+impl OrphanController {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        lock(&self.memory)
+    }
+
+    fn set_counts(&self, counts: Option<Orphans>) {
+        *lock(&self.cluster.orphans.counts) = counts;
+    }
+}
+
+/// What is to be done after a check.
+#[derive(Debug)]
+pub(in crate::router::kube) enum Found {
+    /// An orphan that was not reported yet.
+    New(Orphan),
+    /// An orphan that is to be deleted.
+    Due(Orphan),
+    /// IDs in the `spec.deleteOrphans` of a pool that are no orphans, and whether the pool has them.
+    Settled(Box<Pool>, BTreeMap<String, bool>),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::New(orphan) => orphan.fmt(f),
+            Found::Due(orphan) => write!(f, "deletion of orphan {}", orphan.id),
+            Found::Settled(pool, _) => write!(f, "orphans of pool {}", pool.name_any()),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for OrphanController {
+    const NAME: &'static str = "orphans";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Found>> {
+        let cluster = &self.cluster;
+        // Pools are read first, and the objects that name their contents afterwards, so that an
+        // object that is created in between is named.
+        let stored = cluster.agents.stored().await;
+        let snapshots = match snapshot_handles(&cluster.client, &cluster.options.driver).await {
+            Ok(snapshots) => snapshots,
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "failed to look for orphans");
+                return None;
+            }
+        };
+        if !cluster.following.is_complete(VOLUMES) || cluster.problem().is_some() {
+            self.set_counts(None);
+            return None;
+        }
+        let (age, now) = (cluster.options.orphans.age, Instant::now());
+        let moved = cluster.ids_of_moves();
+        let snapshots = snapshots.map(|named| &named | &moved);
+        let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
+        let unnamed = unnamed(&stored, names, snapshots.as_ref());
+        let requested = self.requested(&stored, &unnamed);
+        let mut memory = self.memory();
+        memory.take(&stored, unnamed, now);
+        let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
+        self.set_counts(Some(Orphans {
+            volumes: count(What::Volume),
+            snapshots: snapshots.map(|_| count(What::Snapshot)),
+        }));
+        let new = memory.unreported(age, now).into_iter().map(Found::New);
+        Some(new.chain(requested).collect())
+    }
+
+    fn reset(&self) {
+        *self.memory() = Memory::default();
+        self.set_counts(None);
+        lock(&self.cluster.orphans.shown).clear();
+    }
+}
+
+impl OrphanController {
+    /// What follows from requests for deletions. What the status of the pools is to show is stored.
+    fn requested(&self, stored: &[Stored], unnamed: &BTreeSet<Orphan>) -> Vec<Found> {
+        let now = Timestamp::now();
+        let (mut found, mut shown) = (Vec::new(), BTreeMap::new());
+        for (id, pool) in self.cluster.pool_objects() {
+            let there: Vec<&Stored> = stored.iter().filter(|one| one.pool == id).collect();
+            if there.is_empty() {
+                continue;
+            }
+            let its: Vec<&Orphan> = unnamed.iter().filter(|one| one.pool == id).collect();
+            let waits = self.cluster.options.orphans.deletion;
+            let plan = plan(&pool, &its, waits, now);
+            shown.insert(id, plan.shown);
+            found.extend(plan.due.into_iter().map(Found::Due));
+            if !plan.settled.is_empty() {
+                let settled = plan.settled.into_iter();
+                let settled = settled.map(|id| {
+                    let is_there = there.iter().any(|one| one.has(&id));
+                    (id, is_there)
+                });
+                found.push(Found::Settled(Box::new(pool), settled.collect()));
+            }
+        }
+        *lock(&self.cluster.orphans.shown) = shown;
+        found
+    }
+
+    fn report(&self, orphan: &Orphan) {
+        self.memory().reported(orphan);
+        let message = orphan.to_string();
+        tracing::warn!(
+            id = orphan.id,
+            node = orphan.node,
+            message,
+            "found an orphan"
+        );
+        let pool = ObjectRef::Pool(orphan.pool);
+        self.cluster.record_event(&pool, true, "Orphan", message);
+    }
+
+    /// Deletes an orphan, unless something names it by now. Its agent refuses to delete what is used.
+    async fn delete(&self, orphan: &Orphan) -> Result<Outcome> {
+        let pool = ObjectRef::Pool(orphan.pool);
+        if let Some(object) = named(&self.cluster.client, orphan).await? {
+            tracing::info!(
+                id = orphan.id,
+                object,
+                "kept an orphan that an object names"
+            );
+            return Ok(Outcome::Stale);
+        }
+        let deleted = self.cluster.agents.delete(orphan).await;
+        let (is_warning, reason, message) = match &deleted {
+            Ok(()) => (
+                false,
+                "OrphanDeleted",
+                format!("deleted {}, as requested", orphan.id),
+            ),
+            Err(error) => {
+                let why = chain(error);
+                (
+                    true,
+                    NOT_DELETED,
+                    format!("{} is not deleted: {why}", orphan.id),
+                )
+            }
+        };
+        tracing::info!(
+            id = orphan.id,
+            node = orphan.node,
+            message,
+            "deletion of an orphan"
+        );
+        self.cluster
+            .record_event(&pool, is_warning, reason, message);
+        deleted.map(|()| Outcome::Done)
+    }
+
+    /// Removes IDs from `spec.deleteOrphans`, unless a person has changed the pool since.
+    async fn settle(&self, pool: &Pool, settled: &BTreeMap<String, bool>) -> Result<Outcome> {
+        let mut left = pool.spec.delete_orphans.clone();
+        left.retain(|id| !settled.contains_key(id));
+        let api = Api::<Pool>::all(self.cluster.client.clone());
+        let name = pool.name_any();
+        let fields = json!({
+            "metadata": { "resourceVersion": pool.metadata.resource_version },
+            "spec": { "deleteOrphans": if left.is_empty() { Value::Null } else { json!(left) } },
+        });
+        let outcome = patch(&api, &format!("pool {name}"), &name, fields).await?;
+        if let (Outcome::Done, Some(id)) = (&outcome, pool.id()) {
+            for orphan in settled.iter().filter(|(_, is_there)| **is_there) {
+                let message = format!(
+                    "{} is not deleted: it is no orphan, an object names it",
+                    orphan.0
+                );
+                self.cluster
+                    .record_event(&ObjectRef::Pool(id), true, NOT_DELETED, message);
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+#[tonic::async_trait]
+impl Reconciler for OrphanController {
+    type Object = Found;
+    type Step = ();
+
+    fn next(_: &Found) -> Next<()> {
+        Next::Step(())
+    }
+
+    async fn execute(&self, found: &Found, (): ()) -> Result<Outcome> {
+        match found {
+            Found::New(orphan) => self.report(orphan),
+            Found::Due(orphan) => return self.delete(orphan).await,
+            Found::Settled(pool, settled) => return self.settle(pool, settled).await,
+        }
+        Ok(Outcome::Done)
+    }
+}
