@@ -36,12 +36,12 @@ SEED = $(shell printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || ech
 # The parts of `make test` after `make check`. Each is a target, and its output is in a log of that name.
 # A guest computes on one CPU while the tests on this kernel that need root mostly wait for disks, so these run
 # at once. The tests that compute on this kernel follow, and those on simulated thin devices follow the guests.
-# The rest comes last: csi-sanity builds the driver without fault injection in the place where the tests look for
-# theirs.
+# csi-sanity with pools that are simulated or in a guest follows these. With pools on loop devices it comes last,
+# because some tests let disks die, which every program notices that examines loop devices.
 CARGO_PARTS := tests-unprivileged tests-root tests-guest
 PARTS_ON_THIS_KERNEL := tests-root tests-unprivileged
-PARTS_ELSEWHERE := tests-guest tests-thin
-PARTS := $(CARGO_PARTS) tests-thin sanity e2e-if-warm
+PARTS_ELSEWHERE := tests-guest tests-thin sanity-elsewhere
+PARTS := $(CARGO_PARTS) tests-thin sanity-elsewhere sanity-here e2e-if-warm
 
 .PHONY: test
 test: ## Run all tests, but no benchmarks (as root, or with sudo)
@@ -53,9 +53,9 @@ test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(PARTS:%=$(LOGS)/%.log) | tee $(LOGS)/summary.log
 
 .PHONY: parts parts-on-this-kernel parts-elsewhere
-parts: helm # all parts, also after one has failed
+parts: helm sanity-programs # all parts, also after one has failed
 	@code=0; $(MAKE) --jobs=2 --keep-going parts-on-this-kernel parts-elsewhere || code=$$?; \
-	$(MAKE) --jobs=1 --keep-going timed-sanity timed-e2e-if-warm || code=$$?; exit $$code
+	$(MAKE) --jobs=1 --keep-going timed-sanity-here timed-e2e-if-warm || code=$$?; exit $$code
 
 parts-on-this-kernel:
 	@$(MAKE) --jobs=1 --keep-going $(PARTS_ON_THIS_KERNEL:%=timed-%)
@@ -167,11 +167,22 @@ soak: ## Run the consistency tests of cuts and clones with thousands of rounds, 
 fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-120} $(CARGO) test --locked --workspace --lib fuzz -- --nocapture 2>&1 | grep -E ' inputs in |Test failed|planted bug was not found|test result'
 
-.PHONY: sanity
+# The kinds of pools that use nothing of this kernel, and the others.
+sanity-elsewhere: KINDS := memory memory-thin router lvm
+sanity-here: KINDS := xfs btrfs ext4
+.PHONY: sanity sanity-elsewhere sanity-here
 sanity: ## Run two releases of csi-sanity against the real binary on every kind of pool
+sanity: sanity-programs
+sanity sanity-elsewhere sanity-here:
 	@mkdir -p $(LOGS)
+	$(AS_ROOT) env SLACKWATER=$(SANITY)/slackwater csi-sanity/run.sh $(KINDS) 2>&1 | tee $(LOGS)/$@.log
+
+# The programs without fault injection. The tests look for those with it in the place where cargo puts both.
+SANITY := $(TARGET)/csi-sanity/programs
+.PHONY: sanity-programs
+sanity-programs:
 	$(CARGO) build --locked
-	$(AS_ROOT) env SLACKWATER=$(TARGET)/debug/slackwater csi-sanity/run.sh 2>&1 | tee $(LOGS)/sanity.log
+	@mkdir -p $(SANITY) && cp $(TARGET)/debug/slackwater $(TARGET)/debug/slackwater-guard $(SANITY)/
 
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)

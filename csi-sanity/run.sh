@@ -370,7 +370,7 @@ for kind in "${kinds[@]}"; do
 done
 if [ -z "${SANITY_GUEST:-}" ]; then
     build
-    rm -rf -- "$logs"
+    rm -rf -- "${kinds[@]/#/$logs/}"
 fi
 # Short, because a socket's path has at most 107 bytes.
 work=$(mktemp --directory "${TMPDIR:-/tmp}/slackwater-sanity.XXXX")
@@ -401,6 +401,6 @@ for kind in "${kinds[@]}"; do
 done
 
 [ $((passed + failed)) -gt 0 ] || complain "nothing was run"
-find "$logs" -name notes -exec cat {} + | grep '^skipped ' | sort | uniq --count || true
+find "${kinds[@]/#/$logs/}" -name notes -exec cat {} + | grep '^skipped ' | sort | uniq --count || true
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]
