@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::Value;
 
 use crate::cli::{Change, Wait};
-use crate::cluster::Cluster;
-use crate::failure::{Failure, Result, TIMED_OUT, UNCONFIRMED};
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::object::Kind;
 use crate::text::{escaped, escaped_lines};
 
@@ -88,11 +88,7 @@ pub fn confirm(change: &Change, plan: &str) -> Result<()> {
     say(plan);
     match change.yes || change.dry_run {
         true => Ok(()),
-        false => Err(Failure {
-            code: UNCONFIRMED,
-            message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
-                .into(),
-        }),
+        false => Err(Failure::unconfirmed()),
     }
 }
 
@@ -144,9 +140,68 @@ pub enum Progress {
     Ended(Result<String>),
 }
 
-/// Reads the progress until the operation has ended or the time is over. Each line that differs from
-/// the one before it is printed on stderr.
-pub async fn follow<A>(wait: &Wait, what: &str, mut read: impl FnMut() -> A) -> Result<()>
+/// Creates an object.
+pub async fn create(
+    cluster: &Cluster,
+    change: &Change,
+    kind: &Kind,
+    namespace: &str,
+    object: Value,
+) -> Result<DynamicObject> {
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let action = match name {
+        "" => format!("creating a {}", kind.kind),
+        name => format!("creating {} {namespace}/{name}", kind.kind),
+    };
+    let object: DynamicObject = serde_json::from_value(object)
+        .map_err(|error| Failure::failed(format!("{action}: {error}")))?;
+    let resource = kind.resource(kind.versions[0]);
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(cluster.client.clone(), namespace, &resource);
+    let params = PostParams {
+        dry_run: change.dry_run,
+        ..PostParams::default()
+    };
+    let made = api.create(&params, &object).await;
+    made.map_err(|error| Failure::of(&action, &error))
+}
+
+/// Deletes an object of a namespace, if it is still that of this UID. One that is gone is no failure.
+pub async fn delete(
+    cluster: &Cluster,
+    kind: &Kind,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<()> {
+    let scope = Scope::Namespace(namespace.to_string());
+    let params = DeleteParams::default().preconditions(Preconditions {
+        uid: Some(uid.into()),
+        resource_version: None,
+    });
+    let api = cluster.api(kind, kind.versions[0], &scope);
+    match api.delete(name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => {
+            let action = format!("deleting {} {namespace}/{name}", kind.kind);
+            Err(Failure::of(&action, &error))
+        }
+    }
+}
+
+/// Reads the progress until the operation has ended or the time is over, and prints its last line.
+pub async fn follow<A>(wait: &Wait, what: &str, read: impl FnMut() -> A) -> Result<()>
+where
+    A: Future<Output = Result<Progress>>,
+{
+    say(&until_end(wait, what, read).await?);
+    Ok(())
+}
+
+/// The same, without printing the last line on stdout. Each line that differs from the one before it
+/// is printed on stderr.
+pub async fn until_end<A>(wait: &Wait, what: &str, mut read: impl FnMut() -> A) -> Result<String>
 where
     A: Future<Output = Result<Progress>>,
 {
@@ -154,10 +209,7 @@ where
     let mut last = String::new();
     loop {
         match read().await? {
-            Progress::Ended(result) => {
-                say(&result?);
-                return Ok(());
-            }
+            Progress::Ended(result) => return result,
             Progress::Running(line) if line != last => {
                 eprintln!("{}", escaped(&line));
                 last = line;

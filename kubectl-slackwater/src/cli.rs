@@ -76,6 +76,8 @@ pub enum Command {
     Pool(PoolCommand),
     /// Move the volume of a claim to another node or pool
     Move(MoveArguments),
+    /// Restore a snapshot, or all members of a group snapshot, into new claims
+    Restore(RestoreArguments),
 }
 
 /// Changes of a pool.
@@ -156,6 +158,29 @@ pub struct MoveArguments {
     /// How long the old volume is kept after the move, such as 30m or 7d
     #[arg(long, value_name = "TIME", default_value = "24h")]
     pub keep_source: String,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+/// A restore.
+#[derive(Clone, Debug, Args)]
+pub struct RestoreArguments {
+    /// The VolumeSnapshot or VolumeGroupSnapshot, with its kind (`volumesnapshot/NAME`) if both exist
+    #[arg(value_name = "SNAPSHOT|GROUP")]
+    pub source: String,
+    /// Create the claims that this StatefulSet expects
+    #[arg(long, value_name = "NAME")]
+    pub statefulset: Option<String>,
+    /// Add `-TEXT` to the names of claims; with --statefulset, to that of the StatefulSet
+    #[arg(long, value_name = "TEXT")]
+    pub suffix: Option<String>,
+    /// Class of the new claims [default: that of the old claim or of the StatefulSet]
+    #[arg(long, value_name = "NAME")]
+    pub storage_class: Option<String>,
+    #[command(flatten)]
+    pub output: Output,
     #[command(flatten)]
     pub change: Change,
     #[command(flatten)]
@@ -300,6 +325,17 @@ mod tests {
             .map(str::to_string)
             .collect();
         assert_eq!(named, options(&Cli::command()));
+        let all = options(&Cli::command());
+        let of_kubectl = ["kubectl scale", "kubectl patch", "kubectl label"];
+        let page_of_restores = include_str!("../../docs/restore.md");
+        let lines = page_of_restores.lines();
+        for line in lines.filter(|line| !of_kubectl.iter().any(|it| line.contains(it))) {
+            let is_option = |word: &&str| word.starts_with("--") && !word.starts_with("---");
+            let is_end = |c: char| !(c.is_ascii_lowercase() || c == '-');
+            for word in line.split(is_end).filter(is_option) {
+                assert!(all.contains(word), "docs/restore.md: {word}");
+            }
+        }
         for command in commands(&Cli::command()) {
             let row = |end: &str| page.contains(&format!("\n| `{command}{end}"));
             assert!(

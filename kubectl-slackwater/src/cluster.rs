@@ -92,6 +92,16 @@ impl Cluster {
         })
     }
 
+    /// The same with another connection.
+    pub fn with(client: Client, namespace: &str, driver: &str) -> Cluster {
+        Cluster {
+            client,
+            namespace: namespace.into(),
+            driver: driver.into(),
+            notes: RefCell::default(),
+        }
+    }
+
     /// The resource in one of its versions.
     pub fn api(&self, kind: &Kind, version: &str, scope: &Scope) -> Api<DynamicObject> {
         let resource = kind.resource(version);
@@ -191,6 +201,34 @@ impl Cluster {
         let api = self.api(kind, kind.versions[0], &scope);
         let got = api.get(name).await;
         got.map_err(|error| Failure::of(&format!("reading {} {name}", kind.kind), &error))
+    }
+
+    /// One object, in the newest version that the cluster has; `None` if it does not exist.
+    pub async fn get_one(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<DynamicObject>> {
+        let scope = Scope::Namespace(namespace.to_string());
+        // Without a name, the path would be that of all objects.
+        let versions = match name.is_empty() {
+            true => &[],
+            false => kind.versions,
+        };
+        for version in versions {
+            match self.api(kind, version, &scope).get_opt(name).await {
+                Ok(Some(object)) => return Ok(Some(object)),
+                Ok(None) => {}
+                Err(error) => {
+                    return Err(Failure::of(
+                        &format!("reading {} {name}", kind.kind),
+                        &error,
+                    ));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Something that is not shown.

@@ -29,8 +29,8 @@ const FILES: u8 = 0;
 enum Wanted {
     /// One of these.
     Words(Vec<String>),
-    /// The name of an object.
-    Objects(&'static Kind),
+    /// The name of an object of one of these kinds.
+    Objects(&'static [&'static Kind]),
     /// A context of the kubeconfig.
     Contexts,
     /// A file.
@@ -63,8 +63,8 @@ pub async fn run(words: &[String]) {
                 .map(|context| context.name)
                 .collect()
         }
-        Wanted::Objects(kind) => {
-            let found = tokio::time::timeout(TIMEOUT, objects(before, kind)).await;
+        Wanted::Objects(kinds) => {
+            let found = tokio::time::timeout(TIMEOUT, objects(before, kinds)).await;
             found.ok().flatten().unwrap_or_default()
         }
     };
@@ -118,10 +118,13 @@ fn wanted(before: &[String], last: &str) -> Wanted {
 
 fn value_of(argument: &clap::Arg) -> Wanted {
     match argument.get_id().as_str() {
-        "claim" => Wanted::Objects(&object::CLAIM),
-        "pool" | "to_pool" => Wanted::Objects(&object::POOL),
-        "to_node" => Wanted::Objects(&object::NODE),
-        "namespace" => Wanted::Objects(&object::NAMESPACE),
+        "claim" => Wanted::Objects(&[&object::CLAIM]),
+        "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
+        "to_node" => Wanted::Objects(&[&object::NODE]),
+        "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
+        "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
+        "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
+        "namespace" => Wanted::Objects(&[&object::NAMESPACE]),
         "context" => Wanted::Contexts,
         "kubeconfig" => Wanted::Files,
         _ => {
@@ -132,7 +135,7 @@ fn value_of(argument: &clap::Arg) -> Wanted {
 }
 
 /// Names of objects. Pools are NODE/NAME.
-async fn objects(before: &[String], kind: &Kind) -> Option<Vec<String>> {
+async fn objects(before: &[String], kinds: &[&Kind]) -> Option<Vec<String>> {
     let words = std::iter::once("x").chain(before.iter().map(String::as_str));
     let matches = Cli::command()
         .ignore_errors(true)
@@ -140,8 +143,16 @@ async fn objects(before: &[String], kind: &Kind) -> Option<Vec<String>> {
         .ok()?;
     let connection = Connection::from_arg_matches(&matches).ok()?;
     let cluster = Cluster::connect(&connection).await.ok()?;
+    let mut names = Vec::new();
+    for kind in kinds {
+        names.extend(names_of(&cluster, kind).await.unwrap_or_default());
+    }
+    Some(names)
+}
+
+async fn names_of(cluster: &Cluster, kind: &Kind) -> Option<Vec<String>> {
     if *kind == object::POOL {
-        let pools = crate::model::pools(&cluster).await.ok()??;
+        let pools = crate::model::pools(cluster).await.ok()??;
         return Some(pools.values().map(crate::model::Pool::title).collect());
     }
     let scope = Scope::Namespace(cluster.namespace.clone());
@@ -150,7 +161,8 @@ async fn objects(before: &[String], kind: &Kind) -> Option<Vec<String>> {
         .await
         .ok()??;
     let is_own = |object: &&kube::api::DynamicObject| {
-        *kind != object::CLAIM || crate::model::driver_of(object) == cluster.driver
+        (*kind != object::CLAIM || crate::model::driver_of(object) == cluster.driver)
+            && (*kind != object::STORAGE_CLASS || object.text("/provisioner") == cluster.driver)
     };
     let names = found
         .iter()
@@ -183,21 +195,30 @@ mod tests {
         has(after(&["volumes"], "--"), "--context");
         has(after(&["pools", "-o"], ""), "wide");
         has(after(&["pool"], ""), "evacuate");
-        assert_eq!(after(&["pool", "lose"], ""), Wanted::Objects(&object::POOL));
+        assert_eq!(
+            after(&["pool", "lose"], ""),
+            Wanted::Objects(&[&object::POOL])
+        );
         assert_eq!(
             after(&["move", "x", "--to-node"], ""),
-            Wanted::Objects(&object::NODE)
+            Wanted::Objects(&[&object::NODE])
+        );
+        let sources = Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]);
+        assert_eq!(after(&["restore", "--suffix", "x"], ""), sources);
+        assert_eq!(
+            after(&["restore", "x", "--statefulset"], ""),
+            Wanted::Objects(&[&object::STATEFUL_SET])
         );
         has(after(&["-n", "status", "volumes", "--output"], ""), "json");
-        assert_eq!(after(&["who"], ""), Wanted::Objects(&object::CLAIM));
+        assert_eq!(after(&["who"], ""), Wanted::Objects(&[&object::CLAIM]));
         // The value of an option is no command.
         assert_eq!(
             after(&["-n", "volumes", "who"], ""),
-            Wanted::Objects(&object::CLAIM)
+            Wanted::Objects(&[&object::CLAIM])
         );
         assert_eq!(
             after(&["who", "-n"], ""),
-            Wanted::Objects(&object::NAMESPACE)
+            Wanted::Objects(&[&object::NAMESPACE])
         );
         assert_eq!(after(&["--context"], ""), Wanted::Contexts);
         assert_eq!(after(&["--kubeconfig"], ""), Wanted::Files);

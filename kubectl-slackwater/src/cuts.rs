@@ -31,6 +31,27 @@ pub struct Snapshot {
     pub content: String,
     pub handle: String,
     pub pool: String,
+    #[serde(skip)]
+    pub uid: String,
+    /// The VolumeGroupSnapshot that owns it.
+    #[serde(skip)]
+    pub group_uid: String,
+    /// It is being deleted.
+    #[serde(skip)]
+    pub is_leaving: bool,
+    /// `Filesystem` or `Block`, of the volume of which it was taken; empty if this is not known.
+    #[serde(skip)]
+    pub mode: String,
+}
+
+impl Snapshot {
+    /// The name that a copy has by default: that of its claim, or its own if it was imported.
+    pub fn base(&self) -> &str {
+        match self.claim.as_str() {
+            "" => &self.name,
+            claim => claim,
+        }
+    }
 }
 
 /// A VolumeGroupSnapshot of the driver.
@@ -46,6 +67,13 @@ pub struct Group {
     pub ready: bool,
     pub error: String,
     pub cut_at: Option<Timestamp>,
+    #[serde(skip)]
+    pub uid: String,
+    #[serde(skip)]
+    pub is_leaving: bool,
+    /// Its VolumeGroupSnapshotContent.
+    #[serde(skip)]
+    pub content: String,
 }
 
 /// What the driver's controller has recorded about a cut.
@@ -65,6 +93,20 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
         reason: content.annotation("slackwater.dev/reason").into(),
         at: content.annotation("slackwater.dev/cut-at").parse().ok(),
     }
+}
+
+fn uid_of(object: &DynamicObject) -> String {
+    object.metadata.uid.clone().unwrap_or_default()
+}
+
+/// The group that owns a member.
+fn owner_of(snapshot: &DynamicObject) -> String {
+    let owners = snapshot.metadata.owner_references.iter().flatten();
+    let mut groups = owners.filter(|owner| owner.kind == object::GROUP.kind);
+    groups
+        .next()
+        .map(|owner| owner.uid.clone())
+        .unwrap_or_default()
 }
 
 fn by_name(objects: &Option<Vec<DynamicObject>>) -> BTreeMap<&str, &DynamicObject> {
@@ -92,8 +134,8 @@ pub async fn groups(
     let contents = by_name(&contents);
     let mut found = Vec::new();
     for group in &groups {
-        let content = group.text("/status/boundVolumeGroupSnapshotContentName");
-        let content = contents.get(content).copied();
+        let name = group.text("/status/boundVolumeGroupSnapshotContentName");
+        let content = contents.get(name).copied();
         let is_foreign = content.is_some_and(|it| it.text("/spec/driver") != cluster.driver);
         if is_foreign {
             continue;
@@ -111,6 +153,9 @@ pub async fn groups(
             ready: group.is_true("/status/readyToUse"),
             error: group.text("/status/error/message").into(),
             cut_at: cut.at.or_else(|| group.time("/status/creationTime")),
+            uid: uid_of(group),
+            is_leaving: group.metadata.deletion_timestamp.is_some(),
+            content: name.into(),
         });
     }
     Ok(found)
@@ -134,7 +179,7 @@ pub async fn snapshots(
     }
     let contents = by_name(&contents);
     let groups = groups(cluster, scope, None).await?;
-    let groups: BTreeMap<_, _> = groups
+    let groups: Groups<'_> = groups
         .iter()
         .map(|group| ((group.namespace.as_str(), group.name.as_str()), group))
         .collect();
@@ -142,36 +187,10 @@ pub async fn snapshots(
     for snapshot in &snapshots {
         let name = snapshot.text("/status/boundVolumeSnapshotContentName");
         let content = contents.get(name).copied();
-        if content.is_some_and(|it| it.text("/spec/driver") != cluster.driver) {
-            continue;
+        let is_foreign = content.is_some_and(|it| it.text("/spec/driver") != cluster.driver);
+        if !is_foreign {
+            found.push(joined(snapshot, content, &groups));
         }
-        let mut cut = cut_of(content);
-        let group = snapshot.text("/status/volumeGroupSnapshotName");
-        if let Some(group) = groups.get(&(snapshot.namespace(), group))
-            && cut.level.is_empty()
-        {
-            (cut.level, cut.reason) = (group.level.clone(), group.reason.clone());
-            cut.at = group.cut_at;
-        }
-        let handle = content.map_or("", |content| content.text("/status/snapshotHandle"));
-        let size = snapshot.text("/status/restoreSize");
-        found.push(Snapshot {
-            namespace: snapshot.namespace().into(),
-            name: snapshot.name().into(),
-            claim: snapshot
-                .text("/spec/source/persistentVolumeClaimName")
-                .into(),
-            group: group.into(),
-            level: cut.level,
-            reason: cut.reason,
-            ready: snapshot.is_true("/status/readyToUse"),
-            error: snapshot.text("/status/error/message").into(),
-            cut_at: cut.at.or_else(|| snapshot.time("/status/creationTime")),
-            restore_bytes: quantity(size).unwrap_or_default(),
-            content: name.into(),
-            handle: handle.into(),
-            pool: pool_of(handle).unwrap_or_default().into(),
-        });
     }
     found.sort_by(|a, b| {
         let key = |s: &Snapshot| {
@@ -184,4 +203,44 @@ pub async fn snapshots(
         key(a).cmp(&key(b))
     });
     Ok(found)
+}
+
+/// Groups by namespace and name.
+type Groups<'a> = BTreeMap<(&'a str, &'a str), &'a Group>;
+
+fn joined(
+    snapshot: &DynamicObject,
+    content: Option<&DynamicObject>,
+    groups: &Groups<'_>,
+) -> Snapshot {
+    let mut cut = cut_of(content);
+    let group = snapshot.text("/status/volumeGroupSnapshotName");
+    if let Some(group) = groups.get(&(snapshot.namespace(), group))
+        && cut.level.is_empty()
+    {
+        (cut.level, cut.reason) = (group.level.clone(), group.reason.clone());
+        cut.at = group.cut_at;
+    }
+    let of_content = |pointer| content.map_or("", |content| content.text(pointer));
+    let handle = of_content("/status/snapshotHandle");
+    let text = |pointer| snapshot.text(pointer).to_string();
+    Snapshot {
+        namespace: snapshot.namespace().into(),
+        name: snapshot.name().into(),
+        claim: text("/spec/source/persistentVolumeClaimName"),
+        group: group.into(),
+        level: cut.level,
+        reason: cut.reason,
+        ready: snapshot.is_true("/status/readyToUse"),
+        error: text("/status/error/message"),
+        cut_at: cut.at.or_else(|| snapshot.time("/status/creationTime")),
+        restore_bytes: quantity(snapshot.text("/status/restoreSize")).unwrap_or_default(),
+        content: text("/status/boundVolumeSnapshotContentName"),
+        handle: handle.into(),
+        pool: pool_of(handle).unwrap_or_default().into(),
+        uid: uid_of(snapshot),
+        group_uid: owner_of(snapshot),
+        is_leaving: snapshot.metadata.deletion_timestamp.is_some(),
+        mode: of_content("/spec/sourceVolumeMode").into(),
+    }
 }

@@ -42,6 +42,15 @@ impl Failure {
         }
     }
 
+    /// The user has not confirmed the change.
+    pub fn unconfirmed() -> Failure {
+        Failure {
+            code: UNCONFIRMED,
+            message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
+                .into(),
+        }
+    }
+
     /// The command line is wrong.
     pub fn usage(message: String) -> Failure {
         Failure {

@@ -17,6 +17,7 @@ pub mod model;
 pub mod object;
 pub mod pool_change;
 pub mod pools;
+pub mod restore;
 pub mod snapshots;
 pub mod status;
 pub mod text;
@@ -106,6 +107,7 @@ fn run(cli: Cli) -> Result<()> {
             Command::Status(arguments) => status::run(&cluster, &arguments).await,
             Command::Pool(command) => pool_change::run(&cluster, command).await,
             Command::Move(arguments) => volume_move::run(&cluster, &arguments).await,
+            Command::Restore(arguments) => restore::run(&cluster, &arguments).await,
         }
     })
 }

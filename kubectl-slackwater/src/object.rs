@@ -74,6 +74,21 @@ pub const VOLUME: Kind = Kind::new("", V1, "PersistentVolume", "persistentvolume
 pub const POD: Kind = Kind::new("", V1, "Pod", "pods", true);
 pub const NODE: Kind = Kind::new("", V1, "Node", "nodes", false);
 pub const NAMESPACE: Kind = Kind::new("", V1, "Namespace", "namespaces", false);
+pub const STATEFUL_SET: Kind = Kind::new("apps", V1, "StatefulSet", "statefulsets", true);
+pub const AUTOSCALER: Kind = Kind::new(
+    "autoscaling",
+    &["v2", "v1"],
+    "HorizontalPodAutoscaler",
+    "horizontalpodautoscalers",
+    true,
+);
+pub const STORAGE_CLASS: Kind = Kind::new(
+    "storage.k8s.io",
+    V1,
+    "StorageClass",
+    "storageclasses",
+    false,
+);
 pub const EVENT: Kind = Kind::new("events.k8s.io", V1, "Event", "events", true);
 pub const SNAPSHOT: Kind = Kind::new(
     SNAPSHOTS_GROUP,

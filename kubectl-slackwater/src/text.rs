@@ -61,7 +61,8 @@ pub fn size(bytes: i64) -> String {
     }
 }
 
-/// A quantity of the API ("10Gi", "1500M", "2e9") in bytes.
+/// A quantity of the API ("10Gi", "1500M", "2e9") in bytes. A fraction of a byte counts as one, as it
+/// does in the API.
 pub fn quantity(text: &str) -> Option<i64> {
     let end = text.find(|c: char| c.is_ascii_alphabetic());
     let (number, unit) = text.split_at(end.unwrap_or(text.len()));
@@ -81,9 +82,19 @@ pub fn quantity(text: &str) -> Option<i64> {
         "Pi" => 2f64.powi(50),
         "Ei" => 2f64.powi(60),
         // An exponent.
-        _ => return text.parse::<f64>().ok().map(|bytes| bytes as i64),
+        _ => return text.parse::<f64>().ok().map(|bytes| bytes.ceil() as i64),
     };
-    Some((number.parse::<f64>().ok()? * factor) as i64)
+    Some((number.parse::<f64>().ok()? * factor).ceil() as i64)
+}
+
+/// A number of bytes as a quantity of the API.
+pub fn as_quantity(bytes: i64) -> String {
+    for (shift, unit) in [(30, "Gi"), (20, "Mi"), (10, "Ki")] {
+        if bytes != 0 && bytes % (1 << shift) == 0 {
+            return format!("{}{unit}", bytes >> shift);
+        }
+    }
+    bytes.to_string()
 }
 
 /// The time since then: "5m". Empty if the time is not known.
@@ -144,12 +155,17 @@ mod tests {
             ("2e3", Some(2000)),
             ("7", Some(7)),
             ("1E", Some(1_000_000_000_000_000_000)),
+            ("1.1Gi", Some(1_181_116_007)),
             ("x", None),
             ("", None),
         ];
         for (text, expected) in cases {
             assert_eq!(quantity(text), expected, "{text}");
         }
+        for bytes in [0, 1, 1023, 1024, 1536, 1 << 20, (10 << 30) + 512, 10 << 30] {
+            assert_eq!(quantity(&as_quantity(bytes)), Some(bytes));
+        }
+        assert_eq!(as_quantity(10 << 30), "10Gi");
         assert_eq!(percent(1, 3), Some(33));
         assert_eq!(percent(5, 3), Some(100));
         assert_eq!(percent(1, 0), None);

@@ -10,4 +10,5 @@
 mod changes;
 mod krew;
 mod reads;
+mod restores;
 mod world;

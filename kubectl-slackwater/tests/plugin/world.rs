@@ -175,7 +175,7 @@ impl World {
     }
 
     /// A claim with its volume.
-    fn volume(&self, namespace: &str, claim: &str, pool: usize, n: u8, size: i64) {
+    pub fn volume(&self, namespace: &str, claim: &str, pool: usize, n: u8, size: i64) {
         let (pv, size) = (format!("pvc-{n}"), format!("{size}Gi"));
         self.put(json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "metadata": {"name": claim, "namespace": namespace, "labels": {"n": n.to_string()},
@@ -191,6 +191,16 @@ impl World {
                 "csi": {"driver": DRIVER, "volumeHandle": id(pool, n)}},
             "status": {"phase": "Bound"}}),
         );
+    }
+
+    /// Deletes a claim, which no controller of this world does.
+    pub fn remove_claim(&self, namespace: &str, name: &str) {
+        let claim = format!("pvc/{name}");
+        self.plane
+            .kubectl(&["delete", "-n", namespace, &claim, "--wait=false"]);
+        let none = "{\"metadata\":{\"finalizers\":null}}";
+        self.plane
+            .kubectl(&["patch", "-n", namespace, &claim, "--type=merge", "-p", none]);
     }
 
     fn pod(&self) {
@@ -256,7 +266,7 @@ impl World {
         );
     }
 
-    fn snapshot(&self, name: &str, claim: &str, handle: &str, noted: Value, mut status: Value) {
+    pub fn snapshot(&self, name: &str, claim: &str, handle: &str, noted: Value, mut status: Value) {
         let content = format!("content-{name}");
         status["boundVolumeSnapshotContentName"] = json!(content);
         self.put(
@@ -291,7 +301,7 @@ impl World {
     }
 }
 
-/// The command, its output and its exit code as text. Ages in seconds and the widths of columns
+/// The command, its output and its exit code as text. Times, ages in seconds and the widths of columns
 /// differ from run to run.
 pub fn said(words: &[&str], output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -310,6 +320,9 @@ pub fn said(words: &[&str], output: &Output) -> String {
 }
 
 fn plain(cell: &str) -> String {
+    if cell.parse::<Timestamp>().is_ok() {
+        return "TIME".into();
+    }
     let is_age = |number: &str| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
     match cell.strip_suffix(['s', 'm']) {
         Some(number) if is_age(number) => "AGE".into(),

@@ -62,6 +62,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "object",
             "pool_change",
             "pools",
+            "restore",
             "snapshots",
             "status",
             "text",

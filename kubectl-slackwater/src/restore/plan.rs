@@ -1,0 +1,388 @@
+//! Which claims are created, and how.
+
+use std::collections::BTreeMap;
+
+use kube::api::DynamicObject;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::names::is_valid;
+use super::source::Source;
+use super::stateful::Stateful;
+use crate::cli::RestoreArguments;
+use crate::cluster::Cluster;
+use crate::cuts::Snapshot;
+use crate::failure::{Failure, Result};
+use crate::object::{self, Fields};
+use crate::text::{as_quantity, quantity};
+
+/// The annotation of a restored claim with the UID of the VolumeSnapshot of which it is a copy. A
+/// command that is repeated knows by it which claims it has created.
+pub const RESTORED_FROM: &str = "slackwater.dev/restored-from";
+
+/// How far a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its claim does not exist yet.
+    Planned,
+    /// Its claim was created by an earlier run.
+    Exists,
+    /// Its claim was created by this run.
+    Created,
+    /// Its volume exists, too.
+    Bound,
+}
+
+/// A claim that is created from a snapshot.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    pub claim: String,
+    pub snapshot: Snapshot,
+    pub size_bytes: i64,
+    /// Empty for the default class.
+    pub class: String,
+    pub mode: String,
+    pub access_modes: Vec<String>,
+    pub state: State,
+    /// The PersistentVolume, once there is one.
+    pub volume: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// Where the fields of a claim come from: another claim, a template, or the snapshot alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Pattern {
+    request_bytes: i64,
+    class: String,
+    mode: String,
+    access_modes: Vec<String>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+fn texts(value: &Value) -> BTreeMap<String, String> {
+    let each = value.as_object().into_iter().flatten();
+    let each = each.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_string())));
+    each.collect()
+}
+
+/// Of a claim or a template.
+fn pattern(object: &Value) -> Pattern {
+    let spec = &object["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let modes = spec["accessModes"].as_array().into_iter().flatten();
+    let request = text(&spec["resources"]["requests"]["storage"]);
+    Pattern {
+        request_bytes: quantity(&request).unwrap_or_default(),
+        class: text(&spec["storageClassName"]),
+        mode: text(&spec["volumeMode"]),
+        access_modes: modes.map(text).collect(),
+        labels: texts(&object["metadata"]["labels"]),
+        annotations: texts(&object["metadata"]["annotations"]),
+    }
+}
+
+/// The claims that are created. Refuses names that cannot be, or that other claims have.
+pub async fn copies(
+    cluster: &Cluster,
+    source: &Source,
+    set: Option<&Stateful>,
+    arguments: &RestoreArguments,
+) -> Result<Vec<Copy>> {
+    let names = names(source, set, arguments)?;
+    let mut found = Vec::new();
+    let mut in_the_way = Vec::new();
+    for (at, (member, name)) in source.members.iter().zip(names).enumerate() {
+        if !is_valid(&name) {
+            return Err(Failure::usage(format!(
+                "{name} cannot be the name of a claim: names have lowercase letters, digits, - and ., and at most 253 characters"
+            )));
+        }
+        let live = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
+        let live = live.await?;
+        if let Some(live) = live.as_ref().filter(|live| !is_copy(live, member)) {
+            in_the_way.push(match live.metadata.deletion_timestamp {
+                Some(_) => format!("{name} (being deleted)"),
+                None => name,
+            });
+            continue;
+        }
+        let like = match &live {
+            Some(live) => Some(pattern(&json!(live))),
+            None => likeness(cluster, member, set, at, source).await?,
+        };
+        found.push(copy(name, member, like, live.as_ref(), arguments)?);
+    }
+    match in_the_way.is_empty() {
+        true => Ok(found),
+        false => Err(Failure::failed(format!(
+            "these claims of namespace {} exist: {}. Volumes are not restored in place yet (VolumeRevert): give --suffix to create claims with other names; docs/restore.md has the steps for the same names",
+            cluster.namespace,
+            in_the_way.join(", ")
+        ))),
+    }
+}
+
+/// The names of the claims, in the order of the members.
+fn names(
+    source: &Source,
+    set: Option<&Stateful>,
+    arguments: &RestoreArguments,
+) -> Result<Vec<String>> {
+    let with_suffix = |name: &str| match &arguments.suffix {
+        Some(suffix) => format!("{name}-{suffix}"),
+        None => name.to_string(),
+    };
+    let Some(set) = set else {
+        let names = source.members.iter().map(|one| with_suffix(one.base()));
+        return Ok(names.collect());
+    };
+    let name = with_suffix(&set.set.name);
+    let slots = set.slots(&source.members)?;
+    Ok(slots
+        .into_iter()
+        .map(|slot| set.set.claim(&name, slot))
+        .collect())
+}
+
+/// Whether a claim was created from exactly this snapshot, by this command.
+pub fn is_copy(claim: &DynamicObject, member: &Snapshot) -> bool {
+    claim.metadata.deletion_timestamp.is_none()
+        && claim.annotation(RESTORED_FROM) == member.uid
+        && !member.uid.is_empty()
+        && claim.text("/spec/dataSource/name") == member.name
+}
+
+/// What a new claim is like: the claim of which the snapshot was taken, or the template.
+async fn likeness(
+    cluster: &Cluster,
+    member: &Snapshot,
+    set: Option<&Stateful>,
+    at: usize,
+    source: &Source,
+) -> Result<Option<Pattern>> {
+    if !member.claim.is_empty() {
+        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &member.claim);
+        if let Some(claim) = claim.await? {
+            let mut like = pattern(&json!(claim));
+            // What controllers have written about that volume.
+            like.annotations.clear();
+            return Ok(Some(like));
+        }
+    }
+    let Some(set) = set else { return Ok(None) };
+    let slot = set.slots(&source.members)?[at];
+    let mut like = pattern(set.template(slot));
+    like.labels.extend(texts(set.labels()));
+    Ok(Some(like))
+}
+
+fn copy(
+    claim: String,
+    member: &Snapshot,
+    like: Option<Pattern>,
+    live: Option<&DynamicObject>,
+    arguments: &RestoreArguments,
+) -> Result<Copy> {
+    let is_known = like.is_some();
+    let mut like = like.unwrap_or_default();
+    if let Some(class) = &arguments.storage_class {
+        like.class.clone_from(class);
+    }
+    if !is_known && like.class.is_empty() {
+        return Err(Failure::usage(format!(
+            "the claim {} is gone, so its class is not known: give --storage-class, or --statefulset",
+            member.base()
+        )));
+    }
+    if like.access_modes.is_empty() {
+        like.access_modes.push("ReadWriteOnce".into());
+    }
+    let or_default = |mode: &str| match mode {
+        "" => "Filesystem".to_string(),
+        mode => mode.into(),
+    };
+    let mode = match is_known {
+        true => or_default(&like.mode),
+        false => or_default(&member.mode),
+    };
+    if !member.mode.is_empty() && mode != member.mode {
+        return Err(Failure::failed(format!(
+            "VolumeSnapshot {}/{} is of a volume with volumeMode {}, and the claim {claim} would have {mode}",
+            member.namespace, member.name, member.mode
+        )));
+    }
+    like.annotations
+        .insert(RESTORED_FROM.into(), member.uid.clone());
+    Ok(Copy {
+        claim,
+        snapshot: member.clone(),
+        size_bytes: member.restore_bytes.max(like.request_bytes),
+        class: like.class,
+        mode,
+        access_modes: like.access_modes,
+        state: match live.map(|live| live.text("/status/phase")) {
+            None => State::Planned,
+            Some("Bound") => State::Bound,
+            Some(_) => State::Exists,
+        },
+        volume: live.map_or("", |live| live.text("/spec/volumeName")).into(),
+        labels: like.labels,
+        annotations: like.annotations,
+    })
+}
+
+impl Copy {
+    /// The claim as it is created.
+    pub fn manifest(&self) -> Value {
+        let mut claim = json!({
+            "apiVersion": "v1",
+            "kind": object::CLAIM.kind,
+            "metadata": {"name": self.claim, "labels": self.labels, "annotations": self.annotations},
+            "spec": {
+                "accessModes": self.access_modes,
+                "volumeMode": self.mode,
+                "resources": {"requests": {"storage": as_quantity(self.size_bytes)}},
+                "dataSource": {"apiGroup": object::SNAPSHOT.group, "kind": object::SNAPSHOT.kind,
+                    "name": self.snapshot.name},
+            },
+        });
+        if !self.class.is_empty() {
+            claim["spec"]["storageClassName"] = json!(self.class);
+        }
+        claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member() -> Snapshot {
+        Snapshot {
+            namespace: "shop".into(),
+            name: "nightly-a".into(),
+            claim: "data-pg-0".into(),
+            uid: "uid-1".into(),
+            restore_bytes: 10 << 30,
+            ..Snapshot::default()
+        }
+    }
+
+    fn arguments(words: &[&str]) -> RestoreArguments {
+        use clap::Parser;
+        let words = ["x", "restore", "nightly"].iter().chain(words);
+        match crate::cli::Cli::parse_from(words).command {
+            crate::cli::Command::Restore(arguments) => arguments,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn claim(storage: &str) -> Pattern {
+        pattern(&json!({"metadata": {"labels": {"app": "pg"}}, "spec": {
+            "accessModes": ["ReadWriteOncePod"], "storageClassName": "fast", "volumeMode": "Block",
+            "resources": {"requests": {"storage": storage}}}}))
+    }
+
+    #[test]
+    fn a_copy_is_like_its_claim_and_never_smaller() {
+        let of = |storage: &str, snapshot: &str| {
+            let member = Snapshot {
+                restore_bytes: quantity(snapshot).unwrap(),
+                ..member()
+            };
+            let copy = copy(
+                "x".into(),
+                &member,
+                Some(claim(storage)),
+                None,
+                &arguments(&[]),
+            );
+            copy.unwrap().manifest()
+        };
+        let made = of("10Gi", "10Gi");
+        assert_eq!(made["spec"]["resources"]["requests"]["storage"], "10Gi");
+        assert_eq!(made["spec"]["accessModes"], json!(["ReadWriteOncePod"]));
+        assert_eq!(made["spec"]["volumeMode"], "Block");
+        assert_eq!(made["spec"]["storageClassName"], "fast");
+        assert_eq!(made["metadata"]["labels"], json!({"app": "pg"}));
+        assert_eq!(
+            made["metadata"]["annotations"],
+            json!({RESTORED_FROM: "uid-1"})
+        );
+        assert_eq!(
+            made["spec"]["dataSource"],
+            json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "nightly-a"})
+        );
+        let sizes = ["1", "1Ki", "10Gi", "10Gi", "10737418241", "11Gi", "1.5e10"];
+        for request in sizes {
+            for snapshot in sizes {
+                let made = of(request, snapshot);
+                let size = made["spec"]["resources"]["requests"]["storage"]
+                    .as_str()
+                    .unwrap();
+                let size = quantity(size).unwrap();
+                let expected = quantity(request).max(quantity(snapshot)).unwrap();
+                assert_eq!(size, expected, "{request} {snapshot}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_claim_the_snapshot_and_options_decide() {
+        let bare = copy("x".into(), &member(), None, None, &arguments(&[]));
+        let message = bare.unwrap_err().message;
+        assert!(message.contains("--storage-class"), "{message}");
+        let with_class = arguments(&["--storage-class", "slackwater"]);
+        let block = Snapshot {
+            mode: "Block".into(),
+            ..member()
+        };
+        let copy = copy("x".into(), &block, None, None, &with_class).unwrap();
+        assert_eq!(copy.mode, "Block");
+        assert_eq!(copy.access_modes, ["ReadWriteOnce"]);
+        assert_eq!(copy.class, "slackwater");
+    }
+
+    #[test]
+    fn a_file_system_is_not_restored_as_a_device() {
+        let file_system = Snapshot {
+            mode: "Filesystem".into(),
+            ..member()
+        };
+        let copied = copy(
+            "x".into(),
+            &file_system,
+            Some(claim("1Gi")),
+            None,
+            &arguments(&[]),
+        );
+        let message = copied.unwrap_err().message;
+        assert!(message.contains("volumeMode Filesystem"), "{message}");
+    }
+
+    #[test]
+    fn only_a_claim_of_this_very_snapshot_is_its_copy() {
+        let object = |annotation: &str, name: &str| -> DynamicObject {
+            serde_json::from_value(json!({"metadata": {"name": "x", "annotations": {
+                RESTORED_FROM: annotation}}, "spec": {"dataSource": {"name": name}}}))
+            .unwrap()
+        };
+        assert!(is_copy(&object("uid-1", "nightly-a"), &member()));
+        assert!(!is_copy(&object("uid-2", "nightly-a"), &member()));
+        assert!(!is_copy(&object("uid-1", "nightly-b"), &member()));
+        assert!(!is_copy(
+            &object("", "nightly-a"),
+            &Snapshot {
+                uid: String::new(),
+                ..member()
+            }
+        ));
+        let mut leaving = object("uid-1", "nightly-a");
+        leaving.metadata.deletion_timestamp =
+            serde_json::from_value(json!("2026-01-02T00:00:00Z")).unwrap();
+        assert!(!is_copy(&leaving, &member()));
+    }
+}

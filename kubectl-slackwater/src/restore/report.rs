@@ -1,0 +1,84 @@
+//! What a restore prints.
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
+
+use super::plan::Copy;
+use crate::cli::Format;
+use crate::listing::{Column, Listing, Row, column, table, wide};
+use crate::text::size;
+
+const COLUMNS: [Column; 9] = [
+    column("CLAIM"),
+    column("SNAPSHOT"),
+    column("LEVEL"),
+    column("CUT AT"),
+    column("SIZE"),
+    column("STATE"),
+    wide("CLASS"),
+    wide("MODE"),
+    wide("REASON"),
+];
+
+/// In UTC, in whole seconds.
+fn time(at: Option<Timestamp>) -> String {
+    let at = at.and_then(|at| Timestamp::from_second(at.as_second()).ok());
+    at.map(|at| at.to_string()).unwrap_or_default()
+}
+
+/// The copies, each with the level and the time of its snapshot.
+pub fn listing(namespace: &str, copies: &[Copy], notes: Vec<String>) -> Listing {
+    Listing {
+        what: "copies".into(),
+        columns: COLUMNS.to_vec(),
+        rows: copies.iter().map(|copy| row(namespace, copy)).collect(),
+        notes,
+    }
+}
+
+fn row(namespace: &str, copy: &Copy) -> Row {
+    let from = &copy.snapshot;
+    let state = json!(copy.state);
+    Row {
+        name: format!("persistentvolumeclaim/{}", copy.claim),
+        cells: vec![
+            copy.claim.clone(),
+            from.name.clone(),
+            from.level.clone(),
+            time(from.cut_at),
+            size(copy.size_bytes),
+            state.as_str().unwrap_or_default().into(),
+            copy.class.clone(),
+            copy.mode.clone(),
+            from.reason.clone(),
+        ],
+        value: json!({
+            "namespace": namespace,
+            "claim": copy.claim,
+            "volume": copy.volume,
+            "state": state,
+            "sizeBytes": copy.size_bytes,
+            "storageClass": copy.class,
+            "volumeMode": copy.mode,
+            "accessModes": copy.access_modes,
+            "snapshot": from.name,
+            "group": from.group,
+            "sourceClaim": from.claim,
+            "level": from.level,
+            "reason": from.reason,
+            "cutAt": from.cut_at,
+        }),
+    }
+}
+
+/// The copies as the table of a plan.
+pub fn plan(copies: &[Copy], format: Format) -> String {
+    let listing = listing("", copies, Vec::new());
+    let rows: Vec<_> = listing
+        .rows
+        .iter()
+        .map(|row| row.cells.as_slice())
+        .collect();
+    let text = table(&listing.columns, &rows, format == Format::Wide, true);
+    text.trim_end().to_string()
+}

@@ -1,0 +1,193 @@
+//! Waits until the volumes of copies exist. A class may create a volume only when a pod uses its claim;
+//! such claims are not waited for.
+
+use std::collections::BTreeSet;
+
+use kube::api::{DynamicObject, ListParams};
+
+use super::plan::{Copy, State, is_copy};
+use crate::change::Progress;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{DENIED, Failure, Result};
+use crate::object::{self, Fields};
+
+/// The annotation by which the scheduler has a volume created.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// Classes whose volumes are created at once, without a pod.
+pub async fn immediate(cluster: &Cluster, copies: &[Copy]) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    let classes: BTreeSet<&str> = copies.iter().map(|copy| copy.class.as_str()).collect();
+    for name in classes.into_iter().filter(|name| !name.is_empty()) {
+        match cluster.get_one(&object::STORAGE_CLASS, "", name).await {
+            Ok(None) => {
+                return Err(Failure::failed(format!(
+                    "StorageClass {name} does not exist: give another one with --storage-class"
+                )));
+            }
+            Ok(Some(class)) => {
+                let driver = class.text("/provisioner");
+                if driver != cluster.driver {
+                    return Err(Failure::failed(format!(
+                        "StorageClass {name} is of {driver}, and snapshots of {} can be restored by no other driver: give another one with --storage-class",
+                        cluster.driver
+                    )));
+                }
+                if class.text("/volumeBindingMode") != "WaitForFirstConsumer" {
+                    found.insert(name.to_string());
+                }
+            }
+            Err(failure) if failure.code == DENIED => cluster.note(format!(
+                "when class {name} creates volumes is not known: you may not read storageclasses"
+            )),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(found)
+}
+
+/// How far the volume of a claim is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Volume {
+    Exists,
+    Coming,
+    /// It is created when a pod uses the claim.
+    Unwanted,
+}
+
+fn volume_of(claim: &DynamicObject, is_immediate: bool) -> Volume {
+    match claim.text("/status/phase") {
+        "Bound" => Volume::Exists,
+        _ if is_immediate || !claim.annotation(SELECTED_NODE).is_empty() => Volume::Coming,
+        _ => Volume::Unwanted,
+    }
+}
+
+/// Reads how far the copies are.
+pub async fn progress(
+    cluster: &Cluster,
+    copies: &[Copy],
+    immediate: &BTreeSet<String>,
+) -> Result<Progress> {
+    let (mut exist, mut unwanted) = (0, 0);
+    let mut coming = String::new();
+    for copy in copies {
+        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        let claim = claim.await?.filter(|claim| is_copy(claim, &copy.snapshot));
+        let lost = |why: &str| {
+            let title = format!("claim {}/{}", cluster.namespace, copy.claim);
+            Ok(Progress::Ended(Err(Failure::failed(format!(
+                "{title} {why}"
+            )))))
+        };
+        let Some(claim) = claim else {
+            return lost("was deleted or replaced by another user");
+        };
+        if claim.text("/status/phase") == "Lost" {
+            return lost("has lost its volume");
+        }
+        match volume_of(&claim, immediate.contains(&copy.class)) {
+            Volume::Exists => exist += 1,
+            Volume::Unwanted => unwanted += 1,
+            Volume::Coming if coming.is_empty() => coming.clone_from(&copy.claim),
+            Volume::Coming => {}
+        }
+    }
+    if coming.is_empty() {
+        return Ok(Progress::Ended(Ok(ended(exist, unwanted))));
+    }
+    let message = last_event(cluster, &coming).await?;
+    Ok(Progress::Running(format!(
+        "{exist} of {} volumes exist; claim {coming}: {message}",
+        copies.len()
+    )))
+}
+
+/// Writes to the copies which volumes exist.
+pub async fn refresh(cluster: &Cluster, copies: &mut [Copy]) -> Result<()> {
+    for copy in copies {
+        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        let claim = claim.await?.filter(|claim| is_copy(claim, &copy.snapshot));
+        if let Some(claim) = claim.filter(|claim| claim.text("/status/phase") == "Bound") {
+            copy.state = State::Bound;
+            copy.volume = claim.text("/spec/volumeName").into();
+        }
+    }
+    Ok(())
+}
+
+fn ended(exist: usize, unwanted: usize) -> String {
+    let volumes = match exist {
+        0 => String::new(),
+        1 => "1 volume exists. ".into(),
+        exist => format!("{exist} volumes exist. "),
+    };
+    let pending = match unwanted {
+        0 => "",
+        1 => {
+            "1 claim stays Pending until a pod uses it: then its volume is created on the node of the pod, if possible that of the snapshot."
+        }
+        _ => {
+            "The other claims stay Pending until a pod uses them: then their volumes are created on the node of the pod, if possible that of the snapshots."
+        }
+    };
+    let pending = match exist {
+        0 => pending.replace("The other claims", &format!("{unwanted} claims")),
+        _ => pending.to_string(),
+    };
+    format!("{volumes}{pending}").trim_end().to_string()
+}
+
+/// The text of the last event of a claim.
+async fn last_event(cluster: &Cluster, claim: &str) -> Result<String> {
+    let scope = Scope::Namespace(cluster.namespace.clone());
+    let params = ListParams::default().fields(&format!("regarding.name={claim}"));
+    let events = cluster.find(&object::EVENT, &scope, &params).await?;
+    let of_claim = |event: &&DynamicObject| event.text("/regarding/kind") == object::CLAIM.kind;
+    let time = |event: &&DynamicObject| {
+        let times = [
+            "/series/lastObservedTime",
+            "/eventTime",
+            "/deprecatedLastTimestamp",
+        ];
+        times.into_iter().find_map(|pointer| event.time(pointer))
+    };
+    let last = events.iter().flatten().filter(of_claim).max_by_key(time);
+    let text = last.map_or("", |event| event.text("/note"));
+    Ok(match text {
+        "" => "its volume is being created".into(),
+        text => text.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_a_volume_that_is_being_created_is_waited_for() {
+        let claim = |phase: &str, node: &str| -> DynamicObject {
+            let claim = json!({"metadata": {"name": "x", "annotations": {SELECTED_NODE: node}},
+                "status": {"phase": phase}});
+            serde_json::from_value(claim).unwrap()
+        };
+        assert_eq!(volume_of(&claim("Pending", ""), false), Volume::Unwanted);
+        assert_eq!(volume_of(&claim("Pending", ""), true), Volume::Coming);
+        assert_eq!(
+            volume_of(&claim("Pending", "node-1"), false),
+            Volume::Coming
+        );
+        assert_eq!(volume_of(&claim("Bound", ""), false), Volume::Exists);
+        assert_eq!(ended(2, 0), "2 volumes exist.");
+        let text = ended(1, 2);
+        assert!(
+            text.starts_with("1 volume exists. The other claims stay"),
+            "{text}"
+        );
+        let text = ended(0, 3);
+        assert!(text.starts_with("3 claims stay Pending"), "{text}");
+        assert!(ended(0, 1).starts_with("1 claim stays Pending"));
+    }
+}
