@@ -169,16 +169,18 @@ pub async fn create(
 /// Deletes an object of a namespace, if it is still that of this UID. One that is gone is no failure.
 pub async fn delete(
     cluster: &Cluster,
+    change: &Change,
     kind: &Kind,
     namespace: &str,
     name: &str,
     uid: &str,
 ) -> Result<()> {
     let scope = Scope::Namespace(namespace.to_string());
-    let params = DeleteParams::default().preconditions(Preconditions {
+    let mut params = DeleteParams::default().preconditions(Preconditions {
         uid: Some(uid.into()),
         resource_version: None,
     });
+    params.dry_run = change.dry_run;
     let api = cluster.api(kind, kind.versions[0], &scope);
     match api.delete(name, &params).await {
         Ok(_) => Ok(()),

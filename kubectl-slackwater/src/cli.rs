@@ -78,6 +78,8 @@ pub enum Command {
     Move(MoveArguments),
     /// Restore a snapshot, or all members of a group snapshot, into new claims
     Restore(RestoreArguments),
+    /// Move a claim, with its volume, to another namespace
+    Transfer(TransferArguments),
 }
 
 /// Changes of a pool.
@@ -185,6 +187,24 @@ pub struct RestoreArguments {
     pub change: Change,
     #[command(flatten)]
     pub wait: Wait,
+}
+
+/// A claim to another namespace.
+#[derive(Clone, Debug, Args)]
+pub struct TransferArguments {
+    /// The claim
+    pub claim: String,
+    /// The namespace
+    #[arg(long, value_name = "NAME")]
+    pub to_namespace: String,
+    /// Name of the claim there [default: the same]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Time after which the program ends (`90s`, `10m`, `2h`); the same command continues
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub timeout: Option<Duration>,
+    #[command(flatten)]
+    pub change: Change,
 }
 
 /// Where a volume is moved to; all that is given must be true of its new pool.

@@ -124,7 +124,7 @@ fn value_of(argument: &clap::Arg) -> Wanted {
         "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
         "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
         "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
-        "namespace" => Wanted::Objects(&[&object::NAMESPACE]),
+        "namespace" | "to_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
         "context" => Wanted::Contexts,
         "kubeconfig" => Wanted::Files,
         _ => {

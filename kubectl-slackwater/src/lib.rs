@@ -21,6 +21,7 @@ pub mod restore;
 pub mod snapshots;
 pub mod status;
 pub mod text;
+pub mod transfer;
 pub mod volume_move;
 pub mod volumes;
 pub mod watch;
@@ -108,6 +109,7 @@ fn run(cli: Cli) -> Result<()> {
             Command::Pool(command) => pool_change::run(&cluster, command).await,
             Command::Move(arguments) => volume_move::run(&cluster, &arguments).await,
             Command::Restore(arguments) => restore::run(&cluster, &arguments).await,
+            Command::Transfer(arguments) => transfer::run(&cluster, &arguments).await,
         }
     })
 }

@@ -9,6 +9,8 @@
 
 mod changes;
 mod krew;
+mod memory;
 mod reads;
 mod restores;
+mod transfers;
 mod world;

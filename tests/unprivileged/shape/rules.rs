@@ -66,6 +66,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "snapshots",
             "status",
             "text",
+            "transfer",
             "volume_move",
             "volumes",
             "watch",

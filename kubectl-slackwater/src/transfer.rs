@@ -1,0 +1,221 @@
+//! `transfer`: a claim goes to another namespace, with its PersistentVolume and so with its data.
+//!
+//! A claim cannot change its namespace, so it is deleted and created again, while its PersistentVolume
+//! is Retain and records what is to be done ([`step`] has the order). A command that was interrupted
+//! anywhere is repeated.
+
+pub mod step;
+mod work;
+
+use std::fmt::Write as _;
+
+use kube::api::ListParams;
+
+use crate::change::{Need, Progress, confirm, mark, require, say, until_end};
+use crate::cli::{TransferArguments, Wait};
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result, TIMED_OUT};
+use crate::object::{self, Fields, Kind};
+
+use step::{Next, Place, Step, next};
+use work::{TRANSFERRED_FROM, Transfer, record_of};
+
+/// Moves the claim.
+pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()> {
+    let to = Place {
+        namespace: arguments.to_namespace.clone(),
+        name: arguments.name.as_ref().unwrap_or(&arguments.claim).clone(),
+    };
+    let from = Place {
+        namespace: cluster.namespace.clone(),
+        name: arguments.claim.clone(),
+    };
+    let Some(transfer) = find(cluster, from, to).await? else {
+        return Ok(());
+    };
+    let (from, to) = (&transfer.from, &transfer.to);
+    let view = transfer.view().await?;
+    if let Next::Refused(why) = next(from, to, &view) {
+        return Err(refused(&transfer, &why));
+    }
+    require(cluster, &needs(&transfer)).await?;
+    let mut plan = format!(
+        "Claim {from} will be deleted, and its PersistentVolume {} will be bound to a new claim {to}. Its data stay. Snapshots of it stay in namespace {}.",
+        transfer.volume, from.namespace
+    );
+    if view.volume.is_some_and(|volume| volume.record.is_some()) {
+        let _ = write!(plan, "\nAn earlier run has begun this.");
+    }
+    confirm(&arguments.change, &plan)?;
+    if arguments.change.dry_run {
+        return try_out(&transfer, arguments).await;
+    }
+    let wait = Wait {
+        wait: true,
+        timeout: arguments.timeout,
+    };
+    let done = until_end(&wait, "the transfer", || advance(&transfer)).await;
+    say(&done.map_err(|failure| match failure.code {
+        TIMED_OUT => Failure {
+            message:
+                "the transfer has not ended within --timeout; run the command again to continue it"
+                    .into(),
+            ..failure
+        },
+        _ => failure,
+    })?);
+    Ok(())
+}
+
+fn refused(transfer: &Transfer<'_>, why: &str) -> Failure {
+    Failure::failed(format!(
+        "claim {} cannot be transferred to {}: {why}",
+        transfer.from, transfer.to
+    ))
+}
+
+/// The transfer, which an earlier run may have begun; `None` if one has ended it.
+pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Transfer<'_>>> {
+    if from.namespace == to.namespace {
+        return Err(Failure::usage(format!(
+            "claim {from} is in namespace {} already",
+            to.namespace
+        )));
+    }
+    let all = ListParams::default();
+    let volumes = cluster.get_all(&object::VOLUME, &Scope::All, &all).await?;
+    let own = volumes
+        .iter()
+        .filter(|volume| volume.text("/spec/csi/driver") == cluster.driver);
+    // One that was begun is completed before another claim of that name goes anywhere.
+    for volume in own.clone() {
+        let record = record_of(volume)?;
+        if record.is_some_and(|record| record.from == from) {
+            let volume = volume.name().to_string();
+            return Ok(Some(Transfer {
+                cluster,
+                from,
+                to,
+                volume,
+            }));
+        }
+    }
+    let claim = cluster.get_one(&object::CLAIM, &from.namespace, &from.name);
+    let Some(claim) = claim.await? else {
+        let new = cluster.get_one(&object::CLAIM, &to.namespace, &to.name);
+        let new = new.await?;
+        if new.is_some_and(|new| new.annotation(TRANSFERRED_FROM) == from.to_string()) {
+            say(&format!("Claim {from} is {to} already."));
+            return Ok(None);
+        }
+        return Err(Failure::failed(format!(
+            "claim {from} does not exist, and no PersistentVolume records a transfer of it"
+        )));
+    };
+    let name = claim.text("/spec/volumeName");
+    if !own.clone().any(|volume| volume.name() == name) {
+        return Err(Failure::failed(format!(
+            "claim {from} is not bound to a volume of {}",
+            cluster.driver
+        )));
+    }
+    // A wrong name of a namespace is reported before anything is deleted, if the user may read it.
+    match cluster.get_one(&object::NAMESPACE, "", &to.namespace).await {
+        Ok(None) => Err(Failure::failed(format!(
+            "namespace {} does not exist",
+            to.namespace
+        ))),
+        Ok(Some(namespace)) if namespace.metadata.deletion_timestamp.is_some() => Err(
+            Failure::failed(format!("namespace {} is being deleted", to.namespace)),
+        ),
+        Err(failure) if failure.code != crate::failure::DENIED => Err(failure),
+        Ok(Some(_)) | Err(_) => Ok(Some(Transfer {
+            cluster,
+            volume: name.into(),
+            from,
+            to,
+        })),
+    }
+}
+
+fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
+    let need = |verb, kind: &'static Kind, namespace, name| Need {
+        verb,
+        kind,
+        namespace,
+        name,
+    };
+    let (from, to, volume) = (&transfer.from, &transfer.to, transfer.volume.as_str());
+    vec![
+        need("get", &object::CLAIM, &from.namespace, &from.name),
+        need("list", &object::CLAIM, &from.namespace, ""),
+        need("delete", &object::CLAIM, &from.namespace, &from.name),
+        need("list", &object::POD, &from.namespace, ""),
+        need("get", &object::CLAIM, &to.namespace, &to.name),
+        need("create", &object::CLAIM, &to.namespace, ""),
+        need("get", &object::VOLUME, "", volume),
+        need("patch", &object::VOLUME, "", volume),
+    ]
+}
+
+/// Takes steps until a controller has to do something, or until the end.
+pub async fn advance(transfer: &Transfer<'_>) -> Result<Progress> {
+    let change = crate::cli::Change {
+        yes: true,
+        dry_run: false,
+    };
+    let mut last = None;
+    loop {
+        let view = transfer.view().await?;
+        match next(&transfer.from, &transfer.to, &view) {
+            // An admission webhook may have changed the request, for example.
+            Next::Step(step) if last == Some((step, view.clone())) => {
+                let why = format!("the API server did not store this step: {}", line(step));
+                return Ok(Progress::Ended(Err(refused(transfer, &why))));
+            }
+            Next::Step(step) => {
+                last = Some((step, view));
+                transfer.perform(step, &change).await?;
+                eprintln!("{}", line(step));
+            }
+            Next::Wait(what) => return Ok(Progress::Running(what.into())),
+            Next::Refused(why) => return Ok(Progress::Ended(Err(refused(transfer, &why)))),
+            Next::Done => {
+                return Ok(Progress::Ended(Ok(format!(
+                    "Claim {} is {} now, with PersistentVolume {}.",
+                    transfer.from, transfer.to, transfer.volume
+                ))));
+            }
+        }
+    }
+}
+
+fn line(step: Step) -> &'static str {
+    match step {
+        Step::Record => "the transfer is recorded, and the PersistentVolume is Retain",
+        Step::Retain => "the PersistentVolume is Retain again",
+        Step::Delete => "the old claim is deleted",
+        Step::Reserve => "the PersistentVolume is reserved for the new claim",
+        Step::Create => "the new claim is created",
+        Step::Restore => "the PersistentVolume has its policy again",
+    }
+}
+
+/// The API server checks what it can check before the first step is stored.
+async fn try_out(transfer: &Transfer<'_>, arguments: &TransferArguments) -> Result<()> {
+    let mark = mark(&arguments.change);
+    let view = transfer.view().await?;
+    let Next::Step(Step::Record) = next(&transfer.from, &transfer.to, &view) else {
+        say(&format!(
+            "An earlier run has begun this; what is left is not tried{mark}"
+        ));
+        return Ok(());
+    };
+    for step in [Step::Record, Step::Delete] {
+        transfer.perform(step, &arguments.change).await?;
+        say(&format!("{}{mark}", line(step)));
+    }
+    transfer.try_create(&arguments.change).await?;
+    say(&format!("{}{mark}", line(Step::Create)));
+    Ok(())
+}

@@ -1,0 +1,342 @@
+//! The steps of a claim to another namespace. The next one is decided from what exists and from nothing
+//! else, so a command that was interrupted anywhere is completed by the next one.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A claim by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What the PersistentVolume records, in an annotation, from the first step to the last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The claim that is deleted.
+    pub from: Place,
+    /// Its UID.
+    pub uid: String,
+    /// The claim that is created.
+    pub to: Place,
+    /// The reclaim policy before the transfer.
+    pub policy: String,
+    /// The new claim as it is created.
+    pub claim: Value,
+}
+
+/// The PersistentVolume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its reclaim policy.
+    pub policy: String,
+    /// What it records.
+    pub record: Option<Record>,
+    /// The claim that it belongs to, and its UID; empty while it is only reserved.
+    pub claim: Option<(Place, String)>,
+    /// It is being deleted.
+    pub is_leaving: bool,
+}
+
+/// A claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Its UID.
+    pub uid: String,
+    /// It names this PersistentVolume.
+    pub is_of_volume: bool,
+    /// It is bound.
+    pub is_bound: bool,
+    /// It is being deleted.
+    pub is_leaving: bool,
+}
+
+/// What exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The PersistentVolume.
+    pub volume: Option<Volume>,
+    /// The claim in the namespace that it leaves.
+    pub old: Option<Claim>,
+    /// The claim in the other namespace.
+    pub new: Option<Claim>,
+    /// Why the old claim cannot be deleted now: a pod uses it, for example.
+    pub hindrance: Option<String>,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The PersistentVolume gets the record and the policy Retain, in one write.
+    Record,
+    /// It gets the policy Retain again, because another user has changed it.
+    Retain,
+    /// The old claim is deleted: exactly that of the recorded UID.
+    Delete,
+    /// The PersistentVolume is reserved for the new claim.
+    Reserve,
+    /// The new claim is created.
+    Create,
+    /// The PersistentVolume gets back its policy and loses the record, in one write.
+    Restore,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// This.
+    Step(Step),
+    /// Nothing, until a controller of Kubernetes has done this.
+    Wait(&'static str),
+    /// Nothing, for this reason.
+    Refused(String),
+    /// Nothing any more.
+    Done,
+}
+
+/// Decides the next step.
+pub fn next(from: &Place, to: &Place, view: &View) -> Next {
+    let refuse = |why: String| Next::Refused(why);
+    let Some(volume) = &view.volume else {
+        return refuse("its PersistentVolume was deleted by another user".into());
+    };
+    if volume.is_leaving {
+        return refuse("its PersistentVolume is being deleted".into());
+    }
+    let Some(record) = &volume.record else {
+        return begin(from, to, volume, view);
+    };
+    if record.from != *from || record.to != *to {
+        return refuse(format!(
+            "its PersistentVolume records a transfer from {} to {}: complete that one first",
+            record.from, record.to
+        ));
+    }
+    if is_new_claims(volume, to, view) {
+        return Next::Step(Step::Restore);
+    }
+    if volume.policy != "Retain" {
+        return Next::Step(Step::Retain);
+    }
+    if let Some(old) = view.old.as_ref().filter(|old| old.uid == record.uid) {
+        return match (&view.hindrance, old.is_leaving) {
+            (_, true) => Next::Wait("the old claim is being deleted"),
+            (Some(why), false) => refuse(why.clone()),
+            (None, false) => Next::Step(Step::Delete),
+        };
+    }
+    if view.new.as_ref().is_some_and(|new| !new.is_of_volume) {
+        return refuse(format!(
+            "claim {to} exists, and is not of its PersistentVolume: delete that claim, and run the command again"
+        ));
+    }
+    if view.new.as_ref().is_some_and(|new| new.is_leaving) {
+        return refuse(format!("claim {to} is being deleted by another user"));
+    }
+    let reserved = match &volume.claim {
+        Some((place, uid)) if place == to => {
+            uid.is_empty() || view.new.as_ref().is_some_and(|new| new.uid == *uid)
+        }
+        // Of the old claim, which is gone; or of the new one, which was deleted after it was bound.
+        _ => false,
+    };
+    match (reserved, &view.new) {
+        (false, _) if !may_reserve(volume, record) => refuse(
+            "its PersistentVolume belongs to another claim, because of a change by another user"
+                .into(),
+        ),
+        (false, _) => Next::Step(Step::Reserve),
+        (true, None) => Next::Step(Step::Create),
+        (true, Some(_)) => Next::Wait("the new claim is being bound"),
+    }
+}
+
+/// The new claim is bound to the volume, and the volume to exactly this claim.
+fn is_new_claims(volume: &Volume, to: &Place, view: &View) -> bool {
+    let Some(new) = &view.new else { return false };
+    let claim = volume.claim.as_ref();
+    let is_its = claim.is_some_and(|(place, uid)| place == to && *uid == new.uid);
+    is_its && new.is_of_volume && new.is_bound && !new.is_leaving
+}
+
+/// The volume belongs to the claim that was deleted, to none, or to an earlier new claim.
+fn may_reserve(volume: &Volume, record: &Record) -> bool {
+    match &volume.claim {
+        None => true,
+        Some((place, uid)) => {
+            (*place == record.from && (*uid == record.uid || uid.is_empty())) || *place == record.to
+        }
+    }
+}
+
+/// Before the first step, or after the last one.
+fn begin(from: &Place, to: &Place, volume: &Volume, view: &View) -> Next {
+    let refuse = |why: String| Next::Refused(why);
+    if is_new_claims(volume, to, view) {
+        return Next::Done;
+    }
+    let Some(old) = &view.old else {
+        return refuse(format!("claim {from} was deleted by another user"));
+    };
+    let belongs = volume
+        .claim
+        .as_ref()
+        .is_some_and(|(_, uid)| *uid == old.uid);
+    if !old.is_bound || !old.is_of_volume || !belongs {
+        return refuse(format!("claim {from} is not bound to its PersistentVolume"));
+    }
+    if old.is_leaving {
+        return refuse(format!("claim {from} is being deleted by another user"));
+    }
+    if view.new.is_some() {
+        return refuse(format!("claim {to} exists: give another name with --name"));
+    }
+    match &view.hindrance {
+        Some(why) => refuse(why.clone()),
+        None => Next::Step(Step::Record),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn place(namespace: &str) -> Place {
+        Place {
+            namespace: namespace.into(),
+            name: "data".into(),
+        }
+    }
+
+    fn record(from: &str, to: &str) -> Record {
+        Record {
+            from: place(from),
+            uid: "old".into(),
+            to: place(to),
+            policy: "Delete".into(),
+            claim: json!({}),
+        }
+    }
+
+    /// All claims that can be at a place, and none.
+    fn claims() -> Vec<Option<Claim>> {
+        let mut all = vec![None];
+        for uid in ["old", "new", "other"] {
+            for bits in 0..8 {
+                all.push(Some(Claim {
+                    uid: uid.into(),
+                    is_of_volume: bits & 1 != 0,
+                    is_bound: bits & 2 != 0,
+                    is_leaving: bits & 4 != 0,
+                }));
+            }
+        }
+        all
+    }
+
+    fn volumes() -> Vec<Option<Volume>> {
+        let mut all = vec![None];
+        let owners = [
+            None,
+            Some(("shop", "old")),
+            Some(("shop", "other")),
+            Some(("shop", "")),
+            Some(("other", "")),
+            Some(("other", "new")),
+            Some(("other", "other")),
+            Some(("elsewhere", "x")),
+        ];
+        for policy in ["Delete", "Retain"] {
+            for record in [
+                None,
+                Some(record("shop", "other")),
+                Some(record("shop", "x")),
+            ] {
+                for owner in owners {
+                    for is_leaving in [false, true] {
+                        all.push(Some(Volume {
+                            policy: policy.into(),
+                            record: record.clone(),
+                            claim: owner.map(|(at, uid)| (place(at), uid.to_string())),
+                            is_leaving,
+                        }));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn no_state_allows_a_step_that_loses_data() {
+        let (from, to) = (place("shop"), place("other"));
+        let mut steps = 0;
+        for volume in volumes() {
+            for old in claims() {
+                for new in claims() {
+                    for hindrance in [None, Some("a pod uses it".to_string())] {
+                        let view = View {
+                            volume: volume.clone(),
+                            old: old.clone(),
+                            new: new.clone(),
+                            hindrance,
+                        };
+                        let Next::Step(step) = next(&from, &to, &view) else {
+                            continue;
+                        };
+                        is_safe(step, &view);
+                        steps += 1;
+                    }
+                }
+            }
+        }
+        assert!(steps > 1000, "{steps}");
+    }
+
+    #[track_caller]
+    fn is_safe(step: Step, view: &View) {
+        let volume = view.volume.as_ref().unwrap();
+        let (old, new) = (view.old.as_ref(), view.new.as_ref());
+        let is_recorded = volume.record == Some(record("shop", "other"));
+        let has_old = old.is_some_and(|old| old.uid == "old");
+        let is_retained = is_recorded && volume.policy == "Retain";
+        assert!(!volume.is_leaving, "{step:?} {view:?}");
+        let owner = volume.claim.clone().unwrap_or((place(""), String::new()));
+        let right = match step {
+            Step::Record => {
+                let is_bound = old.is_some_and(|old| old.is_bound && !old.is_leaving);
+                volume.record.is_none() && is_bound && new.is_none() && view.hindrance.is_none()
+            }
+            Step::Retain => is_recorded && volume.policy == "Delete",
+            Step::Delete => is_retained && has_old && view.hindrance.is_none(),
+            // Never while the old claim exists, and never from the claim of another user.
+            Step::Reserve => {
+                is_retained
+                    && !has_old
+                    && owner.0 != place("elsewhere")
+                    && owner != (place("shop"), "other".into())
+            }
+            Step::Create => {
+                is_retained && !has_old && new.is_none() && owner == (place("other"), String::new())
+            }
+            Step::Restore => {
+                let is_bound = new.is_some_and(|new| {
+                    new.is_bound && new.is_of_volume && !new.is_leaving && new.uid == owner.1
+                });
+                is_recorded && is_bound
+            }
+        };
+        assert!(right, "{step:?} {view:?}");
+    }
+}

@@ -1,0 +1,265 @@
+//! A simulated API server with claims, PersistentVolumes and pods, and the controllers of Kubernetes
+//! that bind and delete them. It ends the connection at any request that a test chooses, before or after
+//! the request was executed.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http::{Method, Request, Response, StatusCode};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+/// Where the connection ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut {
+    /// Nowhere.
+    Never,
+    /// Before this request, counted from 0.
+    Before(usize),
+    /// After this request was executed, and before its answer.
+    After(usize),
+}
+
+/// The objects, by their path.
+#[derive(Clone, Debug, Default)]
+pub struct Server {
+    pub objects: BTreeMap<String, Value>,
+    versions: u64,
+    requests: usize,
+    pub changes: Vec<String>,
+    /// What has happened that must never happen.
+    pub broken: Vec<String>,
+    /// Called before each request is executed.
+    pub before: Option<fn(&mut Server, &Method, &str)>,
+}
+
+pub type Shared = Arc<Mutex<Server>>;
+
+const CLAIMS: &str = "/persistentvolumeclaims/";
+const VOLUMES: &str = "/api/v1/persistentvolumes/";
+
+/// Kinds that are listed.
+const LISTED: [&str; 8] = [
+    "horizontalpodautoscalers",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "pods",
+    "volumegroupsnapshots",
+    "volumemoves",
+    "volumesnapshotcontents",
+    "volumesnapshots",
+];
+
+impl Server {
+    pub fn claim_path(namespace: &str, name: &str) -> String {
+        format!("/api/v1/namespaces/{namespace}{CLAIMS}{name}")
+    }
+
+    pub fn volume_path(name: &str) -> String {
+        format!("{VOLUMES}{name}")
+    }
+
+    pub fn put(&mut self, path: &str, mut object: Value) {
+        self.versions += 1;
+        object["metadata"]["resourceVersion"] = json!(self.versions.to_string());
+        if object["metadata"]["uid"].is_null() {
+            object["metadata"]["uid"] = json!(format!("uid-{}", self.versions));
+        }
+        self.objects.insert(path.into(), object);
+    }
+
+    fn change(&mut self, path: &str, change: impl FnOnce(&mut Value)) {
+        let mut object = self.objects[path].clone();
+        change(&mut object);
+        if object != self.objects[path] {
+            self.put(path, object);
+        }
+    }
+
+    /// One round of the controllers.
+    pub fn tick(&mut self) {
+        let leaves = |object: &Value| !object["metadata"]["deletionTimestamp"].is_null();
+        self.objects.retain(|_, object| !leaves(object));
+        let volumes: Vec<_> = self.paths(VOLUMES);
+        for path in volumes {
+            let volume = self.objects[&path].clone();
+            let reference = volume["spec"]["claimRef"].clone();
+            let text = |key: &str| reference[key].as_str().unwrap_or_default().to_string();
+            let claim_path = Server::claim_path(&text("namespace"), &text("name"));
+            let claim = self.objects.get(&claim_path).cloned();
+            let name = volume["metadata"]["name"].clone();
+            let uid = reference["uid"].as_str().unwrap_or_default();
+            match claim {
+                Some(claim) if !uid.is_empty() && claim["metadata"]["uid"] == uid => {
+                    self.change(&claim_path, |claim| {
+                        claim["status"]["phase"] = json!("Bound");
+                    });
+                    self.change(&path, |volume| volume["status"]["phase"] = json!("Bound"));
+                }
+                Some(claim) if uid.is_empty() && claim["spec"]["volumeName"] == name => {
+                    let uid = claim["metadata"]["uid"].clone();
+                    self.change(&path, |volume| volume["spec"]["claimRef"]["uid"] = uid);
+                    self.change(&claim_path, |claim| {
+                        claim["status"]["phase"] = json!("Bound");
+                    });
+                }
+                _ if uid.is_empty() => {
+                    self.change(&path, |volume| {
+                        volume["status"]["phase"] = json!("Available");
+                    });
+                }
+                _ if volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete" => {
+                    self.broken.push(format!("{path} is deleted with its data"));
+                    self.objects.remove(&path);
+                }
+                _ => self.change(&path, |volume| {
+                    volume["status"]["phase"] = json!("Released");
+                }),
+            }
+        }
+    }
+
+    fn paths(&self, prefix: &str) -> Vec<String> {
+        let paths = self.objects.keys().filter(|path| path.starts_with(prefix));
+        paths.cloned().collect()
+    }
+
+    fn execute(&mut self, method: &Method, path: &str, body: &Value) -> (StatusCode, Value) {
+        if path.ends_with("/selfsubjectaccessreviews") {
+            let mut answer = body.clone();
+            answer["status"] = json!({"allowed": true});
+            return (StatusCode::CREATED, answer);
+        }
+        if *method != Method::GET {
+            self.changes.push(format!("{method} {path}"));
+        }
+        match *method {
+            Method::GET => self.read(path),
+            Method::POST => {
+                let name = body["metadata"]["name"].as_str().unwrap();
+                let own = format!("{path}/{name}");
+                if self.objects.contains_key(&own) {
+                    return refused(StatusCode::CONFLICT, "AlreadyExists");
+                }
+                let mut object = body.clone();
+                object["metadata"]["namespace"] = json!(path.split('/').nth(4).unwrap());
+                object["status"] = json!({"phase": "Pending"});
+                self.put(&own, object);
+                (StatusCode::CREATED, self.objects[&own].clone())
+            }
+            Method::PATCH => {
+                let Some(object) = self.objects.get(path) else {
+                    return refused(StatusCode::NOT_FOUND, "NotFound");
+                };
+                let mut object = object.clone();
+                if body["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                    return refused(StatusCode::CONFLICT, "Conflict");
+                }
+                merge(&mut object, body);
+                self.put(path, object);
+                (StatusCode::OK, self.objects[path].clone())
+            }
+            Method::DELETE => {
+                let Some(object) = self.objects.get(path) else {
+                    return refused(StatusCode::NOT_FOUND, "NotFound");
+                };
+                if body["preconditions"]["uid"] != object["metadata"]["uid"] {
+                    return refused(StatusCode::CONFLICT, "Conflict");
+                }
+                let now = json!("2026-01-02T00:00:00Z");
+                self.change(path, |object| object["metadata"]["deletionTimestamp"] = now);
+                (StatusCode::OK, self.objects[path].clone())
+            }
+            _ => panic!("{method} {path}"),
+        }
+    }
+
+    fn read(&self, path: &str) -> (StatusCode, Value) {
+        if let Some(object) = self.objects.get(path) {
+            return (StatusCode::OK, object.clone());
+        }
+        let plural = path.rsplit('/').next().unwrap();
+        let is_list = LISTED.contains(&plural);
+        if !is_list {
+            return refused(StatusCode::NOT_FOUND, "NotFound");
+        }
+        let prefix = format!("{path}/");
+        let items: Vec<_> = self
+            .paths(&prefix)
+            .iter()
+            .map(|it| self.objects[it].clone())
+            .collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+        (StatusCode::OK, list)
+    }
+}
+
+fn merge(object: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (key, value) in fields {
+        match value {
+            Value::Null => {
+                object.as_object_mut().unwrap().remove(key);
+            }
+            value => merge(&mut object[key], value),
+        }
+    }
+}
+
+fn refused(code: StatusCode, reason: &str) -> (StatusCode, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": reason, "reason": reason, "code": code.as_u16()});
+    (code, status)
+}
+
+/// A client whose connection ends at `cut`. All requests after it fail, too, as of a program that was
+/// killed.
+pub fn client(server: &Shared, cut: Cut) -> Client {
+    let server = Arc::clone(server);
+    server.lock().unwrap().requests = 0;
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let server = Arc::clone(&server);
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+            let mut server = server.lock().unwrap();
+            let at = server.requests;
+            server.requests += 1;
+            assert!(at < 1000, "it asks for ever: {:?}", server.changes.last());
+            let is_executed = match cut {
+                Cut::Never => true,
+                Cut::Before(cut) => at < cut,
+                Cut::After(cut) => at <= cut,
+            };
+            if is_executed {
+                if let Some(before) = server.before {
+                    before(&mut server, &parts.method, parts.uri.path());
+                }
+                let (code, answer) = server.execute(&parts.method, parts.uri.path(), &body);
+                if !matches!(cut, Cut::After(cut) if at == cut) {
+                    let answer = Body::from(answer.to_string().into_bytes());
+                    let response = Response::builder().status(code).body(answer);
+                    return Ok::<_, Infallible>(response.unwrap());
+                }
+            }
+            let (code, answer) = refused(StatusCode::GATEWAY_TIMEOUT, "the connection ended");
+            let answer = Body::from(answer.to_string().into_bytes());
+            Ok(Response::builder().status(code).body(answer).unwrap())
+        }
+    });
+    Client::new(service, "default")
+}
+
+/// The number of requests of the last client.
+pub fn requests(server: &Shared) -> usize {
+    server.lock().unwrap().requests
+}
