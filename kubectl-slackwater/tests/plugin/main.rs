@@ -10,6 +10,7 @@
 mod changes;
 mod krew;
 mod memory;
+mod raced;
 mod reads;
 mod restores;
 mod transfers;
