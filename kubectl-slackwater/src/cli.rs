@@ -182,11 +182,30 @@ pub struct RestoreArguments {
     #[arg(long, value_name = "NAME")]
     pub storage_class: Option<String>,
     #[command(flatten)]
+    pub check: Check,
+    #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
     pub change: Change,
     #[command(flatten)]
     pub wait: Wait,
+}
+
+/// A check of restored volumes.
+#[derive(Clone, Debug, Args)]
+pub struct Check {
+    /// Run this command, with `sh -c`, in a pod that has the volumes, read-only, below /restored
+    #[arg(long, value_name = "COMMAND", requires = "verify_image")]
+    pub verify: Option<String>,
+    /// Image of that pod
+    #[arg(long, value_name = "IMAGE", requires = "verify")]
+    pub verify_image: Option<String>,
+    /// Number of the user as whom the command runs
+    #[arg(long, value_name = "UID", requires = "verify")]
+    pub verify_user: Option<u32>,
+    /// Delete the claims after the check, which may write to them
+    #[arg(long, requires = "verify")]
+    pub discard: bool,
 }
 
 /// A claim to another namespace.

@@ -8,13 +8,14 @@ mod plan;
 mod report;
 mod source;
 mod stateful;
+mod verify;
 mod wait;
 
 use std::collections::BTreeSet;
 
 use kube::api::ListParams;
 
-use crate::change::{Need, Progress, confirm, create, mark, require, say, until_end};
+use crate::change::{Need, Progress, confirm, create, delete, mark, require, say, until_end};
 use crate::cli::{Format, RestoreArguments};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
@@ -29,7 +30,8 @@ use stateful::Stateful;
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
     let plan = Plan::read(cluster, arguments).await?;
     plan.refuse_pods(cluster).await?;
-    require(cluster, &plan.needs(cluster)).await?;
+    verify::refuse(&arguments.check, &plan.copies)?;
+    require(cluster, &plan.needs(cluster, arguments)).await?;
     plan.confirm(cluster, arguments)?;
     carry_out(cluster, plan, arguments).await
 }
@@ -96,7 +98,7 @@ impl Plan {
 
     /// All permissions of all steps. Those for what was read already are among them, because it is read
     /// again.
-    fn needs<'a>(&self, cluster: &'a Cluster) -> Vec<Need<'a>> {
+    fn needs<'a>(&self, cluster: &'a Cluster, arguments: &RestoreArguments) -> Vec<Need<'a>> {
         let mut verbs = vec![
             ("create", &object::CLAIM),
             ("get", &object::CLAIM),
@@ -104,6 +106,12 @@ impl Plan {
         ];
         if self.user.is_some() {
             verbs.push(("get", &object::STATEFUL_SET));
+        }
+        if arguments.check.verify.is_some() {
+            verbs.extend(["create", "get", "delete"].map(|verb| (verb, &object::POD)));
+        }
+        if arguments.check.discard {
+            verbs.push(("delete", &object::CLAIM));
         }
         let need = |(verb, kind)| Need {
             verb,
@@ -129,12 +137,15 @@ impl Plan {
         for note in listing::notes(&cluster.take_notes()) {
             eprintln!("{note}");
         }
-        let plan = format!(
+        let mut plan = format!(
             "{} will be restored into claims of namespace {}:\n{}",
             self.title,
             cluster.namespace,
             report::plan(&self.copies, format)
         );
+        if let Some(command) = &arguments.check.verify {
+            plan = format!("{plan}\n{}", verify::plan(&arguments.check, command));
+        }
         confirm(&arguments.change, &plan)
     }
 }
@@ -150,7 +161,36 @@ fn print(cluster: &Cluster, copies: &[Copy], format: Format) -> Result<()> {
 }
 
 async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArguments) -> Result<()> {
-    let (change, format) = (&arguments.change, arguments.output.format);
+    let format = arguments.output.format;
+    make(cluster, &mut plan, arguments).await?;
+    let done = match &arguments.check.verify {
+        Some(_) => check(cluster, &plan, arguments).await,
+        None if arguments.change.dry_run => Ok(String::new()),
+        None => wait_for(cluster, &plan, arguments).await,
+    };
+    if arguments.check.discard {
+        discard(cluster, &mut plan, arguments).await?;
+    } else if !arguments.change.dry_run {
+        wait::refresh(cluster, &mut plan.copies).await?;
+    }
+    if !is_for_people(format) {
+        print(cluster, &plan.copies, format)?;
+        return done.map(|_| ());
+    }
+    let last = done?;
+    if !last.is_empty() {
+        say(&last);
+    }
+    let is_left = !arguments.change.dry_run && !arguments.check.discard;
+    if let Some(advice) = plan.advice.filter(|_| is_left) {
+        say(&advice);
+    }
+    Ok(())
+}
+
+/// Creates the claims that do not exist yet.
+async fn make(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) -> Result<()> {
+    let change = &arguments.change;
     for at in 0..plan.copies.len() {
         let copy = &plan.copies[at];
         if copy.state != State::Planned {
@@ -158,8 +198,9 @@ async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArgumen
         }
         plan.refuse_pods(cluster).await?;
         let claim = copy.manifest();
-        create(cluster, change, &object::CLAIM, &cluster.namespace, claim).await?;
-        if is_for_people(format) {
+        let made = create(cluster, change, &object::CLAIM, &cluster.namespace, claim);
+        let made = made.await?;
+        if is_for_people(arguments.output.format) {
             let name = &copy.claim;
             say(&format!(
                 "persistentvolumeclaim/{name} created{}",
@@ -167,31 +208,53 @@ async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArgumen
             ));
         }
         plan.copies[at].state = State::Created;
+        plan.copies[at].uid = made.metadata.uid.unwrap_or_default();
     }
-    if change.dry_run {
-        return match is_for_people(format) {
-            true => Ok(()),
-            false => print(cluster, &plan.copies, format),
-        };
-    }
+    Ok(())
+}
+
+async fn check(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) -> Result<String> {
+    let uid = plan.copies.first().map_or("", |copy| copy.uid.as_str());
+    verify::run(cluster, arguments, &plan.copies, uid).await
+}
+
+async fn wait_for(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) -> Result<String> {
     let read = || wait::progress(cluster, &plan.copies, &plan.immediate);
-    let last = match arguments.wait.wait {
-        true => {
-            let what = format!("the restore of {}", plan.title);
-            until_end(&arguments.wait, &what, read).await?
-        }
-        false => match read().await? {
-            Progress::Running(line) => line,
-            Progress::Ended(result) => result?,
-        },
-    };
-    wait::refresh(cluster, &mut plan.copies).await?;
-    if !is_for_people(format) {
-        return print(cluster, &plan.copies, format);
+    if arguments.wait.wait {
+        let what = format!("the restore of {}", plan.title);
+        return until_end(&arguments.wait, &what, read).await;
     }
-    say(&last);
-    if let Some(advice) = &plan.advice {
-        say(advice);
+    match read().await? {
+        Progress::Running(line) => Ok(line),
+        Progress::Ended(result) => result,
+    }
+}
+
+/// Deletes the claims: exactly those that were checked.
+async fn discard(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) -> Result<()> {
+    let change = &arguments.change;
+    for copy in &mut plan.copies {
+        let namespace = &cluster.namespace;
+        // With --dry-run it does not exist.
+        if !change.dry_run {
+            delete(
+                cluster,
+                change,
+                &object::CLAIM,
+                namespace,
+                &copy.claim,
+                &copy.uid,
+            )
+            .await?;
+        }
+        copy.state = State::Discarded;
+        if is_for_people(arguments.output.format) {
+            say(&format!(
+                "persistentvolumeclaim/{} deleted{}",
+                copy.claim,
+                mark(change)
+            ));
+        }
     }
     Ok(())
 }

@@ -20,6 +20,9 @@ use crate::text::{as_quantity, quantity};
 /// command that is repeated knows by it which claims it has created.
 pub const RESTORED_FROM: &str = "slackwater.dev/restored-from";
 
+/// The annotation of a claim that was created to be deleted after a check. No other claim is deleted.
+const TO_BE_DISCARDED: &str = "slackwater.dev/discard";
+
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -32,6 +35,8 @@ pub enum State {
     Created,
     /// Its volume exists, too.
     Bound,
+    /// It was deleted after a check.
+    Discarded,
 }
 
 /// A claim that is created from a snapshot.
@@ -47,6 +52,8 @@ pub struct Copy {
     pub state: State,
     /// The PersistentVolume, once there is one.
     pub volume: String,
+    /// The UID of the claim; empty until it exists.
+    pub uid: String,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
@@ -108,6 +115,13 @@ pub async fn copies(
                 None => name,
             });
             continue;
+        }
+        let is_kept = |live: &DynamicObject| live.annotation(TO_BE_DISCARDED).is_empty();
+        if arguments.check.discard && live.as_ref().is_some_and(is_kept) {
+            return Err(Failure::failed(format!(
+                "claim {}/{name} exists, and was not created to be discarded: give another --suffix",
+                cluster.namespace
+            )));
         }
         let like = match &live {
             Some(live) => Some(pattern(&json!(live))),
@@ -216,6 +230,10 @@ fn copy(
     }
     like.annotations
         .insert(RESTORED_FROM.into(), member.uid.clone());
+    if arguments.check.discard {
+        like.annotations
+            .insert(TO_BE_DISCARDED.into(), "true".into());
+    }
     Ok(Copy {
         claim,
         snapshot: member.clone(),
@@ -229,6 +247,9 @@ fn copy(
             Some(_) => State::Exists,
         },
         volume: live.map_or("", |live| live.text("/spec/volumeName")).into(),
+        uid: live
+            .and_then(|live| live.metadata.uid.clone())
+            .unwrap_or_default(),
         labels: like.labels,
         annotations: like.annotations,
     })

@@ -37,6 +37,7 @@ fn claims_are_restored_from_snapshots() {
     programs_get_values(&world);
     permissions_are_listed(&world);
     volumes_are_waited_for(&world);
+    copies_are_checked(&world);
     under_the_names_of_a_stateful_set(&world);
 }
 
@@ -301,6 +302,103 @@ fn volumes_are_waited_for(world: &World) {
         taken.contains("these claims of namespace shop exist: data-pg-1-wait"),
         "{taken}"
     );
+}
+
+/// With `--verify`, while a kubelet runs the pod: once it succeeds and the claims stay, once it fails and
+/// they are deleted, and once it does not end.
+fn copies_are_checked(world: &World) {
+    let words = [
+        "restore",
+        "volumesnapshot/before-upgrade",
+        "-n",
+        "shop",
+        "--suffix",
+        "check",
+        "--yes",
+        "--verify",
+        "pg_controldata /restored/data-pg-0",
+        "--verify-image",
+        "postgres:17",
+        "--wait",
+        "--timeout",
+        "2m",
+    ];
+    let terminated = |code: i64, message: &str| {
+        json!([{"name": "check", "image": "postgres:17", "imageID": "x", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": code, "message": message}}}])
+    };
+    let waiting = json!({"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "message": "no node has room\u{1b}[2J"}]});
+    let good = [
+        waiting,
+        json!({"phase": "Running"}),
+        json!({"phase": "Succeeded", "containerStatuses": terminated(0, "in production")}),
+    ];
+    let bad =
+        [json!({"phase": "Failed", "containerStatuses": terminated(3, "torn\u{1b}[2J page")})];
+    let discard = [&words[..], &["--discard", "--verify-user", "999"]].concat();
+    let late = [&words[..words.len() - 1], &["1s"]].concat();
+    let (text, pod) = checked(world, &words, &good);
+    let mut all = vec![text, pod];
+    all.push(pods(world));
+    // A claim that was to stay is not deleted.
+    all.push(world.says(&discard));
+    world.remove_claim("shop", "data-pg-0-check");
+    let (text, pod) = checked(world, &discard, &bad);
+    all.extend([text, pod]);
+    // The controller would let it go.
+    world.remove_claim("shop", "data-pg-0-check");
+    let (text, _) = checked(world, &late, &[]);
+    all.extend([text, pods(world)]);
+    world.remove_claim("shop", "data-pg-0-check");
+    all.push(world.says(&[&discard[..], &["--dry-run"]].concat()));
+    all.push(world.says(&words[..9]));
+    insta::assert_snapshot!("restore_verifies", all.join("\n"));
+}
+
+fn pods(world: &World) -> String {
+    let names = "jsonpath={.items[*].metadata.labels.app\\.kubernetes\\.io/name}";
+    world
+        .plane
+        .kubectl(&["get", "pods", "-n", "shop", "-o", names])
+}
+
+/// A restore whose pod gets these states, and the parts of the pod that matter.
+fn checked(world: &World, words: &[&str], states: &[Value]) -> (String, String) {
+    let mut command = world.command(words);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut seen: Vec<_> = progress.next().into_iter().map(Result::unwrap).collect();
+    let pods = world.plane.kubectl(&[
+        "get",
+        "pods",
+        "-n",
+        "shop",
+        "-l",
+        "app.kubernetes.io/name=slackwater-verify",
+        "-o",
+        "json",
+    ]);
+    let pods: Value = serde_json::from_str(&pods).unwrap();
+    let pod = &pods["items"][0];
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    for state in states {
+        world.status(&format!("pod/{name}"), state.clone());
+        seen.extend(progress.next().map(Result::unwrap));
+    }
+    seen.extend(progress.map(Result::unwrap));
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = (seen.join("\n") + "\n").into_bytes();
+    let container = &pod["spec"]["containers"][0];
+    let parts = json!({"command": container["command"], "mounts": container["volumeMounts"],
+        "user": pod["spec"]["securityContext"], "context": container["securityContext"],
+        "token": pod["spec"]["automountServiceAccountToken"], "volumes": pod["spec"]["volumes"],
+        "limit": pod["spec"]["activeDeadlineSeconds"]});
+    (said(words, &output), parts.to_string() + "\n")
 }
 
 fn under_the_names_of_a_stateful_set(world: &World) {
