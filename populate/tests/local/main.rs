@@ -13,5 +13,6 @@ mod kill;
 mod network;
 mod objects;
 mod program;
+mod s3;
 mod server;
 mod support;
