@@ -22,11 +22,17 @@ pub struct Plane {
     others: Vec<Child>,
     etcd_ports: [u16; 2],
     port: u16,
+    gates: &'static [&'static str],
     pub runtime: Runtime,
 }
 
 impl Plane {
     pub fn start(what: &str) -> Option<Plane> {
+        Plane::start_with(what, &[])
+    }
+
+    /// With feature gates of the API server that are off by default.
+    pub fn start_with(what: &str, gates: &'static [&'static str]) -> Option<Plane> {
         let hyper = program()?;
         let Some(hyper) = hyper.exists().then_some(hyper) else {
             crate::left_out(&format!(
@@ -46,6 +52,7 @@ impl Plane {
             others: Vec::new(),
             etcd_ports: [free_port(), free_port()],
             port: free_port(),
+            gates,
             runtime: Runtime::new().unwrap(),
         };
         // The key that signs the tokens of service accounts.
@@ -114,7 +121,7 @@ impl Plane {
     /// Starts or restarts the API server, and waits until it serves.
     pub fn start_api(&mut self) {
         let key = self.path("sa.key");
-        let words = [
+        let mut words = vec![
             "kube-apiserver".to_string(),
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_ports[0]),
             "--bind-address=127.0.0.1".into(),
@@ -132,6 +139,8 @@ impl Plane {
             "--disable-admission-plugins=ServiceAccount".into(),
             "--allow-privileged=true".into(),
         ];
+        let gates = self.gates.iter();
+        words.extend(gates.map(|gate| format!("--feature-gates={gate}=true")));
         self.api = Some(self.spawn("api.log", &words));
         let start = Instant::now();
         while self.try_kubectl(&["get", "--raw", "/readyz"]).is_err() {

@@ -48,6 +48,10 @@ impl Objects {
                 if self.at.contains_key(&at) {
                     return (409, status(409, "AlreadyExists"));
                 }
+                let uid = &mut object["metadata"]["uid"];
+                if uid.is_null() {
+                    *uid = json!(format!("uid-{created}"));
+                }
                 self.at.insert(at, object.clone());
                 (201, object)
             }

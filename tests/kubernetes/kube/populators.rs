@@ -4,6 +4,7 @@
 
 mod cached;
 mod confined;
+mod granted;
 mod rules;
 
 use std::path::PathBuf;
@@ -72,7 +73,11 @@ fn apply_chart(plane: &Plane) {
 
 impl Fixture {
     fn new() -> Option<Fixture> {
-        let mut plane = Plane::start("data sources")?;
+        Fixture::with("data sources", &[])
+    }
+
+    fn with(what: &str, gates: &'static [&'static str]) -> Option<Fixture> {
+        let mut plane = Plane::start_with(what, gates)?;
         for namespace in ["slackwater", "shop", "bank"] {
             plane.kubectl(&["create", "namespace", namespace]);
         }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::jiff::Timestamp;
 
 use super::cache::CacheMemory;
-use super::decide::{Class, Decision, PodSeen, Seen, Shown, decide};
+use super::decide::{Class, Decision, NOT_GRANTED, PodSeen, Seen, Shown, decide};
 use super::observe::{Target, path};
 use super::source::source_of;
 use super::state::{State, is_bound, is_leaving, prime_name, uid};
@@ -27,12 +27,23 @@ pub(super) struct Memory {
     shown: BTreeMap<String, Shown>,
     /// Why the last step of a claim has failed.
     problems: BTreeMap<String, String>,
+    /// Whether the source of a claim of another namespace may be used by it.
+    granted: BTreeMap<String, bool>,
     pub(super) cache: CacheMemory,
 }
 
 impl Memory {
     pub(super) fn shown(&self, uid: &str) -> Option<&Shown> {
         self.shown.get(uid)
+    }
+
+    /// `None` if that was not observed.
+    pub(super) fn is_granted(&self, uid: &str) -> Option<bool> {
+        self.granted.get(uid).copied()
+    }
+
+    pub(super) fn set_granted(&mut self, uid: &str, is_granted: bool) {
+        self.granted.insert(uid.into(), is_granted);
     }
 
     /// Returns what was shown of the claim before.
@@ -153,6 +164,8 @@ impl Reconciler for PopulateController {
     async fn observe(&self, target: Target) -> Result<Target> {
         let target = observe::observe(&self.0, target).await?;
         if let Some(seen) = &target.seen {
+            let is_granted = !matches!(&seen.source, Err((NOT_GRANTED, _)));
+            self.0.memory().set_granted(uid(&target.claim), is_granted);
             self.show(&target.claim, &decide(seen));
         }
         Ok(target)
@@ -224,6 +237,7 @@ impl Controller for PopulateController {
         let mut memory = self.0.memory();
         memory.shown.retain(|key, _| uids.contains(key.as_str()));
         memory.problems.retain(|key, _| uids.contains(key.as_str()));
+        memory.granted.retain(|key, _| uids.contains(key.as_str()));
         drop(memory);
         self.count(named.iter().map(|(claim, _)| *claim));
         Some(targets)

@@ -74,6 +74,9 @@ pub(super) struct Seen {
 /// A word and a sentence about why nothing is done.
 pub(super) type Reason = (&'static str, String);
 
+/// The namespace of the source does not allow the use of its source by the claim.
+pub(super) const NOT_GRANTED: &str = "NotGranted";
+
 /// One step.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {

@@ -42,7 +42,9 @@ fn grants_it(grant: &Value, source: &SourceName, from: &str) -> bool {
         one["group"] == "" && one["kind"] == "PersistentVolumeClaim" && one["namespace"] == from
     });
     let is_to = entries("to").any(|one| {
-        let is_named = one["name"].is_null() || one["name"] == source.name.as_str();
+        // An empty name is none: all sources of the kind.
+        let name = one["name"].as_str().unwrap_or_default();
+        let is_named = name.is_empty() || name == source.name;
         one["group"] == GROUP && one["kind"] == source.kind.word() && is_named
     });
     is_from && is_to
@@ -72,9 +74,11 @@ mod tests {
         let from = json!({"group": "", "kind": "PersistentVolumeClaim", "namespace": "shop"});
         let to = json!({"group": "slackwater.dev", "kind": "HttpSource"});
         assert!(grants(from.clone(), to.clone()));
-        let mut named = to.clone();
-        named["name"] = json!("base");
-        assert!(grants(from.clone(), named));
+        for name in ["base", ""] {
+            let mut named = to.clone();
+            named["name"] = json!(name);
+            assert!(grants(from.clone(), named), "{name}");
+        }
         for (key, value) in [("kind", "OciSource"), ("name", "other"), ("group", "")] {
             let mut other = to.clone();
             other[key] = json!(value);

@@ -8,7 +8,7 @@ use ::kube::api::{Api, LogParams};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 
-use super::decide::{Class, PodSeen, Reason, Seen};
+use super::decide::{Class, NOT_GRANTED, PodSeen, Reason, Seen};
 use super::grant::is_granted;
 use super::numbers::Numbers;
 use super::snapshots;
@@ -200,7 +200,7 @@ impl Reader<'_> {
                 name.kind.word(),
                 name.name
             );
-            return Ok(Err(("NotGranted", message)));
+            return Ok(Err((NOT_GRANTED, message)));
         }
         Ok(known_source(self.populators, name))
     }

@@ -7,6 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::source::Source;
+
 /// The annotation of the claim: a [`State`] as JSON.
 pub(super) const STATE: &str = "slackwater.dev/populate";
 /// The beginning of the names of prime claims and their pods.
@@ -104,6 +106,12 @@ impl State {
             source,
             ..State::default()
         }
+    }
+
+    /// Whether it is about a source, in whatever version.
+    pub(super) fn is_of(&self, source: &Source) -> bool {
+        let its = self.source.split_once('/').map(|(uid, _)| uid);
+        its.is_some() && its == source.metadata.uid.as_deref()
     }
 
     /// When the next attempt begins.

@@ -114,6 +114,7 @@ fn wanted(
     for claim in claims {
         let state = State::of(claim);
         match memory.shown(uid(claim)) {
+            _ if !is_granted(source, claim, &state, memory) => {}
             Some(shown) => each.push((shown.phase, shown.is_problem, entry(claim, &state, shown))),
             None if state.is_done => {
                 let shown = populated();
@@ -163,6 +164,20 @@ fn wanted(
     }
 }
 
+/// Whether a claim is shown in the status of a source. One of another namespace is, as long as a
+/// ReferenceGrant was seen for it: otherwise everybody who can create claims could change the status.
+fn is_granted(
+    source: &Source,
+    claim: &PersistentVolumeClaim,
+    state: &State,
+    memory: &Memory,
+) -> bool {
+    let is_own = claim.metadata.namespace == source.metadata.namespace;
+    // What was populated is not observed again. The UID of the source is not known without a grant.
+    let was_populated = || state.is_done && state.is_of(source);
+    is_own || memory.is_granted(uid(claim)).unwrap_or_else(was_populated)
+}
+
 fn populated() -> Shown {
     Shown {
         phase: Phase::Populated,
@@ -203,6 +218,13 @@ mod tests {
         .unwrap()
     }
 
+    fn in_namespace(namespace: &str) -> Source {
+        let mut source = Source::default();
+        source.metadata.namespace = Some(namespace.into());
+        source.metadata.uid = Some("s".into());
+        source
+    }
+
     fn shown(phase: Phase, reason: &'static str, is_problem: bool) -> Shown {
         Shown {
             phase,
@@ -210,6 +232,33 @@ mod tests {
             message: "why".into(),
             is_problem,
         }
+    }
+
+    #[test]
+    fn a_claim_of_another_namespace_is_in_a_status_as_long_as_it_is_granted() {
+        let source = in_namespace("images");
+        let mut claims = vec![claim(0, &State::default())];
+        claims[0].metadata.namespace = Some("images".into());
+        claims.extend((1..4).map(|number| claim(number, &State::default())));
+        let done = |source: &str| State {
+            is_done: true,
+            ..State::new(source.into())
+        };
+        // The last one was populated, says a user who does not know the UID of the source.
+        claims.extend([claim(4, &done("s/1")), claim(5, &done("s2/1"))]);
+        let mut memory = Memory::default();
+        for uid in ["c-0", "c-1", "c-2", "c-3"] {
+            memory.set(uid, shown(Phase::Waiting, "NotAllowed", true));
+        }
+        memory.set_granted("c-1", true);
+        memory.set_granted("c-2", false);
+        let status = wanted(&source, &claims, &memory, Timestamp::UNIX_EPOCH);
+        let names: Vec<_> = status.claims.iter().map(|one| &*one.name).collect();
+        assert_eq!(names, ["data-000", "data-001", "data-004"]);
+        let others = &claims[2..4];
+        let status = wanted(&source, others, &memory, Timestamp::UNIX_EPOCH);
+        assert_eq!(status.conditions[0].reason, "Proceeding");
+        assert_eq!((status.waiting, status.claims.len()), (0, 0));
     }
 
     #[test]
@@ -229,7 +278,7 @@ mod tests {
         memory.set("c-150", shown(Phase::Populating, "Populating", false));
         memory.set("c-151", shown(Phase::Failed, "PopulateFailed", true));
         let now = Timestamp::UNIX_EPOCH;
-        let status = wanted(&Source::default(), &claims, &memory, now);
+        let status = wanted(&in_namespace("shop"), &claims, &memory, now);
         assert_eq!(
             (status.populated, status.waiting, status.failed),
             (150, 1, 1)
@@ -249,7 +298,7 @@ mod tests {
         // is not written again.
         let source = Source {
             status: Some(status.clone()),
-            ..Source::default()
+            ..in_namespace("shop")
         };
         let again = wanted(&source, &claims, &memory, Timestamp::MAX);
         assert_eq!(again, status);
