@@ -1,10 +1,11 @@
-//! Block devices: loop devices on files of their own.
+//! What needs root: block devices, which are loop devices on files of their own, and owners.
 
 #![allow(
     clippy::disallowed_methods,
     reason = "a test starts programs and writes files"
 )]
 
+mod owners;
 #[path = "../local/server.rs"]
 #[allow(dead_code, reason = "the other program uses all of it")]
 mod server;

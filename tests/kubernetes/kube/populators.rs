@@ -6,6 +6,7 @@ mod cached;
 mod confined;
 mod granted;
 mod rules;
+mod secured;
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::Populators;
 use super::cache::{NONE, SNAPSHOT, restored_from};
 use super::decide::{Seen, Step};
-use super::pod::{Attempt, pod};
+use super::pod::{Attempt, pod, refusal};
 use super::state::{
     CLAIM_LABEL, CREATING, DURABLE, NODE, POD, SELECTED_NODE, SOURCE, STATE, State, VALIDATOR,
     annotation, owner, prime_name, uid,
@@ -189,7 +189,7 @@ impl Executor<'_> {
             Ok(Err(KubeError::Api(status))) if (400..500).contains(&status.code) => {
                 self.replace_mark(annotation(prime, POD)).await?;
                 let what = format!("pod {}", self.name);
-                Err(Error::refused(what, status.message.clone()))
+                Err(Error::refused(what, refusal(&status.message, &new)))
             }
             Ok(Err(error)) => Err(Error::unreachable("the API server", chain(&error))),
             Err(_) => Err(Error::unreachable(

@@ -242,6 +242,21 @@ pub(super) fn pod(
     }))
 }
 
+/// Why the API server has refused a pod. Pod Security names fields alone, which users have not set.
+pub(super) fn refusal(message: &str, pod: &Pod) -> String {
+    let context = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.security_context.as_ref());
+    let is_root = context.is_some_and(|context| context.run_as_user == Some(0));
+    match is_root && message.contains("violates PodSecurity") {
+        true => format!(
+            "{message}; pods for sources with preserveOwners, and for block volumes with populators.rootForBlock, need a namespace that allows the baseline profile of Pod Security"
+        ),
+        false => message.into(),
+    }
+}
+
 /// How a pod has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ending {

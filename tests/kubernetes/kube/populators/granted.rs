@@ -190,7 +190,8 @@ const CRD: &str = r#"{
             "schema": {"openAPIV3Schema": {"type": "object",
                 "x-kubernetes-preserve-unknown-fields": true}}}]}}"#;
 
-fn allow(fixture: &Fixture) {
+/// The owner of namespace shop allows the controller.
+pub fn allow(fixture: &Fixture) {
     let role = "slackwater-populators-namespace";
     let words = [
         "create",

@@ -226,3 +226,24 @@ fn the_end_of_a_pod_has_an_exit_code_only_if_its_node_has_reported_one() {
         (None, "Evicted")
     );
 }
+
+#[test]
+fn a_refusal_by_pod_security_says_which_profile_is_needed() {
+    let kept = SourceSpec {
+        preserve_owners: true,
+        ..http()
+    };
+    let of = |spec| {
+        pod(
+            &claim("Filesystem"),
+            &attempt(Kind::Http, spec),
+            &settings(),
+        )
+        .unwrap()
+    };
+    let by = "pods \"prime-c-1\" is forbidden: violates PodSecurity \"restricted:latest\": x";
+    let advice = "need a namespace that allows the baseline profile";
+    assert!(refusal(by, &of(kept.clone())).contains(advice));
+    assert_eq!(refusal(by, &of(http())), by, "it needs no more than others");
+    assert_eq!(refusal("exceeded quota", &of(kept)), "exceeded quota");
+}
