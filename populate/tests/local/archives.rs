@@ -59,6 +59,37 @@ fn archives_of_each_format_are_extracted() {
     }
 }
 
+/// Sparse entries name the places of their content in a header of their own, in four forms.
+#[test]
+fn sparse_files_of_each_form_are_refused_by_name() {
+    let folder = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");
+    let file = fs::File::create(folder.path().join("sparse")).expect("a file");
+    file.set_len(8 << 20).expect("a length");
+    std::os::unix::fs::FileExt::write_at(&file, b"data", 5 << 20).expect("it is written");
+    for flags in [
+        &["--format=gnu", "--sparse"][..],
+        &["--format=pax", "--sparse", "--sparse-version=0.0"],
+        &["--format=pax", "--sparse", "--sparse-version=0.1"],
+        &["--format=pax", "--sparse", "--sparse-version=1.0"],
+    ] {
+        let bytes = tar(folder.path(), flags);
+        assert!(bytes.len() < 1 << 20, "{flags:?} is sparse");
+        let volume = Volume::new();
+        let outcome = fill(&volume.config(&serves(bytes).url("/x"), json!({})));
+        let failure = outcome.failure("ArchiveRefused");
+        assert_eq!(failure.next, Next::Nothing);
+        let text = failure.to_string();
+        assert!(text.contains("create it without --sparse"), "{text}");
+        assert!(!volume.root().join("sparse").exists(), "{flags:?}");
+    }
+    // Without the flag, zeros are stored, and the file is as before.
+    let volume = Volume::new();
+    let server = serves(tar(folder.path(), &["--gzip"]));
+    fill(&volume.config(&server.url("/x"), json!({}))).good();
+    let same = fs::read(folder.path().join("sparse")).expect("it is read");
+    assert!(volume.read("sparse") == same);
+}
+
 #[test]
 fn a_part_of_an_archive_asks_for_a_new_volume() {
     let sample = sample();
