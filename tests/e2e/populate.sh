@@ -1,6 +1,9 @@
 # Claims that name a data source are filled by a pod of slackwater-populate before their first use. The HTTP
 # server is a pod of the same namespace. Needs target/slackwater-populate-image.tar (make image-populate).
+# E2E_KILLS=20: so many kills of each process in each workflow (make soak).
 # shellcheck shell=bash
+# shellcheck source=tests/e2e/nodes.sh
+. "$E2E/nodes.sh"
 
 POPULATE_ARCHIVE=$TARGET/slackwater-populate-image.tar
 CONTROLLER='^/usr/local/bin/slackwater populators '
@@ -28,9 +31,10 @@ allow_populators() {
         --serviceaccount "$SYSTEM:slackwater-populators" >/dev/null
 }
 
-# server SCRIPT: a pod whose folder /www is served over HTTP; the script fills it first.
+# server SCRIPT: a pod whose folder /www is served over HTTP; the script fills it first. It is on SERVER_NODE, if
+# that is set.
 server() {
-    pod server -c "mkdir /www && cd /www && $1 && touch /www/ready && httpd -f -v -p 8080 -h /www"
+    pod server ${SERVER_NODE:+-n "$SERVER_NODE"} -c "mkdir /www && cd /www && $1 && touch /www/ready && httpd -f -v -p 8080 -h /www"
     ready pod/server
     eventually 120 inside server 'test -e /www/ready'
     SERVER=http://$(get pod/server .status.podIP):8080
@@ -123,7 +127,7 @@ test_a_wrong_checksum_or_a_refused_address_binds_nothing() {
 }
 
 test_a_namespace_must_allow_it_and_kills_leave_one_whole_volume() {
-    local n
+    local round
     with_populators
     server 'dd if=/dev/urandom of=disk bs=1M count=192 2>/dev/null'
     http_source disk disk
@@ -132,16 +136,66 @@ test_a_namespace_must_allow_it_and_kills_leave_one_whole_volume() {
     eventually 120 has_reason disk NotAllowed
     note "$(get httpsource/disk .status.claims[0].message)"
     allow_populators
-    eventually 180 attempt_runs
-    k delete pod -l slackwater.dev/populates --grace-period=0 --force >/dev/null 2>&1
-    for n in $(running); do node_exec "$n" pkill -9 -f "$CONTROLLER" || :; done
-    eventually 180 attempt_runs
-    for n in $(running); do node_exec "$n" pkill -9 -f '^/usr/local/bin/slackwater-populate' || :; done
-    ready pod/user
+    # After the tenth failure, no other attempt is made: each round has another claim.
+    for round in $(seq "${E2E_KILLS:-1}"); do
+        [ "$round" = 1 ] || { gone pod/user pvc/disk; from_source disk 256Mi disk; pod user disk:/data; }
+        eventually 180 attempt_runs
+        k delete pod -l slackwater.dev/populates --grace-period=0 --force >/dev/null 2>&1
+        kill_all "$CONTROLLER"
+        eventually 180 attempt_runs
+        kill_all '^/usr/local/bin/slackwater-populate'
+        ready pod/user
+    done
     is "the object" "$(inside user 'sha256sum </data/disk.img')" "$(inside server 'sha256sum </www/disk')"
     eventually 120 is_clean
 }
+kill_all() { local n; for n in $(running); do node_exec "$n" pkill -9 -f "$1" || :; done; } # PATTERN
 attempt_runs() { [ -n "$(k get pod -l slackwater.dev/populates -o 'jsonpath={.items[*].status.containerStatuses[0].state.running.startedAt}')" ]; }
+
+# The volume is on the node, so the claim is filled after the node has returned.
+test_a_node_that_loses_power_during_an_attempt_leaves_one_whole_volume() {
+    local round
+    two_nodes
+    with_populators
+    allow_populators
+    SERVER_NODE=$NODE_1 server 'dd if=/dev/urandom of=disk bs=1M count=192 2>/dev/null'
+    http_source disk disk
+    for round in $(seq "${E2E_KILLS:-1}"); do
+        from_source "disk-$round" 256Mi disk
+        pod "user-$round" -n "$NODE_2" "disk-$round:/data"
+        eventually 180 attempt_runs
+        node_stop 2
+        on_node 2
+        ready "pod/user-$round"
+        is "the object" "$(inside "user-$round" 'sha256sum </data/disk.img')" "$(inside server 'sha256sum </www/disk')"
+        gone "pod/user-$round" "pvc/disk-$round"
+    done
+    eventually 120 is_clean
+}
+
+# The controller and the program are killed while the content is received, snapshotted and restored.
+test_kills_while_content_is_cached_leave_whole_volumes() {
+    local round n sum
+    with_populators
+    allow_populators
+    server 'dd if=/dev/urandom of=disk bs=1M count=192 2>/dev/null'
+    sum=$(inside server 'sha256sum </www/disk')
+    for round in $(seq "${E2E_KILLS:-1}"); do
+        http_source disk disk "sha256: '${sum%% *}', cache: node"
+        for n in {1..4}; do from_source "disk-$n" 256Mi disk; pod "user-$n" -n "$NODE_1" "disk-$n:/data"; done
+        eventually 180 attempt_runs
+        kill_all '^/usr/local/bin/slackwater-populate'
+        # The states that follow take a second or less each.
+        for n in {1..4}; do sleep "$((RANDOM % 4)).$((RANDOM % 10))"; kill_all "$CONTROLLER"; done
+        for n in {1..4}; do
+            ready "pod/user-$n"
+            is "the object of claim $n" "$(inside "user-$n" 'sha256sum </data/disk.img')" "$sum"
+        done
+        eventually 120 is_clean
+        gone pod/user-{1..4} pvc/disk-{1..4} httpsource/disk
+        eventually 120 has_no_cache
+    done
+}
 
 # Six claims of one source, all created at once: one download on each node that has one, and the others are
 # created from its snapshot. A claim that is created later, and is larger, costs none either.
