@@ -1,6 +1,7 @@
 //! `slackwater populators`: the controller that fills the volumes of claims that name a data source.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::config::{BadConfig, DriverName, one_line};
 use crate::error::chain;
 use crate::model::size::parse_size;
 use crate::router::connect;
-use crate::router::populators::{PopulatorOptions, Populators, Settings};
+use crate::router::populators::{Limits, PopulatorOptions, Populators, Settings};
 use crate::server;
 use crate::telemetry::{self, LogFormat, Metrics, http};
 use crate::tls;
@@ -68,6 +69,12 @@ pub(super) struct Arguments {
         requires = "cache_class"
     )]
     cache_snapshots: usize,
+    /// Most pods that fill volumes at the same time
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = number)]
+    max_pods: usize,
+    /// Most of these pods in a namespace
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = number)]
+    max_pods_per_namespace: usize,
     /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "IP:PORT")]
     metrics_address: Option<SocketAddr>,
@@ -161,6 +168,13 @@ fn size(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
+/// A number of pods. Without any, no claim would ever be filled.
+fn number(text: &str) -> Result<usize, String> {
+    let number = text.parse::<NonZero<usize>>();
+    let number = number.map_err(|_| format!("{text:?} is not a number of at least 1"))?;
+    Ok(number.get())
+}
+
 /// Fills volumes until a signal arrives.
 pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let certificates = arguments.ca_bundle.as_deref().map(ca_bundle).transpose()?;
@@ -203,6 +217,10 @@ fn options(arguments: Arguments, certificates: Option<String>) -> PopulatorOptio
         root_for_block: arguments.root_for_block,
         cache_class: arguments.cache_class,
         cache_snapshots: arguments.cache_snapshots,
+        limits: Limits {
+            all: arguments.max_pods,
+            in_namespace: arguments.max_pods_per_namespace,
+        },
         role: arguments.role,
         account,
         ..Settings::new(&arguments.driver_name.0, &arguments.image.0)
@@ -235,6 +253,10 @@ mod tests {
             "a:1",
         ] {
             assert!(wrong.parse::<Proxy>().is_err(), "{wrong}");
+        }
+        assert_eq!(number("4"), Ok(4));
+        for wrong in ["0", "-1", "4.0", ""] {
+            assert!(number(wrong).is_err(), "{wrong}");
         }
         for right in ["10.96.0.1", "10.96.0.0/12", "fd00::/8", "::1"] {
             assert!(right.parse::<Network>().is_ok(), "{right}");

@@ -20,6 +20,7 @@ mod snapshots;
 mod source;
 mod state;
 mod status;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -44,6 +45,7 @@ use controller::{Memory, PopulateController};
 use source::{Kind, Source, source_of};
 use state::{CLAIM_LABEL, SELECTED_NODE, annotation, is_leaving, phase, uid, volume_name};
 use status::StatusController;
+pub use turns::Limits;
 
 /// The Lease of the controllers of data sources.
 const LEASE: &str = "slackwater-populators";
@@ -79,6 +81,8 @@ pub struct Settings {
     pub cache_class: Option<String>,
     /// The most cached snapshots in a namespace.
     pub cache_snapshots: usize,
+    /// The most pods at the same time.
+    pub limits: Limits,
 }
 
 impl Settings {
@@ -97,6 +101,7 @@ impl Settings {
             account: "slackwater:slackwater-populators".into(),
             cache_class: None,
             cache_snapshots: 16,
+            limits: Limits::default(),
         }
     }
 }

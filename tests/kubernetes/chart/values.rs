@@ -171,6 +171,8 @@ const CHANGES: &[Change] = &[
     ("populators.refused", "{10.96.0.0/12}", POPULATORS),
     ("populators.scratchSize", "50Gi", POPULATORS),
     ("populators.rootForBlock", "true", POPULATORS),
+    ("populators.maxPods", "2", POPULATORS),
+    ("populators.maxPodsPerNamespace", "2", POPULATORS),
     ("populators.cacheSnapshots", "2", POPULATORS),
     ("populators.replicas", "1", POPULATORS),
     ("populators.resources", "limits.memory=1Gi", POPULATORS),
@@ -519,6 +521,11 @@ fn invalid_values_are_refused_by_name() {
             &["/populators/scratchSize"],
         ),
         (&["populators.replicas=0"], &["/populators/replicas"]),
+        (&["populators.maxPods=0"], &["/populators/maxPods"]),
+        (
+            &["populators.maxPodsPerNamespace=0"],
+            &["/populators/maxPodsPerNamespace"],
+        ),
         (
             &["populators.cacheSnapshots=-1"],
             &["/populators/cacheSnapshots"],

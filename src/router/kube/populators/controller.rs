@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -11,6 +12,7 @@ use super::decide::{Class, Decision, NOT_GRANTED, PodSeen, Seen, Shown, decide};
 use super::observe::{Target, path};
 use super::source::source_of;
 use super::state::{State, is_bound, is_leaving, prime_name, uid};
+use super::turns::{self, Pass, REASON, TurnMemory};
 use super::{Populators, execute, observe, snapshots};
 use crate::error::{Result, chain};
 use crate::router::cluster::ObjectRef;
@@ -30,6 +32,7 @@ pub(super) struct Memory {
     /// Whether the source of a claim of another namespace may be used by it.
     granted: BTreeMap<String, bool>,
     pub(super) cache: CacheMemory,
+    pub(super) turns: TurnMemory,
 }
 
 impl Memory {
@@ -105,7 +108,7 @@ impl PopulateController {
 
     /// Whether nothing has to be read for the decision about a claim: it has no prime claim, and what is
     /// in memory already says that it waits.
-    fn is_idle(&self, claim: &PersistentVolumeClaim, class: Class) -> bool {
+    fn is_idle(&self, claim: &PersistentVolumeClaim, class: Class, turns: &Pass) -> bool {
         let Some(name) = source_of(claim) else {
             return true;
         };
@@ -126,12 +129,16 @@ impl PopulateController {
             volume: None,
             pod: PodSeen::Absent,
             numbers: None,
+            waits_for_turn: turns.refusal(claim),
         };
         let decision = decide(&seen);
-        if decision.step.is_none() {
-            self.show(claim, &decision);
+        if decision.step.is_some() {
+            return false;
         }
-        decision.step.is_none()
+        self.show(claim, &decision);
+        let waits_for_turn = decision.shown.is_some_and(|shown| shown.reason == REASON);
+        let looks = waits_for_turn && seen.cache.is_some();
+        !looks || !self.0.memory().turns.is_due(uid(claim), Instant::now())
     }
 
     /// The numbers of claims in each phase, and what was received for them.
@@ -165,7 +172,11 @@ impl Reconciler for PopulateController {
         let target = observe::observe(&self.0, target).await?;
         if let Some(seen) = &target.seen {
             let is_granted = !matches!(&seen.source, Err((NOT_GRANTED, _)));
-            self.0.memory().set_granted(uid(&target.claim), is_granted);
+            let key = uid(&target.claim);
+            let mut memory = self.0.memory();
+            memory.set_granted(key, is_granted);
+            memory.turns.set_observed(key, Instant::now());
+            drop(memory);
             self.show(&target.claim, &decide(seen));
         }
         Ok(target)
@@ -220,6 +231,7 @@ impl Controller for PopulateController {
             let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
             all.contains_key(&format!("{namespace}/{}", prime_name(claim)))
         };
+        let turns = Pass::new(turns::read(&self.0));
         let mut targets = Vec::new();
         for (claim, class) in named.iter().copied() {
             let state = State::of(claim);
@@ -227,7 +239,7 @@ impl Controller for PopulateController {
             if is_leaving(claim) || has_ended && !has_prime(claim) {
                 continue;
             }
-            if !has_prime(claim) && !is_bound(claim) && self.is_idle(claim, class) {
+            if !has_prime(claim) && !is_bound(claim) && self.is_idle(claim, class, &turns) {
                 continue;
             }
             let claim = claim.clone();
@@ -238,6 +250,7 @@ impl Controller for PopulateController {
         memory.shown.retain(|key, _| uids.contains(key.as_str()));
         memory.problems.retain(|key, _| uids.contains(key.as_str()));
         memory.granted.retain(|key, _| uids.contains(key.as_str()));
+        memory.turns.retain(|key| uids.contains(key));
         drop(memory);
         self.count(named.iter().map(|(claim, _)| *claim));
         Some(targets)

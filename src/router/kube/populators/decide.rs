@@ -28,6 +28,7 @@ use super::state::{
     MAX_FAILURES, Point, SELECTED_NODE, State, annotation, is_bound, is_leaving, is_of, uid,
     volume_name,
 };
+use super::turns;
 
 /// The StorageClass of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,8 @@ pub(super) struct Seen {
     pub(super) numbers: Option<Numbers>,
     /// `None` if the content of the source is not cached.
     pub(super) cache: Option<CacheSeen>,
+    /// Why no pod may be started for the claim now; `None` if it is its turn.
+    pub(super) waits_for_turn: Option<String>,
 }
 
 /// A word and a sentence about why nothing is done.
@@ -363,6 +366,9 @@ fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
             let message = format!("claim {other} receives the same content for this node");
             return Decision::waits("WaitForCache", message);
         }
+    }
+    if let Some(why) = &seen.waits_for_turn {
+        return Decision::waits(turns::REASON, why);
     }
     // There is one with the name of the key, which this claim cannot use.
     let cache = seen.cache.as_ref();

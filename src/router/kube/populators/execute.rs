@@ -19,6 +19,7 @@ use super::state::{
     CLAIM_LABEL, CREATING, DURABLE, NODE, POD, SELECTED_NODE, SOURCE, STATE, State, VALIDATOR,
     annotation, owner, prime_name, uid,
 };
+use super::turns;
 use crate::error::{Error, Result, chain};
 use crate::router::kube::reconcile::{Outcome, patch, written};
 use crate::router::kube::{API_TIMEOUT, ask};
@@ -132,7 +133,7 @@ impl Executor<'_> {
     ) -> Result<Outcome> {
         match from {
             Some(_) => self.set_used(),
-            None if keeps_no_snapshot || self.begins() => {}
+            None if (keeps_no_snapshot || self.begins()) && self.takes_turn() => {}
             None => return Ok(Outcome::Stale),
         }
         let claim = &self.seen.claim;
@@ -167,7 +168,17 @@ impl Executor<'_> {
         let prime = parsed(prime)?;
         let params = PostParams::default();
         let created = self.claims.create(&params, &prime);
-        written(&format!("claim {}", self.name), created).await
+        let written = written(&format!("claim {}", self.name), created).await;
+        if written.is_err() {
+            let mut memory = self.populators.memory();
+            memory.turns.give_back(uid(claim));
+        }
+        written
+    }
+
+    /// Whether a pod may still be started for the claim.
+    fn takes_turn(&self) -> bool {
+        turns::take(self.populators, &self.seen.claim, self.seen.prime.as_ref())
     }
 
     /// Creates a pod and records it. The prime claim is marked before, so that a pod that was created
@@ -178,7 +189,7 @@ impl Executor<'_> {
         let new = pod(&self.seen.claim, attempt, &settings);
         let new = new.map_err(|error| Error::invalid("pod", error.to_string()))?;
         let prime = self.prime()?;
-        if self.record(prime, Some(CREATING)).await? == Outcome::Stale {
+        if !self.takes_turn() || self.record(prime, Some(CREATING)).await? == Outcome::Stale {
             return Ok(Outcome::Stale);
         }
         let params = PostParams::default();

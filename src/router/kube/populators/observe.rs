@@ -14,6 +14,7 @@ use super::numbers::Numbers;
 use super::snapshots;
 use super::source::{Kind, Source, SourceName, source_of};
 use super::state::{POD, annotation, pod_phase, prime_name, uid, volume_name};
+use super::turns;
 use super::{KnownClass, Populators};
 use crate::error::Result;
 use crate::router::kube::{API_TIMEOUT, ask};
@@ -110,6 +111,10 @@ pub(super) async fn observe(populators: &Populators, target: Target) -> Result<T
         Some(known) => Some(snapshots::read(populators, known, prime.as_ref(), &pod, &claim).await),
         None => None,
     };
+    let waits_for_turn = match pod {
+        PodSeen::Absent => turns::read(populators).refusal(&claim),
+        PodSeen::Here(_) | PodSeen::Forbidden(_) => None,
+    };
     let seen = Seen {
         now: Timestamp::now(),
         driver: populators.options.settings.driver.clone(),
@@ -122,6 +127,7 @@ pub(super) async fn observe(populators: &Populators, target: Target) -> Result<T
         pod,
         numbers,
         cache,
+        waits_for_turn,
     };
     Ok(Target {
         claim,

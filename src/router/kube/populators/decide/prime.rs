@@ -11,6 +11,7 @@ use crate::router::kube::populators::state::{
     MAX_FAILURES, NODE, POD, Point, SELECTED_NODE, SOURCE, State, annotation, is_bound, is_leaving,
     phase, pod_phase, point_of, uid, volume_name,
 };
+use crate::router::kube::populators::turns;
 
 /// Between two records of progress at a claim.
 const PROGRESS_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
@@ -135,6 +136,9 @@ fn begin(seen: &Seen, prime: &PersistentVolumeClaim, state: &State) -> Decision 
     };
     if !state.is_due(seen.now) {
         return retries(state);
+    }
+    if let Some(why) = &seen.waits_for_turn {
+        return Decision::waits(turns::REASON, why);
     }
     let attempt = Attempt {
         kind: *kind,

@@ -1,6 +1,7 @@
 //! What is decided from each state that a crash can leave, and whole sequences in a model of a cluster.
 
 mod cached;
+mod turns;
 mod world;
 
 use serde_json::{Value, json};
@@ -113,6 +114,7 @@ fn seen() -> Seen {
         pod: PodSeen::Absent,
         numbers: None,
         cache: None,
+        waits_for_turn: None,
     };
     set_state(&mut seen, &begun());
     seen

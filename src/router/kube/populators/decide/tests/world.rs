@@ -61,6 +61,8 @@ enum Happens {
     NewLeader,
     CacheGone,
     OtherReceives(bool),
+    /// As many pods as are allowed are running.
+    WaitsForTurn(bool),
 }
 
 /// A snapshot, and which version of the source it has completely.
@@ -113,6 +115,7 @@ struct World {
     /// The UID of a prime claim that another pod uses.
     shared: Option<String>,
     is_received: bool,
+    waits_for_turn: bool,
 }
 
 impl World {
@@ -139,6 +142,7 @@ impl World {
             tainted: BTreeSet::new(),
             shared: None,
             is_received: false,
+            waits_for_turn: false,
         }
     }
 
@@ -168,6 +172,7 @@ impl World {
             },
             numbers: self.numbers.clone(),
             cache: self.cache(),
+            waits_for_turn: self.waits_for_turn.then(String::new),
         }
     }
 
@@ -667,6 +672,7 @@ impl World {
             Happens::NewLeader => self.snapshots.iter_mut().for_each(|one| one.is_own = false),
             Happens::CacheGone => self.snapshots.clear(),
             Happens::OtherReceives(receives) => self.is_received = receives,
+            Happens::WaitsForTurn(waits) => self.waits_for_turn = waits,
         }
         self.check();
     }
@@ -693,6 +699,7 @@ impl World {
         self.is_forbidden = false;
         self.is_source_gone = false;
         self.is_received = false;
+        self.waits_for_turn = false;
         self.generation += 1;
         self.goes_well();
     }
@@ -728,6 +735,7 @@ fn anything() -> impl Strategy<Value = Happens> {
         1 => any::<bool>().prop_map(Happens::SourceGone),
         1 => any::<bool>().prop_map(Happens::Forbidden),
         1 => Just(Happens::PrimeIsDeleted),
+        1 => any::<bool>().prop_map(Happens::WaitsForTurn),
         3 => (1..700_i64).prop_map(Happens::Later),
         4 => cache(),
     ]
