@@ -189,7 +189,7 @@ sanity-programs:
 .PHONY: bench
 bench: ## Measure the driver, and the same system calls without it (docs/performance.md)
 	@deploy/deps bench
-	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench clones --bench cuts --bench rest --bench thin --bench streams --bench io --bench router
+	$(TESTS_AS_ROOT) $(CARGO) bench --locked --bench calls --bench clones --bench cuts --bench rest --bench thin --bench streams --bench imports --bench io --bench router
 	$(CARGO) bench --locked --package slackwater-populate --bench beside
 
 .PHONY: image

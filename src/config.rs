@@ -97,6 +97,11 @@ pub struct Given {
     #[arg(long, value_name = "SIZE")]
     #[serde(deserialize_with = "value::one")]
     pub copy_rate: Option<CopyRate>,
+    /// Directory below which files are whose blocks imported volumes may share (may be repeated)
+    /// [default: none]
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "value::many")]
+    pub import_path: Vec<Folder>,
     /// Address that serves /metrics, /healthz and /readyz, such as 127.0.0.1:9810 [default: none]
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
@@ -204,6 +209,7 @@ impl Given {
             allowed_path: list(self.allowed_path, file.allowed_path),
             inline_max_size: self.inline_max_size.or(file.inline_max_size),
             copy_rate: self.copy_rate.or(file.copy_rate),
+            import_path: list(self.import_path, file.import_path),
             max_volumes: self.max_volumes.or(file.max_volumes),
             metrics_address: self.metrics_address.or(file.metrics_address),
             log_format: self.log_format.or(file.log_format),
@@ -287,6 +293,7 @@ mod tests {
             inline-max-size = "10Gi"
             max-volumes = 100
             copy-rate = "100Mi"
+            import-path = ["/opt/a", "/var/csi/rawfile"]
             metrics-address = "[::1]:9810"
             log-format = "json"
             alpha = ["health", "get-volume"]

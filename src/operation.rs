@@ -38,6 +38,7 @@ pub use request::*;
 pub use snapshot::Snapshots;
 pub use snapshot::archive::{
     ArchiveReader, ArchiveWriter, Content, ContentFacts, Manifest, archive_content,
+    content_identity,
 };
 pub use snapshot::attempt::Kept;
 pub use snapshot::copies::CopyStatus;
@@ -91,6 +92,8 @@ pub struct Settings {
     /// `--copy-rate`: the maximum rate at which all copies together read or write a pool, in bytes
     /// per second. Without it, half of what a SATA disk delivers.
     pub copy_rate: Option<u64>,
+    /// `--import-path`: directories below which the files must be whose blocks imported volumes share.
+    pub import_paths: Vec<PathBuf>,
 }
 
 /// The driver of one node, with one part for each layer. Each part has the ones before it, and none

@@ -9,6 +9,7 @@
 
 pub mod difference;
 pub mod effect;
+pub mod foreign_file;
 pub mod freezer;
 pub mod known;
 pub mod linux;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 pub use effect::{Check, Checked, Done, Effect, LoopSpec, MountSpec, NodeKind};
+pub use foreign_file::ForeignFile;
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
@@ -328,6 +330,18 @@ pub trait Host: Send + Sync + 'static {
     fn mount_of(&self, folder: &Path) -> Result<FolderMount>;
     /// The file system that holds a directory.
     fn backing_fs(&self, path: &Path) -> Result<BackingFs>;
+
+    /// Whether a file shares blocks with another one, after writing back its dirty pages.
+    fn shares_blocks(&self, _path: &Path) -> Result<bool> {
+        Ok(true)
+    }
+    /// Opens a file that the driver did not create: a regular file below a directory that the
+    /// administrator has chosen, reached without following a symbolic link below that directory. An
+    /// error if it is empty, or open for writing.
+    fn open_foreign(&self, top: &Path, _below: &Path) -> Result<Box<dyn ForeignFile>> {
+        let what = "this host has no files of others";
+        Err(HostError::unexpected("import", top, what))
+    }
 
     /// Reads the map of a file from an offset on, after writing back its dirty pages. Returns at
     /// most `limit` extents, and none at the end of the file. Extents ascend and do not overlap;

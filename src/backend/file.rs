@@ -20,11 +20,11 @@ pub use listed::{count_devices, count_devices_on, dead_devices};
 pub use unlocked::read_all;
 
 use super::mapped::UnusedTables;
-use super::records::{TRASH, part};
+use super::records::{TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{self, Budget, Device, Effect, FileStat, Host, Space};
+use crate::host::{self, Budget, Device, Effect, FileStat, ForeignFile, Host, Space};
 use crate::model::{Wipe, size};
 
 /// The maximum size of a file on an ext4 with blocks of 4 KiB.
@@ -220,6 +220,27 @@ impl Store for FileStore {
             bytes: found.size,
             modified: found.modified,
             device: None,
+        })
+    }
+
+    fn find_obstacle(&self, file: &dyn ForeignFile) -> host::Result<Option<String>> {
+        match self.facts.shares_blocks {
+            true => file.find_obstacle(&self.root.join(VOLUMES)),
+            false => Ok(Some(
+                "the file system of the pool cannot share blocks".into(),
+            )),
+        }
+    }
+
+    fn shares_blocks(&self, image: Image) -> host::Result<bool> {
+        self.host.shares_blocks(&self.image(image))
+    }
+
+    fn clone_file(&self, file: &dyn ForeignFile, image: Image) -> host::Result<()> {
+        let target = &self.image(image);
+        self.perform(Effect::CloneWhole {
+            source: file.path(),
+            target,
         })
     }
 

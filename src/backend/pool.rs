@@ -23,7 +23,7 @@ use super::store::{Devices, Facts, Store};
 use super::thin::ThinStore;
 use super::{Copier, Image, ImageHandle, PoolKind};
 use crate::error::{ErrorContext, Result};
-use crate::host::{Budget, Host, Kept};
+use crate::host::{Budget, ForeignFile, Host, Kept};
 use crate::record::{PoolRecord, SnapshotRecord, VolumeRecord};
 use room::Growing;
 
@@ -146,6 +146,19 @@ impl PoolBackend {
         copied
             .map(drop)
             .context(|| format!("clone {source} into {copy}"))
+    }
+
+    /// Why no image of this pool can share blocks with a file that the driver did not create; `None` if
+    /// one can.
+    pub fn find_obstacle(&self, file: &dyn ForeignFile) -> Result<Option<String>> {
+        let found = self.store().find_obstacle(file);
+        found.context(|| "examine whether an image can share blocks with the file".into())
+    }
+
+    /// Makes a prepared image the clone of such a file, which must not change during the call.
+    pub fn clone_file(&self, file: &dyn ForeignFile, copy: Image) -> Result<()> {
+        let cloned = self.store().clone_file(file, copy);
+        cloned.context(|| format!("clone the file into {copy}"))
     }
 
     /// Returns the copier of an image of this pool, which may be in use, into a prepared image. All

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::records::part;
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle, MetadataSpace};
 use crate::error::{ErrorContext, HostError, Result};
-use crate::host::{self, Budget, Device, DeviceHold, Space};
+use crate::host::{self, Budget, Device, DeviceHold, ForeignFile, Space};
 use crate::model::Wipe;
 use crate::record::VolumeRecord;
 
@@ -101,6 +101,19 @@ pub(super) trait Store: Devices {
     /// Gives the btrfs on an image a new fsid. No device may be attached to the image.
     fn renew_fs_id(&self, image: Image, fs_id: Uuid) -> Result<()>;
     fn open(&self, image: Image) -> Result<ImageHandle>;
+    /// Why no image can share blocks with a file that the driver did not create; `None` if one can.
+    fn find_obstacle(&self, _file: &dyn ForeignFile) -> host::Result<Option<String>> {
+        Ok(Some("the images of a thin pool are no files".into()))
+    }
+    /// Whether an image shares blocks with another file or image.
+    fn shares_blocks(&self, _image: Image) -> host::Result<bool> {
+        Ok(true)
+    }
+    /// Replaces the content of an image by that of such a file, whose length it takes and whose blocks
+    /// it shares. Requires that [`Store::find_obstacle`] finds nothing.
+    fn clone_file(&self, _file: &dyn ForeignFile, image: Image) -> host::Result<()> {
+        Err(HostError::errno("clone to", part(image), Errno::EOPNOTSUPP))
+    }
     /// Requires [`Facts::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 

@@ -1,8 +1,9 @@
 //! `slackwater volumes import`: the content of a file, a block device, a directory or stdin as a new
 //! volume.
 //!
-//! This process reads the content and sends it as an archive, so that the driver handles it as it
-//! handles an exported snapshot: checksums, progress that survives a crash, nothing half imported.
+//! The driver clones a file whose blocks the volume can share. Otherwise this process reads the content
+//! and sends it as an archive, so that the driver handles it as it handles an exported snapshot:
+//! checksums, progress that survives a crash, nothing half imported.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -26,10 +27,12 @@ use crate::model::size::Human;
 use crate::operation::{ContentFacts, archive_content};
 use crate::server::admin;
 use folder::Folder;
+use sharing::Sharing;
 use source::{Found, Source};
 
 mod folder;
 mod objects;
+mod sharing;
 mod source;
 
 type Result<T, E = error::Error> = std::result::Result<T, E>;
@@ -105,39 +108,61 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     // Volumes have whole blocks.
     let size = size.next_multiple_of(ZERO_BLOCK);
     eprintln!("{}: {}, {found}", arguments.from.display(), Human(bytes));
-    if !arguments.yes {
-        let (name, pool) = (&arguments.name, &arguments.to_pool);
-        eprintln!(
-            "would become volume {name} of {} in pool {pool}; add --yes to import it",
-            Human(size)
-        );
-        return Ok(ExitCode::SUCCESS);
-    }
-    let source = input.into_source()?;
-    let facts = source.facts(&arguments)?;
     let options = Options {
         name: arguments.name.clone(),
         pool: arguments.to_pool.clone(),
         size_bytes: size,
         ..Options::default()
     };
-    let made = import(&socket, source, facts, options)?;
-    let id = made.volume_id;
+    let sharing = Sharing::ask(&socket, &input, &arguments, &options)?;
+    if !arguments.yes {
+        let (name, pool) = (&arguments.name, &arguments.to_pool);
+        eprintln!(
+            "would become volume {name} of {} in pool {pool}, {sharing}; add --yes to import it",
+            Human(size)
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("{sharing}");
+    let word = sharing.word();
+    let made = match sharing {
+        Sharing::Cloned(made) => made,
+        Sharing::Possible | Sharing::Copied(_) => {
+            let source = input.into_source()?;
+            let facts = source.facts(&arguments)?;
+            import(&socket, source, facts, options)?
+        }
+    };
+    show(&socket, &arguments, (&found, word), &made)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the volume, or the objects for it.
+fn show(
+    socket: &Path,
+    arguments: &Arguments,
+    (found, word): (&Found, &str),
+    made: &Volume,
+) -> Result<(), Failure> {
+    let id = &made.volume_id;
     match (&arguments.claim, &arguments.persistent_volume) {
         (Some(claim), Some(name)) => {
-            let node = block_on(objects::Node::of(&socket))?;
+            let node = block_on(objects::Node::of(socket))?;
             let fs = match found {
-                Found::Fs(fs) => Some(fs),
+                Found::Fs(fs) => Some(*fs),
                 Found::Raw(_) => None,
             };
             let class = &arguments.storage_class;
-            print::json(&node.objects(claim, (name, class), (&id, made.size_bytes, fs)));
+            print::json(&node.objects(claim, (name, class), (id, made.size_bytes, fs)));
             eprintln!("imported as volume {id}");
         }
-        _ if arguments.json => print::json(&json!({ "id": id, "content": found.to_string() })),
+        _ if arguments.json => {
+            let content = found.to_string();
+            print::json(&json!({ "id": id, "content": content, "method": word }));
+        }
         _ => print::line(id),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// What is imported.

@@ -204,6 +204,7 @@ fn open(
         max_volumes: node.max_volumes,
         inline_max_size: node.inline_max_size,
         copy_rate: node.copy_rate,
+        import_paths: node.import_paths,
     };
     Ok(Driver::start(settings, seams)?)
 }

@@ -76,6 +76,8 @@ pub struct NodeConfig {
     pub max_volumes: Option<NonZeroU16>,
     /// Maximum rate of the copies of each pool in bytes per second, unless it is the default.
     pub copy_rate: Option<u64>,
+    /// Directories with files whose blocks imported volumes may share.
+    pub import_paths: Vec<PathBuf>,
 }
 
 impl NodeConfig {
@@ -175,6 +177,7 @@ impl Given {
             ("--inline-max-size", self.inline_max_size.is_some()),
             ("--max-volumes", self.max_volumes.is_some()),
             ("--copy-rate", self.copy_rate.is_some()),
+            ("--import-path", !self.import_path.is_empty()),
         ];
         let hook = [("[[hook]]", !self.hook.is_empty())];
         let listen = [
@@ -330,6 +333,11 @@ impl Given {
             allowed_paths: allowed_paths(self.allowed_path),
             max_volumes: self.max_volumes,
             copy_rate: self.copy_rate.map(|CopyRate(bytes)| bytes),
+            import_paths: self
+                .import_path
+                .into_iter()
+                .map(|folder| folder.0)
+                .collect(),
             inline_max_size: self.inline_max_size.map(|InlineSize(bytes)| bytes),
         })
     }

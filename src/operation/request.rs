@@ -1,6 +1,8 @@
 //! The arguments and results of operations. Each argument has been validated on its own, without
 //! regard to the state of the node.
 
+use std::path::PathBuf;
+
 use crate::error::Result;
 use crate::model::Capability;
 use crate::model::CapacityRange;
@@ -384,6 +386,29 @@ pub struct Import {
     pub size: Option<u64>,
     /// An archive with differences follows: the volumes stay incomplete.
     pub more: bool,
+}
+
+/// Arguments of an import whose volume shares the blocks of a file of this node.
+#[derive(Clone, Debug)]
+pub struct ImportFile {
+    /// With a name.
+    pub import: Import,
+    pub path: PathBuf,
+    /// The number for the content that the caller has examined.
+    pub identity: u64,
+    /// Only find out whether it is possible.
+    pub dry_run: bool,
+}
+
+/// The result of such an import.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileImport {
+    /// The volume shares the blocks of the file.
+    Shared(Volume),
+    /// It would. Nothing was created.
+    Possible,
+    /// Why it cannot, so that the content must be copied. Nothing was created.
+    Obstacle(String),
 }
 
 /// Arguments of GetMetadataAllocated (without a base) and GetMetadataDelta.

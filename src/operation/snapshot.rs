@@ -12,6 +12,7 @@ pub(in crate::operation) mod cut_counts;
 pub(in crate::operation) mod export;
 pub(in crate::operation) mod fill;
 pub(in crate::operation) mod for_clone;
+pub(in crate::operation) mod foreign;
 pub(in crate::operation) mod group;
 pub(in crate::operation) mod lend;
 pub(in crate::operation) mod lent;

@@ -10,6 +10,7 @@ pub(in crate::operation) mod fit;
 pub(in crate::operation) mod format;
 pub(in crate::operation) mod health;
 pub(in crate::operation) mod import;
+pub(in crate::operation) mod import_file;
 pub(in crate::operation) mod inline;
 pub(in crate::operation) mod list;
 pub(in crate::operation) mod modify;

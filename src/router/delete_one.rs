@@ -18,7 +18,8 @@ use super::route::Owner;
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteOneRequest, DeleteSnapshotRequest,
-    DeleteSnapshotResponse, ExportRequest, ExportResponse, ImportRequest, ImportResponse,
+    DeleteSnapshotResponse, ExportRequest, ExportResponse, ImportFileRequest, ImportFileResponse,
+    ImportRequest, ImportResponse,
 };
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{self, DeleteSnapshotResponse as Deleted};
@@ -137,6 +138,15 @@ impl Admin for Router {
         &self,
         _request: Request<Streaming<ImportRequest>>,
     ) -> RpcResult<ImportResponse> {
+        Err(tonic::Status::unimplemented(
+            "a volume is imported by the driver of its node; run this command in the container of that driver",
+        ))
+    }
+
+    async fn import_file(
+        &self,
+        _request: Request<ImportFileRequest>,
+    ) -> RpcResult<ImportFileResponse> {
         Err(tonic::Status::unimplemented(
             "a volume is imported by the driver of its node; run this command in the container of that driver",
         ))

@@ -138,6 +138,8 @@ fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
         FindResponse,
         GetGroupRequest,
         GetGroupResponse,
+        ImportFileRequest,
+        ImportFileResponse,
         ImportRequest,
         ImportResponse,
         LookForMoveRequest,

@@ -6,12 +6,13 @@ use std::path::Path;
 
 use tokio::net::UnixStream;
 use tokio_stream::Stream;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 use crate::agent::admin_client::AdminClient;
 use crate::agent::{
-    CheckVolumeRequest, CheckVolumeResponse, ExportRequest, ImportRequest, ImportResponse,
+    CheckVolumeRequest, CheckVolumeResponse, ExportRequest, ImportFileRequest, ImportFileResponse,
+    ImportRequest, ImportResponse,
 };
 use crate::csi::NodeGetInfoRequest;
 use crate::csi::node_client::NodeClient;
@@ -56,6 +57,22 @@ pub async fn import(
     let mut client = client(socket).await?.ok_or_else(|| absent(socket))?;
     let answer = client.import(messages).await.map_err(forwarded)?;
     Ok(answer.into_inner())
+}
+
+/// Asks the driver at a socket for a volume that shares the blocks of a file. `None` if no driver
+/// listens there, or one of an earlier release.
+pub async fn import_file(
+    socket: &Path,
+    request: ImportFileRequest,
+) -> Result<Option<ImportFileResponse>> {
+    let Some(mut client) = client(socket).await? else {
+        return Ok(None);
+    };
+    match client.import_file(request).await {
+        Ok(answer) => Ok(Some(answer.into_inner())),
+        Err(status) if status.code() == Code::Unimplemented => Ok(None),
+        Err(status) => Err(forwarded(status)),
+    }
 }
 
 /// The name of the driver at a node's socket, and where its volumes can be used.

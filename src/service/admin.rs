@@ -11,10 +11,13 @@ use super::{Rpc, RpcResult, Service, answer, request, status};
 use crate::agent::admin_server::Admin;
 use crate::agent::{
     CheckVolumeRequest, CheckVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
-    ExportRequest, ExportResponse, ImportRequest, ImportResponse, import_response,
+    ExportRequest, ExportResponse, ImportFileRequest, ImportFileResponse, ImportRequest,
+    ImportResponse, import_request, import_response,
 };
 use crate::error::{Error, Result};
-use crate::operation::{DeleteOne, Driver, Export, Import, Volume, WorkClass};
+use crate::operation::{
+    DeleteOne, Driver, Export, FileImport, Import, ImportFile, Volume, WorkClass,
+};
 use archive::{Input, Output};
 
 /// Number of messages that may wait for the other side; each has about 1 MiB.
@@ -103,6 +106,33 @@ impl Admin for Service {
             volumes: made.iter().map(imported).collect(),
         })
     }
+
+    async fn import_file(
+        &self,
+        request: Request<ImportFileRequest>,
+    ) -> RpcResult<ImportFileResponse> {
+        let asked = import_file(request.get_ref());
+        let asked = asked.map_err(|error| status(Rpc::CreateVolume, &error))?;
+        let work = move |driver: &Driver| driver.volumes.import_file(&asked);
+        let made = self.driver.detach_in(WorkClass::Long, work).await;
+        let made = made.map_err(|error| status(Rpc::CreateVolume, &error))?;
+        let (volume, obstacle) = match made {
+            FileImport::Shared(volume) => (Some(imported(&volume)), String::new()),
+            FileImport::Possible => (None, String::new()),
+            FileImport::Obstacle(why) => (None, why),
+        };
+        answer(ImportFileResponse { volume, obstacle })
+    }
+}
+
+/// Parses the request for a volume that shares the blocks of a file.
+pub(super) fn import_file(request: &ImportFileRequest) -> Result<ImportFile> {
+    Ok(ImportFile {
+        import: import_options(request.options.as_ref())?,
+        path: request.path.clone().into(),
+        identity: request.identity,
+        dry_run: request.dry_run,
+    })
 }
 
 /// Parses the request for an archive.
@@ -118,7 +148,10 @@ pub(super) fn export(request: ExportRequest) -> Result<Export> {
 
 /// Parses the first message of an import.
 pub(super) fn import(first: &ImportRequest) -> Result<Import> {
-    let options = first.options.as_ref();
+    import_options(first.options.as_ref())
+}
+
+fn import_options(options: Option<&import_request::Options>) -> Result<Import> {
     let options =
         options.ok_or_else(|| Error::invalid("options", "are missing in the first message"))?;
     let given = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());

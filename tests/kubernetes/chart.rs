@@ -86,6 +86,7 @@ const CASES: [(&str, &[&str]); 5] = [
             "--set=onNodeLost.recreate=true,schedules.create=true",
             "--set=global.imageRegistry=registry.example.org/mirror,networkPolicy.create=true",
             "--set=openshift.scc=true",
+            "--set=node.importPaths={/opt/local-path-provisioner,/var/csi/rawfile}",
             "--set=alpha={health,get-volume}",
             "--set=certificates.mode=existing",
             "--set=snapshotMetadata.create=true,snapshotMetadata.audience=backups",

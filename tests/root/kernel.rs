@@ -15,6 +15,7 @@ mod crowd;
 mod found;
 mod growth;
 mod image_pool;
+mod import_clones;
 mod import_folders;
 mod imports;
 mod life;

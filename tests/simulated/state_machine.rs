@@ -276,9 +276,10 @@ impl Run {
             Step::DeleteSnapshot(name) => (self.model.snapshots.contains_key(name), false),
             Step::Group(name, _) => (self.model.groups.contains_key(name), true),
             Step::DeleteGroup(name) => (self.model.groups.contains_key(name), false),
-            Step::Restore(name, ..) | Step::Receive(name, ..) | Step::Clone(name, ..) => {
-                (self.model.volumes.contains_key(name), true)
-            }
+            Step::Restore(name, ..)
+            | Step::Receive(name, ..)
+            | Step::ImportFile(name, _)
+            | Step::Clone(name, ..) => (self.model.volumes.contains_key(name), true),
             _ => return,
         };
         if answer.is_err() {
@@ -478,6 +479,7 @@ fn creates_object(step: &Step) -> bool {
             | Step::Snapshot(..)
             | Step::Restore(..)
             | Step::Receive(..)
+            | Step::ImportFile(..)
             | Step::Clone(..)
             | Step::Group(..)
     )

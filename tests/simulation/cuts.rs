@@ -20,7 +20,9 @@ use slackwater::operation::{
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
 
 use super::remote::{self, REMOTE_TOKENS, remote_snapshot};
-use super::{POOL, Simulation, Step, VolumeConfig, create, is_thin, range, staging, target};
+use super::{
+    POOL, Simulation, Step, VolumeConfig, create, import_file, is_thin, range, staging, target,
+};
 
 /// The content of a source at a try.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,10 +128,12 @@ impl Simulation {
     }
 
     fn image_tokens(&self, part: &str, id: &str) -> Vec<u64> {
-        let image = self.image(part, id);
-        self.host
-            .image_tokens(Path::new(&image))
-            .unwrap_or_default()
+        self.image_tokens_at(&self.image(part, id))
+    }
+
+    fn image_tokens_at(&self, image: &str) -> Vec<u64> {
+        let tokens = self.host.image_tokens(Path::new(image));
+        tokens.unwrap_or_default()
     }
 
     fn record_source(&mut self, name: &str, volume: &str) {
@@ -173,6 +177,12 @@ impl Simulation {
             Step::Receive(name, ..) => {
                 let (written, synced) = (REMOTE_TOKENS.to_vec(), REMOTE_TOKENS.to_vec());
                 let key = (name.to_string(), remote_snapshot().to_string());
+                self.record_content(key, SourceContent { written, synced });
+            }
+            Step::ImportFile(name, _) => {
+                let written = self.image_tokens_at(import_file::IMAGE);
+                let synced = written.clone();
+                let key = (name.to_string(), import_file::IMAGE.to_string());
                 self.record_content(key, SourceContent { written, synced });
             }
             Step::Restore(name, snapshot, ..) => {
@@ -221,6 +231,9 @@ impl Simulation {
             }
             Step::Receive(name, config, _) => {
                 self.record_copy(name, *config, remote_snapshot().to_string());
+            }
+            Step::ImportFile(name, _) => {
+                self.record_copy(name, VolumeConfig::BLOCK, import_file::IMAGE.into());
             }
             Step::Clone(name, volume, config, _) => {
                 let id = self.id(volume);
@@ -347,6 +360,7 @@ impl Simulation {
                 create_from(driver, name, *config, *size, from)
             }
             Step::Receive(name, config, size) => remote::receive(driver, name, *config, *size),
+            Step::ImportFile(name, size) => import_file::import(&self.host, driver, name, *size),
             Step::Clone(name, volume, config, size) => {
                 let from = ContentSource::Volume(self.id(volume));
                 create_from(driver, name, *config, *size, from)

@@ -8,6 +8,7 @@
 
 pub mod check;
 pub mod cuts;
+pub mod import_file;
 pub mod lasting;
 pub mod remote;
 mod step;
@@ -71,6 +72,7 @@ pub fn settings() -> Settings {
         state_dir: "/run/slackwater/state".into(),
         alone: true,
         inline_max_size: Some(1 << 40),
+        import_paths: vec![import_file::TOP.into()],
         ..Settings::default()
     }
 }
@@ -182,6 +184,10 @@ impl Simulation {
                 written.expect("a user can write");
                 return Ok(String::new());
             }
+            Step::WriteForeign => {
+                import_file::write(&self.host);
+                return Ok(String::new());
+            }
             Step::GuardDies => {
                 self.host.let_guard_die(true);
                 return Ok(String::new());
@@ -198,6 +204,7 @@ impl Simulation {
                     | Step::Snapshot(..)
                     | Step::Restore(..)
                     | Step::Receive(..)
+                    | Step::ImportFile(..)
                     | Step::Clone(..)
                     | Step::Group(..) => self.unanswered.push((**step).clone()),
                     _ => {}

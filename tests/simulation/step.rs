@@ -117,6 +117,10 @@ pub enum Step {
     Restore(&'static str, &'static str, VolumeConfig, u64),
     /// Creates a volume from the snapshot of another machine, with a size in bytes.
     Receive(&'static str, VolumeConfig, u64),
+    /// Another driver writes an image.
+    WriteForeign,
+    /// Creates a volume that shares the blocks of that image, with a size in bytes.
+    ImportFile(&'static str, u64),
     /// Creates a volume from a volume, with a size in bytes.
     Clone(&'static str, &'static str, VolumeConfig, u64),
     Group(&'static str, &'static [&'static str]),
@@ -163,11 +167,14 @@ impl Step {
             Step::Unpublish(..) | Step::UnpublishInline(_) => Rpc::NodeUnpublishVolume,
             Step::Snapshot(..) => Rpc::CreateSnapshot,
             Step::DeleteSnapshot(_) => Rpc::DeleteSnapshot,
-            Step::Restore(..) | Step::Receive(..) | Step::Clone(..) => Rpc::CreateVolume,
+            Step::Restore(..) | Step::Receive(..) | Step::ImportFile(..) | Step::Clone(..) => {
+                Rpc::CreateVolume
+            }
             Step::Group(..) => Rpc::CreateVolumeGroupSnapshot,
             Step::DeleteGroup(_) => Rpc::DeleteVolumeGroupSnapshot,
             Step::Write(..)
             | Step::WriteUnsynced(..)
+            | Step::WriteForeign
             | Step::GuardDies
             | Step::Start
             | Step::Refresh
@@ -246,6 +253,7 @@ impl Simulation {
             | Step::DeleteSnapshot(_)
             | Step::Restore(..)
             | Step::Receive(..)
+            | Step::ImportFile(..)
             | Step::Clone(..)
             | Step::Group(..)
             | Step::DeleteGroup(_) => self.call_cut(driver, step),

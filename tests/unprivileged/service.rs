@@ -16,6 +16,7 @@ mod growth;
 mod harmful;
 pub mod harness;
 mod http;
+mod imports;
 mod interrupted;
 mod lifecycle;
 mod metadata;

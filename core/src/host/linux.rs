@@ -12,6 +12,7 @@ pub mod device_mapper;
 pub mod expedite;
 mod features;
 mod files;
+mod foreign_file;
 mod format;
 pub mod freeze;
 mod fsid;
@@ -46,9 +47,9 @@ use uuid::Uuid;
 
 use super::{
     Account, BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount,
-    Host, Kept, Known, LinearTable, LoopDevice, LoopHold, LoopStatus, MappedDevice, Mount,
-    MountRoot, Piece, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus, ThinSnapshot,
-    VolumeGroup,
+    ForeignFile, Host, Kept, Known, LinearTable, LoopDevice, LoopHold, LoopStatus, MappedDevice,
+    Mount, MountRoot, Piece, PreparedThinSnapshot, Result, Signature, Space, ThinPoolStatus,
+    ThinSnapshot, VolumeGroup,
 };
 use crate::error::HostError;
 use crate::fault;
@@ -149,7 +150,7 @@ impl LinuxHost {
             | Effect::GrowFs { .. }
             | Effect::GrowUnmounted { .. } => return self.act_on_fs(effect),
             Effect::MakeTarget { path, kind } => folders.place("make", path)?.make(kind),
-            Effect::RemoveTarget { path } => remove_target(folders, path),
+            Effect::RemoveTarget { path } => folders.remove(path),
             Effect::Mount(ref spec) => mounts::mount(folders, spec),
             Effect::Bind {
                 source,
@@ -204,12 +205,6 @@ impl LinuxHost {
     }
 }
 
-/// Succeeds if nothing exists at the path.
-fn remove_target(folders: &Folders, path: &Path) -> Result<()> {
-    let found = folders.find("remove", path)?;
-    found.map_or(Ok(()), |target| target.remove())
-}
-
 impl Host for LinuxHost {
     fn perform(&self, effect: &Effect<'_>) -> Result<Done> {
         self.with_real_paths(fault::effect(effect.name(), || self.act(effect)))
@@ -236,6 +231,14 @@ impl Host for LinuxHost {
 
     fn stat(&self, path: &Path) -> Result<Option<FileStat>> {
         self.with_real_paths(files::stat(path))
+    }
+
+    fn shares_blocks(&self, path: &Path) -> Result<bool> {
+        self.with_real_paths(map::shares_blocks(path))
+    }
+
+    fn open_foreign(&self, top: &Path, below: &Path) -> Result<Box<dyn ForeignFile>> {
+        Ok(Box::new(foreign_file::open(top, below)?))
     }
 
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -23,6 +23,7 @@ mod clones;
 mod content;
 mod disk;
 mod fault;
+mod foreign_file;
 mod freezer;
 mod kernel;
 mod lasting;

@@ -75,6 +75,9 @@ pub struct SnapshotRecord {
     /// named it for an hour. A program that does not know the field lists it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub for_clone: bool,
+    /// As in [`super::VolumeRecord::foreign_bytes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foreign_bytes: Option<u64>,
 }
 
 fn is_false(value: &bool) -> bool {

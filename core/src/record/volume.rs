@@ -89,6 +89,12 @@ pub struct VolumeRecord {
     /// The identity of the content with which it was imported, to recognize a repeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<u64>,
+    /// Bytes of blocks that the volume from which its blocks originate shared with a file of others
+    /// when it was imported, and may still share: they count as blocks of that file. A program that
+    /// does not know this field counts them as blocks of the volume alone. The backend sets it, except
+    /// for an import.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foreign_bytes: Option<u64>,
 }
 
 impl VolumeRecord {

@@ -52,6 +52,8 @@ struct Held {
     role: Role,
     /// Bytes of its blocks, including shared ones.
     blocks: u64,
+    /// Bytes of blocks that a file of others may have as well.
+    foreign: u64,
 }
 
 /// What is known of an image before it is queried.
@@ -60,6 +62,7 @@ struct Occupant {
     /// Its length, if a record states it.
     bytes: Option<u64>,
     lineage: Option<Uuid>,
+    foreign: u64,
     role: Role,
     /// A copy or thick volume in progress, or a snapshot of a thick volume in progress: it will
     /// have blocks for its whole length.
@@ -271,6 +274,7 @@ impl PoolBackend {
             image: Image::Volume(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
             lineage: record.map(|record| record.lineage()),
+            foreign: record.and_then(|record| record.foreign_bytes).unwrap_or(0),
             to_be_filled: role == Role::Filling
                 && record.is_some_and(|record| {
                     record.allocation == Allocation::Thick || record.copy.is_some()
@@ -287,6 +291,7 @@ impl PoolBackend {
                 image: Image::Snapshot(uuid),
                 bytes: None,
                 lineage: None,
+                foreign: 0,
                 role: Role::Snapshot,
                 to_be_filled: false,
                 gets: None,
@@ -303,6 +308,7 @@ impl PoolBackend {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
             lineage: Some(record.lineage()),
+            foreign: record.foreign_bytes.unwrap_or(0),
             role: match (unready, record.is_base()) {
                 (true, _) => Role::Cutting,
                 (false, true) => Role::Base,
@@ -320,6 +326,7 @@ impl Occupant {
             lineage: self.lineage,
             role: self.role,
             blocks,
+            foreign: self.foreign,
         }
     }
 }
@@ -333,10 +340,13 @@ struct Family {
     thick: u64,
     snapshots: u64,
     cutting: u64,
+    /// Bytes of blocks that a file of others may have as well: all images of the family originate from
+    /// the same import.
+    foreign: u64,
 }
 
 /// A lower bound of the bytes of blocks that volumes have and no snapshot has, each block counted
-/// once, even if several volumes have it. Images of two lineages share nothing. The images of one
+/// once, even if several volumes have it, and that no file of others has either. Images of two lineages share nothing. The images of one
 /// lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
 /// theirs. A thick volume shares only with copies and snapshots of it that are in progress.
 fn own(held: &[Held]) -> u64 {
@@ -354,6 +364,7 @@ fn own(held: &[Held]) -> u64 {
             continue;
         };
         let family = families.entry(lineage).or_default();
+        family.foreign = family.foreign.max(image.foreign);
         match image.role {
             Role::Volume => family.largest = family.largest.max(blocks),
             Role::Filling => {
@@ -368,7 +379,7 @@ fn own(held: &[Held]) -> u64 {
     let each = families.values().map(|family| {
         let thin = family
             .largest
-            .saturating_sub(family.snapshots + family.cutting);
+            .saturating_sub(family.snapshots + family.cutting + family.foreign);
         let thick = family.thick.saturating_sub(family.filling + family.cutting);
         thin + thick
     });

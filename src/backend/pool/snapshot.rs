@@ -22,6 +22,7 @@ impl PoolBackend {
         })?;
         let mut record = SnapshotRecord {
             lineage: source.lineage,
+            foreign_bytes: source.foreign_bytes,
             ..record.clone()
         };
         let planned = record.clone();
@@ -51,16 +52,15 @@ impl PoolBackend {
         self.snapshots.or_delete(uuid, made)
     }
 
-    /// Replaces a snapshot's record durably. The backend sets the lineage and the number of the
-    /// image, so they stay whatever the caller's record contains.
+    /// Replaces a snapshot's record durably. The backend sets the lineage, the foreign bytes and
+    /// the number of the image, so they stay whatever the caller's record contains.
     pub fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
         let before = self.snapshots.get(record.uuid)?;
-        let (lineage, image) = before.map_or((record.lineage, record.image), |before| {
-            (before.lineage, before.image)
-        });
+        let before = before.as_ref().unwrap_or(record);
         self.snapshots.update(&SnapshotRecord {
-            lineage,
-            image,
+            lineage: before.lineage,
+            foreign_bytes: before.foreign_bytes,
+            image: before.image,
             ..record.clone()
         })
     }

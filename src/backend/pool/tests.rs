@@ -77,6 +77,7 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         fenced: None,
         lifted: None,
         imported: None,
+        foreign_bytes: None,
     }
 }
 
@@ -105,6 +106,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         base: None,
         image: 0,
         for_clone: false,
+        foreign_bytes: None,
     }
 }
 

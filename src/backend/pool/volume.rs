@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::PoolBackend;
+use crate::backend::records::{Entry, StoredRecord};
 use crate::backend::store::NewImage;
 use crate::backend::{Admit, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Kind, Result};
@@ -74,43 +75,49 @@ impl PoolBackend {
 
     /// Creates a volume that is to be filled: an intent recorded as `creating`, and an image of
     /// full length without blocks. The caller fills it with [`PoolBackend::clone_quiet`],
-    /// [`PoolBackend::copier`] or
+    /// [`PoolBackend::clone_file`], [`PoolBackend::copier`] or
     /// [`ImageHandle::copy_to`](crate::backend::ImageHandle::copy_to), and then calls
     /// [`PoolBackend::complete`] or deletes it. A crash leaves an intent, and a copy that can be
     /// continued if the record has `copy`. On an error nothing is left, or the error is
     /// [`Error::RollbackFailed`]. The object that `content_source` names must exist if it is on
     /// this pool.
     pub fn prepare(&self, record: &VolumeRecord, admit: Admit<'_>) -> Result<()> {
+        let (lineage, foreign_bytes) = self.origin_of_blocks(record)?;
         let record = VolumeRecord {
-            lineage: self.lineage_of_source(record)?,
+            lineage,
+            foreign_bytes,
             ..record.clone()
         };
         self.begin_image(record, false, admit).map(drop)
     }
 
-    /// The lineage of a copy's source; `None` if the copy will share no blocks with it.
-    fn lineage_of_source(&self, record: &VolumeRecord) -> Result<Option<Uuid>> {
+    /// The lineage and the foreign bytes of a new volume: those of its source, or its own if it will
+    /// share no blocks with a source.
+    fn origin_of_blocks(&self, record: &VolumeRecord) -> Result<(Option<Uuid>, Option<u64>)> {
         let Some(source) = self.shared_source(record) else {
-            return Ok(None);
+            return Ok((None, record.foreign_bytes));
         };
-        let (kind, uuid, lineage) = match source {
+        let (kind, uuid, origin) = match source {
             Image::Volume(uuid) => {
                 let source = self.volumes.get(uuid)?;
-                (Kind::Volume, uuid, source.map(|source| source.lineage()))
+                let origin = source.map(|source| (source.lineage(), source.foreign_bytes));
+                (Kind::Volume, uuid, origin)
             }
             Image::Snapshot(uuid) => {
                 let source = self.snapshots.get(uuid)?;
-                (Kind::Snapshot, uuid, source.map(|source| source.lineage()))
+                let origin = source.map(|source| (source.lineage(), source.foreign_bytes));
+                (Kind::Snapshot, uuid, origin)
             }
         };
         let id = VolumeId {
             pool: self.record.id,
             uuid,
         };
-        lineage.map(Some).ok_or_else(|| Error::NotFound {
+        let (lineage, foreign_bytes) = origin.ok_or_else(|| Error::NotFound {
             kind,
             id: id.to_string(),
-        })
+        })?;
+        Ok((Some(lineage), foreign_bytes))
     }
 
     /// The image with which a volume will share blocks. A copy shares none, even if its source is in
@@ -181,7 +188,9 @@ impl PoolBackend {
         let (image, length) = (Image::Volume(record.uuid), image_bytes(record.size));
         let prepared = self.volumes.get(record.uuid)?;
         let number = prepared.as_ref().map_or(record.image, |it| it.image);
-        let lineage = prepared.and_then(|prepared| prepared.lineage);
+        let (lineage, foreign_bytes) = prepared.map_or((None, None), |prepared| {
+            (prepared.lineage, prepared.foreign_bytes)
+        });
         let thick = record.allocation == Allocation::Thick;
         // A clone has the length of its source.
         let lengthened = self.store().lengthen(image, length, thick);
@@ -197,6 +206,7 @@ impl PoolBackend {
             state: VolumeState::Ready,
             copy: None,
             lineage: lineage.filter(|_| !apart && !thick),
+            foreign_bytes: foreign_bytes.filter(|_| !apart && !thick),
             image: number,
             ..record.clone()
         };
@@ -210,11 +220,41 @@ impl PoolBackend {
         let prepared = self.volumes.get(record.uuid)?;
         let begun = VolumeRecord {
             lineage: prepared.as_ref().and_then(|prepared| prepared.lineage),
+            foreign_bytes: prepared
+                .as_ref()
+                .and_then(|prepared| prepared.foreign_bytes),
             image: prepared.map_or(record.image, |prepared| prepared.image),
             ..record.clone()
         };
         self.volumes.update(&begun)?;
         Ok(begun)
+    }
+
+    /// The volumes whose blocks may be those of a file of others, too.
+    pub fn with_foreign_bytes(&self) -> Vec<Uuid> {
+        let found = self.volumes.map(|uuid, entry| match entry {
+            Entry::Known(record) if record.is_ready() => record.foreign_bytes.map(|_| uuid),
+            Entry::Known(_) | Entry::Damaged(_) => None,
+        });
+        found.into_iter().flatten().collect()
+    }
+
+    /// Counts the blocks of a volume as its own if it shares none any more. Returns whether it does.
+    pub fn end_sharing(&self, uuid: Uuid) -> Result<bool> {
+        let Some(record) = self.volumes.get(uuid)? else {
+            return Ok(false);
+        };
+        let shares = self.store().shares_blocks(Image::Volume(uuid));
+        let shares = shares.context(|| format!("find shared blocks of volume {uuid}"))?;
+        if shares || record.foreign_bytes.is_none() {
+            return Ok(false);
+        }
+        let foreign_bytes = None;
+        self.volumes.update(&VolumeRecord {
+            foreign_bytes,
+            ..record
+        })?;
+        Ok(true)
     }
 
     /// Whether the volume was cloned directly from a thick volume. The thick volume could not

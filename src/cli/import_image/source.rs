@@ -5,7 +5,6 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ring::digest;
 use uuid::Uuid;
 
 use super::{Arguments, Failure, Result};
@@ -15,7 +14,7 @@ use crate::host::linux::ImportSource;
 use crate::host::piece::add;
 use crate::host::{Piece, Signature};
 use crate::model::FsType;
-use crate::operation::{Content, ContentFacts};
+use crate::operation::{Content, ContentFacts, content_identity};
 
 /// The block size for content of stdin.
 const STDIN_BLOCK: u32 = 512;
@@ -147,12 +146,7 @@ impl Source {
             Source::Stdin { .. } => (None, STDIN_BLOCK),
         };
         let unknown = || Uuid::new_v4().as_u64_pair().0;
-        let identity = state.map_or_else(unknown, |state| {
-            let mut first = [0; 8];
-            let whole = digest::digest(&digest::SHA256, state.as_bytes());
-            first.copy_from_slice(&whole.as_ref()[..8]);
-            u64::from_le_bytes(first)
-        });
+        let identity = state.map_or_else(unknown, |state| content_identity(&state));
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(ContentFacts {
             source: arguments.from.display().to_string(),

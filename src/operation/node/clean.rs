@@ -25,6 +25,7 @@ impl Driver {
         if let Ok(Some(pool)) = self.pools.pool(pool) {
             self.clean_up_inline(&pool);
             self.clean_up_leftovers(&pool, false);
+            self.end_sharing(&pool);
             self.snapshots.clean_up_bases(&pool);
             self.snapshots.clean_up_for_clones(&pool);
         }
@@ -46,6 +47,30 @@ impl Driver {
         }
         if let Some(error) = failed {
             tracing::debug!(pool = %name, error = %chain(&error), "failed to delete an unused inline volume");
+        }
+    }
+
+    /// Looks once an hour whether the files of others are gone with which imported volumes share blocks.
+    fn end_sharing(&self, pool: &Pool) {
+        let name = &pool.definition.name;
+        for uuid in pool.backend.with_foreign_bytes() {
+            let now = self.host.now();
+            if !self.snapshots.copies.is_forgotten(uuid, now) {
+                continue;
+            }
+            let Ok(_lock) = self.pools.locks.acquire(Key::Volume(uuid)) else {
+                continue;
+            };
+            self.snapshots.copies.ask(uuid, now);
+            match pool.backend.end_sharing(uuid) {
+                Ok(true) => {
+                    tracing::info!(pool = %name, volume = %uuid, "an imported volume shares no blocks any more");
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::debug!(pool = %name, volume = %uuid, error = %chain(&error), "failed to find shared blocks");
+                }
+            }
         }
     }
 

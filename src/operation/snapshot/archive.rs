@@ -21,7 +21,7 @@ use crate::model::size::{self, MIB};
 use crate::model::{Allocation, Capability, Level, Wipe};
 use crate::record::Formatted;
 
-pub use content::{Content, ContentFacts, archive_content};
+pub use content::{Content, ContentFacts, archive_content, content_identity};
 
 /// A transfer that converts line ends or stops at an end-of-file character damages it.
 const MAGIC: [u8; 14] = *b"SLACKWATER\r\n\x1a\n";

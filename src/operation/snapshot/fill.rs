@@ -45,7 +45,7 @@ impl Snapshots {
     ) -> Result<Volume> {
         self.copies.ask(record.uuid, self.host.now());
         let of_volume = match content {
-            Content::Snapshot { .. } | Content::Remote(_) => None,
+            Content::Snapshot { .. } | Content::Remote(_) | Content::File(_) => None,
             Content::Volume(source) => Some(source.as_ref()),
         };
         let pools = [content.pool().unwrap_or(pool).id(), pool.id()];

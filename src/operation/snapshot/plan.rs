@@ -66,6 +66,7 @@ impl Snapshots {
             group: None,
             copy: None,
             for_clone: false,
+            foreign_bytes: None,
         }
     }
 

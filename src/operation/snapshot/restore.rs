@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::foreign::FileContent;
 use super::remote::{Purpose, RemoteSnapshot};
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
@@ -33,6 +34,8 @@ pub(in crate::operation) enum Content {
     Volume(Box<Source>),
     /// A snapshot of another node.
     Remote(Box<RemoteSnapshot>),
+    /// A file of others, with which an image of the pool can share blocks.
+    File(Box<FileContent>),
 }
 
 impl Content {
@@ -41,7 +44,7 @@ impl Content {
         match self {
             Content::Snapshot { pool, .. } => Some(pool),
             Content::Volume(source) => Some(&source.pool),
-            Content::Remote(_) => None,
+            Content::Remote(_) | Content::File(_) => None,
         }
     }
 
@@ -50,6 +53,7 @@ impl Content {
             Content::Snapshot { record, .. } => record.size,
             Content::Volume(source) => source.record.size,
             Content::Remote(remote) => remote.size(),
+            Content::File(file) => file.size(),
         }
     }
 
@@ -58,21 +62,26 @@ impl Content {
             Content::Snapshot { record, .. } => record.block_size,
             Content::Volume(source) => source.record.block_size,
             Content::Remote(remote) => remote.offer.block_size,
+            Content::File(file) => file.file.block_size(),
         }
     }
 
-    fn formatted(&self) -> Option<&Formatted> {
-        match self {
+    fn formatted(&self) -> Option<Formatted> {
+        let formatted = match self {
             Content::Snapshot { record, .. } => record.formatted.as_ref(),
             Content::Volume(source) => source.record.formatted.as_ref(),
             Content::Remote(remote) => remote.offer.formatted.as_ref(),
-        }
+            // Whatever is on it is found at its first use, and never formatted.
+            Content::File(_) => return Some(Formatted::raw()),
+        };
+        formatted.cloned()
     }
 
     /// Whether a volume in this pool can share blocks with it.
     pub(in crate::operation) fn shares_with(&self, pool: &Pool) -> bool {
         let is_same = self.pool().is_some_and(|own| own.id() == pool.id());
-        is_same && pool.backend.facts.shares_blocks
+        let is_file = matches!(self, Content::File(_));
+        (is_same || is_file) && pool.backend.facts.shares_blocks
     }
 
     /// A number that is another one if the object was deleted and created again.
@@ -81,6 +90,7 @@ impl Content {
             Content::Snapshot { record, .. } => record.cut_at,
             Content::Volume(source) => source.record.incarnation.as_u64_pair().0,
             Content::Remote(remote) => remote.offer.identity,
+            Content::File(file) => file.identity,
         }
     }
 
@@ -88,7 +98,7 @@ impl Content {
     pub(super) fn has_only_differences(&self) -> bool {
         match self {
             Content::Remote(remote) => remote.is_archived && !remote.offer.bases.is_empty(),
-            Content::Snapshot { .. } | Content::Volume(_) => false,
+            Content::Snapshot { .. } | Content::Volume(_) | Content::File(_) => false,
         }
     }
 
@@ -96,14 +106,23 @@ impl Content {
     fn imported(&self) -> Option<u64> {
         match self {
             Content::Remote(remote) => remote.is_archived.then_some(remote.offer.identity),
+            Content::File(file) => Some(file.identity),
             Content::Snapshot { .. } | Content::Volume(_) => None,
+        }
+    }
+
+    /// Bytes of blocks that a volume will share with a file of others.
+    fn foreign_bytes(&self) -> Option<u64> {
+        match self {
+            Content::File(file) => Some(file.file.allocated()),
+            Content::Snapshot { .. } | Content::Volume(_) | Content::Remote(_) => None,
         }
     }
 
     /// Why a volume gets this content.
     pub(super) fn purpose(&self) -> Purpose {
         match self {
-            Content::Snapshot { .. } | Content::Volume(_) => Purpose::Restore,
+            Content::Snapshot { .. } | Content::Volume(_) | Content::File(_) => Purpose::Restore,
             Content::Remote(remote) => remote.purpose,
         }
     }
@@ -113,7 +132,7 @@ impl Content {
         match self {
             Content::Snapshot { pool, record, .. } => Some((pool, Image::Snapshot(record.uuid))),
             Content::Volume(source) => Some((&source.pool, Image::Volume(source.id.uuid))),
-            Content::Remote(_) => None,
+            Content::Remote(_) | Content::File(_) => None,
         }
     }
 }
@@ -185,13 +204,14 @@ impl Snapshots {
         }
         let formatted = content
             .formatted()
-            .map(|formatted| fitting(formatted, &request.capabilities))
+            .map(|formatted| fitting(&formatted, &request.capabilities))
             .transpose()?;
         Ok(VolumeRecord {
             block_size,
             formatted,
             content_source: request.content_source.clone(),
             imported: content.imported(),
+            foreign_bytes: content.foreign_bytes(),
             ..record
         })
     }
@@ -209,6 +229,11 @@ impl Snapshots {
             Content::Snapshot { record: from, .. } => self.filled(pool, record, || {
                 let copy = Image::Volume(record.uuid);
                 pool.backend.clone_quiet(Image::Snapshot(from.uuid), copy)
+            }),
+            Content::File(file) => self.filled(pool, record, || {
+                let copy = Image::Volume(record.uuid);
+                pool.backend.clone_file(file.file.as_ref(), copy)?;
+                file.check_unchanged()
             }),
             Content::Remote(_) => Err(Error::bug("blocks are shared within a pool")),
         }

@@ -63,7 +63,7 @@ impl Volumes {
         })
     }
 
-    fn create_from(
+    pub(super) fn create_from(
         &self,
         request: &CreateVolume,
         is_moved: bool,
@@ -159,7 +159,7 @@ impl Volumes {
 
     /// After a final error the caller forgets the volume, so what an earlier call has begun to fill
     /// under this name is deleted first.
-    fn end_begun(&self, name: &str, error: Error) -> Error {
+    pub(super) fn end_begun(&self, name: &str, error: Error) -> Error {
         if !error.is_final() {
             return error;
         }
@@ -233,6 +233,7 @@ impl Volumes {
             fenced: None,
             lifted: None,
             imported: None,
+            foreign_bytes: None,
         })
     }
 
@@ -353,7 +354,9 @@ fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()
         "the block size of the source is {had} bytes, which the copy must keep, but the disk of pool {name} has a block size of {least} bytes"
     );
     Err(match content {
-        Content::Remote(_) => unfit(pool, Some(content), Error::invalid("blockSize", problem)),
+        Content::Remote(_) | Content::File(_) => {
+            unfit(pool, Some(content), Error::invalid("blockSize", problem))
+        }
         _ => Error::invalid(
             "parameters.pool",
             format!("{problem}; create the copy in the pool of its source"),

@@ -161,6 +161,7 @@ mod tests {
             fenced: None,
             lifted: None,
             imported: None,
+            foreign_bytes: None,
         }
     }
 

@@ -132,12 +132,12 @@ impl Ranges for MemberRanges {
 }
 
 /// A volume that is to be imported.
-struct Planned {
-    create: CreateVolume,
+pub(super) struct Planned {
+    pub(super) create: CreateVolume,
     snapshot: ArchivedSnapshot,
-    uuid: Uuid,
+    pub(super) uuid: Uuid,
     /// The volume, if an earlier call with the same content has completed it.
-    done: Option<Volume>,
+    pub(super) done: Option<Volume>,
 }
 
 impl Volumes {
@@ -184,7 +184,7 @@ impl Volumes {
 
     /// Refuses a volume of this name that has another content, and one without the content to which
     /// the archive has the differences: what it has stays.
-    fn plan_import(
+    pub(super) fn plan_import(
         &self,
         request: &Import,
         snapshot: ArchivedSnapshot,
@@ -195,16 +195,11 @@ impl Volumes {
         let uuid = VolumeId::of_name(pool.id(), NameKind::Volume, &create.name).uuid;
         let found = pool.backend.volumes.get(uuid)?;
         let done = match &found {
-            Some(record) if record.state != VolumeState::Ready => None,
-            Some(record) if record.imported == Some(snapshot.identity) => {
+            Some(record) if record.state == VolumeState::Ready => {
+                check_content(record, snapshot.identity)?;
                 Some(self.pools.volume(&pool, record))
             }
-            Some(_) => {
-                let name = format!("{:?}", create.name);
-                let mismatch = Mismatch::new("content", "another one", "that of the archive");
-                return Err(Error::exists(Kind::Volume, name, mismatch));
-            }
-            None => None,
+            Some(_) | None => None,
         };
         let size = create.capacity.required;
         if let (None, Some(record)) = (&done, &found)
@@ -264,6 +259,16 @@ impl Volumes {
         };
         self.receive_volume(&one.create, Ok(remote))
     }
+}
+
+/// Refuses a complete volume that has another content.
+pub(super) fn check_content(record: &VolumeRecord, identity: u64) -> Result<()> {
+    if record.imported == Some(identity) {
+        return Ok(());
+    }
+    let name = format!("{:?}", record.name);
+    let mismatch = Mismatch::new("content", "another one", "that of the archive");
+    Err(Error::exists(Kind::Volume, name, mismatch))
 }
 
 /// Whether an incomplete volume has the content of a base, or is being changed from it, or has been

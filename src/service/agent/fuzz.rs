@@ -11,7 +11,8 @@ use crate::agent::find_request::Kind;
 use crate::agent::import_request::Options;
 use crate::agent::receive_request::{self, Source};
 use crate::agent::{
-    ExportRequest, ImportRequest, ReadRequest, SnapshotForCloneRequest, SnapshotOffer,
+    ExportRequest, ImportFileRequest, ImportRequest, ReadRequest, SnapshotForCloneRequest,
+    SnapshotOffer,
 };
 use crate::csi;
 use crate::model::SnapshotId;
@@ -199,4 +200,11 @@ fn fuzz_archives() {
         data: b"SLACKWATER".to_vec(),
     };
     fuzz_message("Import", &valid, admin::import);
+    let valid = ImportFileRequest {
+        options: valid.options,
+        path: "/var/csi/rawfile/pvc-1/disk.img".into(),
+        identity: 7,
+        dry_run: true,
+    };
+    fuzz_message("ImportFile", &valid, admin::import_file);
 }

@@ -43,6 +43,13 @@ fn the_program_accepts_the_rendered_arguments() {
         let text = String::from_utf8(output.stdout).expect("text");
         let node = parse(&arguments(&text, "driver").expect("the driver"));
         let router = arguments(&text, "router").map(|words| parse(&words));
+        let import_paths = node.node().map(|node| node.import_paths.clone());
+        let expected: &[&str] = match name {
+            "everything" => &["/opt/local-path-provisioner", "/var/csi/rawfile"],
+            _ => &[],
+        };
+        let expected = expected.iter().map(|path| path.into()).collect();
+        assert_eq!(import_paths, Some(expected), "{name}");
         match (&node.role, router) {
             (RoleConfig::All { .. }, None) => assert_eq!(name, "single_node"),
             (RoleConfig::Node { agent, .. }, Some(router)) => {

@@ -5,8 +5,9 @@ use slackwater::model::{FsType, Level};
 use crate::fault_sweep::trial::Scenario;
 use crate::fault_sweep::{BTRFS, V, XFS, cut_offs, sweep, sweep_repeat, used};
 use crate::simulation::cuts::KEPT;
+use crate::simulation::import_file::FOREIGN_BYTES;
 use crate::simulation::remote::REMOTE_SIZE;
-use crate::simulation::{SIZE, Step, VolumeConfig};
+use crate::simulation::{SIZE, Step, VolumeConfig, is_thin};
 
 const S: &str = "s";
 const NEW: &str = "new";
@@ -134,6 +135,26 @@ fn restore() {
         let before = after(busy(config), &[snapshot()]);
         sweep(&before, Step::Restore(NEW, S, config, times * SIZE));
     }
+}
+
+#[test]
+fn import_file() {
+    // Images of thin pools share no blocks with files.
+    if is_thin() {
+        return;
+    }
+    for times in [1, 2] {
+        let before = [Step::WriteForeign];
+        sweep(&before, Step::ImportFile(NEW, times * FOREIGN_BYTES));
+        sweep_repeat(&before, Step::ImportFile(NEW, times * FOREIGN_BYTES));
+    }
+    // Beside a volume that was imported from the same file.
+    let imported = Step::ImportFile(V, FOREIGN_BYTES);
+    sweep(
+        &[Step::WriteForeign, imported.clone()],
+        Step::ImportFile(NEW, FOREIGN_BYTES),
+    );
+    sweep(&[Step::WriteForeign, imported], Step::Delete(V));
 }
 
 #[test]

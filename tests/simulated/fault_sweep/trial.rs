@@ -209,6 +209,7 @@ impl Scenario {
                     | Step::Snapshot(..)
                     | Step::Restore(..)
                     | Step::Receive(..)
+                    | Step::ImportFile(..)
                     | Step::Clone(..)
                     | Step::Group(..)
                         if forgotten && now != then =>
@@ -332,6 +333,7 @@ impl Scenario {
             | Step::Snapshot(..)
             | Step::Restore(..)
             | Step::Receive(..)
+            | Step::ImportFile(..)
             | Step::Clone(..)
             | Step::Group(..) => now.differs(before),
             Step::Stage(_) => now.differs(&ObservedState {

@@ -248,6 +248,7 @@ impl Run {
             Step::PublishInline(name, _) | Step::UnpublishInline(name) => inline(name),
             Step::Create(name, _)
             | Step::Receive(name, ..)
+            | Step::ImportFile(name, _)
             | Step::Delete(name)
             | Step::Modify(name, _)
             | Step::Expand(name, _)

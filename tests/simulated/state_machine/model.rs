@@ -461,6 +461,7 @@ fn names_in(step: &Step) -> Vec<&'static str> {
     match step {
         Step::Create(name, _)
         | Step::Receive(name, ..)
+        | Step::ImportFile(name, _)
         | Step::Modify(name, _)
         | Step::Expand(name, _)
         | Step::StageAs(name, _)

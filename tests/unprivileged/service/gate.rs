@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{
-    BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, Host, Kept, Known,
-    LoopDevice, LoopHold, Mount, MountRoot, Piece, Result, Signature, Space,
+    BackingFs, Device, Done, Effect, Extent, FileId, FileStat, FolderMount, ForeignFile, Host,
+    Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Piece, Result, Signature, Space,
 };
 use slackwater::model::{Alpha, FsType};
 use uuid::Uuid;
@@ -120,6 +120,12 @@ impl Host for GatedHost {
 
     fn pin_dir(&self, path: &Path) -> Result<(PathBuf, Kept)> {
         self.inner.pin_dir(path)
+    }
+    fn shares_blocks(&self, path: &Path) -> Result<bool> {
+        self.inner.shares_blocks(path)
+    }
+    fn open_foreign(&self, top: &Path, below: &Path) -> Result<Box<dyn ForeignFile>> {
+        self.inner.open_foreign(top, below)
     }
     fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>> {
         self.inner.try_lock_file(path)

@@ -12,7 +12,7 @@ use nix::sys::statfs::{XFS_SUPER_MAGIC, fstatfs};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::ftruncate;
 
-use super::files::{failed, open_existing};
+use super::files::{failed, open_existing, open_source};
 use super::image::{length, next_data, offset};
 use super::map::{self, Runs};
 use super::sys::blocks::{clone_file, clone_range};
@@ -39,7 +39,7 @@ struct Pair<'a> {
 impl<'a> Pair<'a> {
     fn open(source_path: &'a Path, target_path: &'a Path) -> Result<Pair<'a>> {
         let pair = Pair {
-            source: open_existing(source_path, false)?,
+            source: open_source(source_path)?,
             source_path,
             target: open_existing(target_path, true)?,
             target_path,

@@ -11,6 +11,7 @@ use std::{fs, io};
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
 
+use super::foreign_file::DESCRIPTORS;
 use crate::error::HostError;
 use crate::host::{FileId, FileKind, FileStat, Result, Space};
 
@@ -91,6 +92,15 @@ pub(super) fn open_existing(path: &Path, write: bool) -> Result<File> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)
         .map_err(failed("open", path))
+}
+
+/// Opens the source of a clone for reading: a file of a pool, or an open file by its descriptor, which
+/// the kernel shows as a link.
+pub(super) fn open_source(path: &Path) -> Result<File> {
+    match path.parent() == Some(Path::new(DESCRIPTORS)) {
+        true => File::open(path).map_err(failed("open", path)),
+        false => open_existing(path, false),
+    }
 }
 
 /// Opens a file for reading and writing; creates it empty, with access for root only, if it does

@@ -2,6 +2,7 @@
 //! other process may write to it while it is open.
 
 use std::fs::{File, Metadata, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -17,7 +18,7 @@ use crate::host::piece::add;
 use crate::host::{Device, Piece, Result, Signature};
 
 /// The block size of a loop device of a file that was never attached.
-const FILE_BLOCK: u32 = 512;
+pub(super) const FILE_BLOCK: u32 = 512;
 
 /// How long a file may still be open for writing. A process that starts a program has copies of all
 /// descriptors of its parent until the program is executed, also of a file that the parent has closed.
@@ -186,6 +187,12 @@ impl ImportSource {
     /// Whether [`ImportSource::check_unchanged`] sees every change.
     pub fn sees_changes(&self) -> bool {
         matches!(self.kind, Kind::File { .. })
+    }
+}
+
+impl AsFd for ImportSource {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

@@ -142,6 +142,12 @@ pub(super) fn shared_from<'a>(
     })
 }
 
+pub(super) fn shares_blocks(path: &Path) -> Result<bool> {
+    let file = open_existing(path, false)?;
+    let first = shared_from(&file, path, 0).next();
+    Ok(first.transpose()?.is_some())
+}
+
 pub(super) fn extents(path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {
     let file = open_existing(path, false)?;
     match thin::extents(&file, path, from, limit)? {

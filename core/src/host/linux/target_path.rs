@@ -75,6 +75,12 @@ impl Folders {
             .ok_or_else(|| HostError::errno(action, path, Errno::ENOENT))
     }
 
+    /// Implements [`crate::host::Effect::RemoveTarget`].
+    pub(super) fn remove(&self, path: &Path) -> Result<()> {
+        let found = self.find("remove", path)?;
+        found.map_or(Ok(()), |target| target.remove())
+    }
+
     /// Resolves a path; `None` if a directory on the way to it does not exist.
     pub(super) fn find(&self, action: &'static str, path: &Path) -> Result<Option<Place>> {
         let roots: Vec<_> = self.allowed.iter().chain(&self.own).cloned().collect();
@@ -154,7 +160,11 @@ fn resolve(path: &Path, roots: &[PathBuf]) -> std::result::Result<Place, Stop> {
 }
 
 /// Opens a path below a directory without following any symbolic link.
-fn walk(top: &OwnedFd, rest: &Path, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+pub(super) fn walk(
+    top: &OwnedFd,
+    rest: &Path,
+    flags: OFlag,
+) -> std::result::Result<OwnedFd, Errno> {
     let how = OpenHow::new().flags(flags).resolve(
         ResolveFlag::RESOLVE_BENEATH
             | ResolveFlag::RESOLVE_NO_SYMLINKS

@@ -17,7 +17,7 @@ use crate::host::{
     BackingFs, Device, DeviceHold, Done, Effect, FileId, FileKind, FileStat, FolderMount, Host,
     LoopHold,
 };
-use crate::host::{Extent, Known, MountRoot};
+use crate::host::{Extent, ForeignFile, Known, MountRoot};
 use crate::host::{Kept, LoopDevice, Mount, Piece, Result, Signature, Space};
 use crate::host::{
     LinearTable, MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path,
@@ -107,6 +107,18 @@ impl Host for MemoryHost {
                 modified: data.map_or(0, |data| EPOCH * 1_000_000_000 + data.modified),
             }))
         })
+    }
+
+    fn shares_blocks(&self, path: &Path) -> Result<bool> {
+        self.look("map", path, |machine| {
+            let ino = machine.find(self.process, path)?.ok_or(Errno::ENOENT)?;
+            let blocks = machine.disk.file(ino)?.live.map.len();
+            Ok((0..blocks).any(|index| machine.shares(ino, index)))
+        })
+    }
+
+    fn open_foreign(&self, top: &Path, below: &Path) -> Result<Box<dyn ForeignFile>> {
+        self.open_file_of_others(top, below)
     }
 
     fn extents(&self, path: &Path, from: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -62,6 +62,7 @@ fn volume() -> VolumeRecord {
         fenced: None,
         lifted: None,
         imported: None,
+        foreign_bytes: None,
     }
 }
 
@@ -250,6 +251,14 @@ fn records_of_volumes_keep_their_format() {
                     base: Some(7),
                 }),
                 ..volume()
+            },
+        ),
+        (
+            "shares-with-a-file-of-others.json",
+            VolumeRecord {
+                imported: Some(7),
+                foreign_bytes: Some(5 << 20),
+                ..ready.clone()
             },
         ),
         (

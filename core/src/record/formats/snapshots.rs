@@ -39,6 +39,7 @@ fn cut_snapshot() -> SnapshotRecord {
         lineage: None,
         base: None,
         for_clone: false,
+        foreign_bytes: None,
         image: 0,
     }
 }
@@ -123,4 +124,14 @@ fn records_of_snapshots_for_clones_keep_their_format() {
         ..cut_snapshot()
     };
     check("snapshot", vec![("for-clone.json", for_clone)]);
+}
+
+#[test]
+fn records_of_snapshots_of_imported_volumes_keep_their_format() {
+    let shares = SnapshotRecord {
+        foreign_bytes: Some(5 << 20),
+        ..cut_snapshot()
+    };
+    let name = "shares-with-a-file-of-others.json";
+    check("snapshot", vec![(name, shares)]);
 }

@@ -16,6 +16,10 @@ struct File {
     /// The thick volume that must get blocks of its own before this image is complete.
     apart_from: Option<usize>,
     map: Vec<Option<u64>>,
+    /// Blocks that it, or the volume from which it was copied, shared with a file of others.
+    foreign: u64,
+    /// It is such a file. The driver does not know it.
+    is_foreign: bool,
 }
 
 /// A disk with images, as the driver creates them.
@@ -29,6 +33,7 @@ struct Disk {
 #[derive(Clone, Debug)]
 enum Act {
     Create { blocks: usize, thick: bool },
+    Import { blocks: usize, holes: usize },
     Write { file: usize, block: usize },
     Snapshot { file: usize },
     Copy { file: usize, thick: bool },
@@ -42,6 +47,7 @@ fn act() -> impl Strategy<Value = Act> {
     let n = 0usize..1000;
     prop_oneof![
         2 => (1usize..9, any::<bool>()).prop_map(|(blocks, thick)| Act::Create { blocks, thick }),
+        1 => (1usize..9, 0usize..3).prop_map(|(blocks, holes)| Act::Import { blocks, holes }),
         8 => (n.clone(), n.clone()).prop_map(|(file, block)| Act::Write { file, block }),
         3 => n.clone().prop_map(|file| Act::Snapshot { file }),
         3 => (n.clone(), any::<bool>()).prop_map(|(file, thick)| Act::Copy { file, thick }),
@@ -109,8 +115,11 @@ impl Disk {
                     thick,
                     apart_from: None,
                     map,
+                    foreign: 0,
+                    is_foreign: false,
                 }));
             }
+            Act::Import { blocks, holes } => self.import(blocks, holes),
             Act::Write { file, block } => {
                 if let Some(at) = self.pick(file, |file| is_volume(file) && !unfinished(file)) {
                     self.write(at, block);
@@ -143,13 +152,35 @@ impl Disk {
             Act::Damage { file } => {
                 let at = self.pick(file, |file| !unfinished(file));
                 if let Some(file) = at.and_then(|at| self.files[at].as_mut()) {
-                    file.lineage = None;
+                    (file.lineage, file.foreign) = (None, 0);
                     if file.role == Role::Thick {
                         file.role = Role::Volume;
                     }
                 }
             }
         }
+    }
+
+    /// A file of others, and a volume that shares its blocks.
+    fn import(&mut self, blocks: usize, holes: usize) {
+        let data = (0..blocks).map(|_| Some(self.block()));
+        let map: Vec<_> = data.chain(vec![None; holes]).collect();
+        let volume = File {
+            lineage: Some(self.uuid()),
+            role: Role::Volume,
+            thick: false,
+            apart_from: None,
+            map,
+            foreign: blocks as u64,
+            is_foreign: false,
+        };
+        self.files.push(Some(File {
+            lineage: None,
+            role: Role::Snapshot,
+            is_foreign: true,
+            ..volume.clone()
+        }));
+        self.files.push(Some(volume));
     }
 
     fn uuid(&mut self) -> Uuid {
@@ -190,7 +221,7 @@ impl Disk {
         let new = self.uuid();
         if let Some(file) = &mut self.files[at] {
             if file.role == Role::Filling && apart.is_some() {
-                file.lineage = Some(new);
+                (file.lineage, file.foreign) = (Some(new), 0);
             }
             file.role = match (file.role, file.thick) {
                 (Role::Cutting, _) => Role::Snapshot,
@@ -209,9 +240,11 @@ impl Disk {
                 lineage: file.lineage,
                 role: file.role,
                 blocks: if full { file.map.len() as u64 } else { blocks },
+                foreign: file.foreign,
             }
         };
-        self.alive().map(held).collect()
+        let known = self.alive().filter(|file| !file.is_foreign);
+        known.map(held).collect()
     }
 
     fn blocks(&self, of: impl Fn(Role) -> bool) -> BTreeSet<u64> {
@@ -266,6 +299,7 @@ proptest! {
             lineage: Some(Uuid::from_u128(n as u128)),
             role: if *thick { Role::Thick } else { Role::Volume },
             blocks: *blocks,
+            foreign: 0,
         }).collect();
         prop_assert_eq!(own(&images), sizes.iter().map(|(blocks, _)| blocks).sum::<u64>());
     }

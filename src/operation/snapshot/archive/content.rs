@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use ring::digest;
+
 use super::{ArchiveWriter, ArchivedSnapshot, Manifest, SEGMENT};
 use crate::error::{Error, Result};
 use crate::host::Piece;
@@ -34,6 +36,38 @@ pub struct ContentFacts {
     pub read_at: u64,
 }
 
+impl ContentFacts {
+    /// The content as a snapshot of a volume that was never formatted by a driver.
+    pub(in crate::operation) fn into_snapshot(self) -> ArchivedSnapshot {
+        let image_bytes = self.bytes.next_multiple_of(ZERO_BLOCK);
+        ArchivedSnapshot {
+            snapshot_id: self.source.clone(),
+            volume_id: self.source,
+            name: String::new(),
+            pool: String::new(),
+            size: image_bytes,
+            image_bytes,
+            block_size: self.block_size,
+            allocation: Allocation::default(),
+            wipe: Wipe::default(),
+            formatted: None,
+            capabilities: Vec::new(),
+            cut_at: self.read_at,
+            level: Level::Crash,
+            identity: self.identity,
+            base: None,
+        }
+    }
+}
+
+/// A number for the content of a file, from its state.
+pub fn content_identity(state: &str) -> u64 {
+    let mut first = [0; 8];
+    let whole = digest::digest(&digest::SHA256, state.as_bytes());
+    first.copy_from_slice(&whole.as_ref()[..8]);
+    u64::from_le_bytes(first)
+}
+
 /// Writes content as an archive with one snapshot of a volume that was never formatted by a driver.
 /// If the content has changed the archive has no end, so its import fails.
 pub fn archive_content(
@@ -41,24 +75,9 @@ pub fn archive_content(
     facts: ContentFacts,
     to: &mut dyn Write,
 ) -> Result<()> {
-    let image_bytes = facts.bytes.next_multiple_of(ZERO_BLOCK);
-    let member = ArchivedSnapshot {
-        snapshot_id: facts.source.clone(),
-        volume_id: facts.source.clone(),
-        name: String::new(),
-        pool: String::new(),
-        size: image_bytes,
-        image_bytes,
-        block_size: facts.block_size,
-        allocation: Allocation::default(),
-        wipe: Wipe::default(),
-        formatted: None,
-        capabilities: Vec::new(),
-        cut_at: facts.read_at,
-        level: Level::Crash,
-        identity: facts.identity,
-        base: None,
-    };
+    let source = facts.source.clone();
+    let member = facts.into_snapshot();
+    let image_bytes = member.image_bytes;
     let manifest = Manifest {
         group: None,
         members: vec![member],
@@ -85,7 +104,7 @@ pub fn archive_content(
             let pieces = read_blocks(content, offset, SEGMENT.min(image_bytes - offset))?;
             if !first.is_of(&[], &pieces) {
                 let why = format!("its bytes from {offset} on changed while it was read");
-                return Err(Error::refused(facts.source, why));
+                return Err(Error::refused(source, why));
             }
         }
     }

@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use nix::errno::Errno;
+use uuid::Uuid;
 
+use super::super::content::Content;
 use super::super::freezer::Froze;
 use super::super::loops::{Backing, LoopDev};
 use super::super::machine::{Opened, Opener};
@@ -12,6 +14,7 @@ use super::super::unreadable::{Flawed, Unreadable};
 use super::super::user::Answer;
 use super::super::{Closes, Keep, MemoryHost};
 use crate::host::FileId;
+use crate::model::FsType;
 
 /// An object that a foreign process has open; closed when this is dropped.
 pub struct Held {
@@ -48,6 +51,35 @@ impl MemoryHost {
         );
         drop(machine);
         Ok(self.held(key))
+    }
+
+    /// Another driver creates an image with a file system of this length, in which a token was written,
+    /// or writes another token to it.
+    pub fn write_foreign_image(&self, path: &Path, bytes: u64, token: u64) -> Answer<()> {
+        let mut machine = self.lock();
+        let parent = path.parent().ok_or(Errno::EINVAL)?;
+        machine.make_folder(parent)?;
+        let slot = machine.slot(0, path)?;
+        let ino = machine.disk.make_file(&slot)?;
+        let data = machine.data_mut(ino)?;
+        data.size = bytes;
+        if data.content.fs().is_none() {
+            data.content = Content::fresh(FsType::Ext4, Uuid::from_u128(1), bytes);
+        }
+        let fs = data.content.fs_mut().ok_or(Errno::EINVAL)?;
+        fs.tokens.push(token);
+        data.content.used_before = true;
+        machine.disk.changed(ino, 1)?;
+        machine.disk.sync_file(ino)?;
+        machine.disk.sync_dir(slot.0)
+    }
+
+    /// The other driver deletes its image.
+    pub fn remove_foreign_image(&self, path: &Path) -> Answer<()> {
+        let mut machine = self.lock();
+        let slot = machine.slot(0, path)?;
+        machine.disk.remove_file(&slot)?;
+        machine.disk.sync_dir(slot.0)
     }
 
     fn held(&self, key: u64) -> Held {
