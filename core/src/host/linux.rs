@@ -58,7 +58,7 @@ use target_path::Folders;
 
 pub use features::version;
 pub use import_source::ImportSource;
-pub use import_tree::{ImportTree, TreeContent, TreeProgress};
+pub use import_tree::{ImportTree, LISTED, TreeContent, TreeProgress};
 pub use missing::{SYS_ADMIN, SYS_RESOURCE, effective_capabilities, has_capability};
 pub use scratch_image::ScratchImage;
 

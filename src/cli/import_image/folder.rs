@@ -7,13 +7,10 @@ use super::source::{Found, Source};
 use super::{Arguments, Failure, PROGRESS_INTERVAL, Result};
 use crate::config::BadConfig;
 use crate::error::{Error, ErrorContext};
-use crate::host::linux::{ImportTree, ScratchImage};
+use crate::host::linux::{ImportTree, LISTED, ScratchImage};
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::FsType;
 use crate::model::size::Human;
-
-/// How many names are listed of what is not copied.
-const LISTED: usize = 1000;
 
 /// A directory that is imported.
 pub(super) struct Folder {
@@ -63,11 +60,13 @@ impl Folder {
         let mut skipped: Vec<_> = content.skipped.iter().collect();
         // What is mounted may be more than one entry, so it is listed in any case.
         skipped.sort_by_key(|(_, what)| *what != "a mount point");
-        for (path, what) in skipped.into_iter().take(LISTED) {
+        skipped.truncate(LISTED);
+        for (path, what) in &skipped {
             eprintln!("not copied, {what}: {path:?}");
         }
-        if let Some(more) = content.skipped.len().checked_sub(LISTED + 1) {
-            eprintln!("not copied: {} more", more + 1);
+        let more = content.not_copied.saturating_sub(skipped.len() as u64);
+        if more > 0 {
+            eprintln!("not copied: {more} more");
         }
         Found::Fs(self.fs)
     }

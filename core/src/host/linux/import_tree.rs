@@ -24,15 +24,19 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 
 use crate::error::HostError;
 use crate::host::Result;
-use walk::{Entry, Kind, walk};
+use walk::{Entry, Kind, Limits, walk};
 
 /// At least the unit in which the kernel's clock for the times of files advances.
 const CLOCK_UNIT: Duration = Duration::from_millis(20);
+
+/// How many names are kept of what is not copied.
+pub const LISTED: usize = 1000;
 
 /// A directory that is imported.
 pub struct ImportTree {
     path: PathBuf,
     root: OwnedFd,
+    limits: Limits,
     /// When the survey began. What was changed since is not copied.
     began: (i64, i64),
     /// The hashes of each entry, in the order of the walk.
@@ -49,8 +53,24 @@ pub struct TreeContent {
     pub symlinks: u64,
     /// Bytes of data, without holes.
     pub bytes: u64,
-    /// What is not copied: the path below the directory, and what it is.
+    /// What is not copied: the path below the directory, and what it is. At most [`LISTED`] mount
+    /// points, and as many other entries.
     pub skipped: Vec<(PathBuf, &'static str)>,
+    /// The number of all that is not copied.
+    pub not_copied: u64,
+    /// How many of the list are no mount points, and how many are.
+    listed: [usize; 2],
+}
+
+impl TreeContent {
+    fn skip(&mut self, path: &Path, (what, is_mount_point): (&'static str, bool)) {
+        self.not_copied += 1;
+        let listed = &mut self.listed[usize::from(is_mount_point)];
+        if *listed < LISTED {
+            *listed += 1;
+            self.skipped.push((path.to_path_buf(), what));
+        }
+    }
 }
 
 impl fmt::Display for TreeContent {
@@ -75,6 +95,10 @@ pub struct TreeProgress {
 impl ImportTree {
     /// Opens a directory, and looks at everything in it. No part of the path may be a symbolic link.
     pub fn open(path: &Path) -> Result<ImportTree> {
+        ImportTree::open_within(path, Limits::DEFAULT)
+    }
+
+    fn open_within(path: &Path, limits: Limits) -> Result<ImportTree> {
         let how = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
@@ -92,6 +116,7 @@ impl ImportTree {
         let mut tree = ImportTree {
             path: path.to_path_buf(),
             root,
+            limits,
             began,
             surveyed: Vec::new(),
             content: TreeContent::default(),
@@ -135,13 +160,13 @@ impl ImportTree {
         let (mut surveyed, mut content) = (Vec::new(), TreeContent::default());
         // A file with several names has its data once.
         let mut linked = HashSet::new();
-        walk(&self.root, &self.path, |entry| {
+        walk(&self.root, &self.path, self.limits, |entry| {
             if let Some(found) = entry.metadata {
                 self.check_age(entry.path, (found.ctime(), found.ctime_nsec()))?;
             }
             surveyed.push(Hashes::of(entry));
             match (entry.kind, entry.metadata) {
-                (Kind::Other(what), _) => content.skipped.push((entry.path.to_path_buf(), what)),
+                (Kind::Other(what), found) => content.skip(entry.path, (what, found.is_none())),
                 (Kind::Folder, _) => content.folders += 1,
                 (Kind::Symlink, _) => content.symlinks += 1,
                 (Kind::File, found) => {
@@ -160,7 +185,7 @@ impl ImportTree {
     /// Walks again. An error if an entry is not what it was in the survey.
     fn compare(&self, mut visit: impl FnMut(&Entry<'_>) -> Result<()>) -> Result<()> {
         let mut expected = self.surveyed.iter();
-        walk(&self.root, &self.path, |entry| {
+        walk(&self.root, &self.path, self.limits, |entry| {
             let (now, then) = (Hashes::of(entry), expected.next());
             match then {
                 Some(then) if *then == now => visit(entry),

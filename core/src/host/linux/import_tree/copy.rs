@@ -16,7 +16,7 @@ use nix::unistd::{LinkatFlags, linkat, symlinkat};
 use super::super::image::each_data;
 use super::super::import_source::{State, check_unchanged, take_lease};
 use super::super::sys;
-use super::walk::{Entry, Kind, open_below, reopen};
+use super::walk::{Entry, Kept, Kind, open_below, reopen};
 use super::{ImportTree, TreeProgress, metadata};
 use crate::error::HostError;
 use crate::host::Result;
@@ -32,6 +32,7 @@ pub(super) struct Copy<'a> {
     /// All directories. They get their metadata at the end, because entries would change their times,
     /// and inherit their default ACLs.
     folders: Vec<PathBuf>,
+    kept: Kept<'a>,
     progress: TreeProgress,
     report: &'a mut dyn FnMut(TreeProgress),
 }
@@ -48,6 +49,7 @@ impl<'a> Copy<'a> {
             folder: None,
             first: HashMap::new(),
             folders: Vec::new(),
+            kept: Kept::new(tree.limits, &tree.path),
             progress: TreeProgress::default(),
             report,
         }
@@ -67,9 +69,9 @@ impl<'a> Copy<'a> {
                         _ => self.add_file(entry, found)?,
                     },
                 }
-                if found.nlink() > 1 {
-                    let first = || path.to_path_buf();
-                    self.first.entry(id).or_insert_with(first);
+                if found.nlink() > 1 && !self.first.contains_key(&id) {
+                    self.kept.add(path.as_os_str())?;
+                    self.first.insert(id, path.to_path_buf());
                 }
             }
         }
@@ -101,6 +103,7 @@ impl<'a> Copy<'a> {
         }
         let opened = open_below(self.target, path);
         self.folder = Some(opened.map_err(|errno| self.failed("open", path, errno))?);
+        self.kept.add(path.as_os_str())?;
         self.folders.push(path.to_path_buf());
         Ok(())
     }

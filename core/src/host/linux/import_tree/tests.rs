@@ -410,7 +410,7 @@ fn a_link_that_replaces_a_directory_is_never_followed() {
         let (mut ended, mut is_reached) = (0, false);
         let begun = std::time::Instant::now();
         while ended < 20 && begun.elapsed().as_secs() < 60 {
-            let walked = walk(&root, &from, |entry| {
+            let walked = walk(&root, &from, Limits::DEFAULT, |entry| {
                 is_reached |= entry.metadata.is_some_and(|found| found.ino() == secret);
                 Ok(())
             });
@@ -421,4 +421,63 @@ fn a_link_that_replaces_a_directory_is_never_followed() {
         assert!(!is_reached, "a link was followed");
         assert!(ended > 0, "the race did not happen");
     });
+}
+
+/// The users of a directory decide how many entries it has, and how long their names are.
+#[test]
+fn a_directory_that_needs_too_much_memory_is_refused() {
+    let place = Place::new();
+    let open = |entries, bytes| {
+        let limits = Limits { entries, bytes };
+        ImportTree::open_within(&place.path("from"), limits)
+    };
+    let why = |entries, bytes| chain(&open(entries, bytes).err().unwrap());
+    // With the directory itself, 9 entries.
+    for n in 0..4 {
+        fs::create_dir(place.path("from").join(format!("{n}-{}", "d".repeat(98)))).unwrap();
+        place.write(&format!("{n}"), b"x");
+    }
+    let most = 4 * (40 + 100) + 4 * (40 + 1);
+    open(9, most).unwrap();
+    let many = why(8, most);
+    assert!(many.contains("has more than 8 entries"), "{many}");
+    let long = why(9, most - 1);
+    assert!(long.contains("need more than 723 bytes"), "{long}");
+    assert!(
+        long.contains(place.path("from").to_str().unwrap()),
+        "{long}"
+    );
+    // What a directory had is not kept after it.
+    for n in 0..4 {
+        let folder = place.path("from").join(format!("{n}-{}", "d".repeat(98)));
+        fs::write(folder.join("file"), b"x").unwrap();
+    }
+    open(13, most).unwrap();
+    // The copy keeps the paths of all directories.
+    let tree = open(13, most).unwrap();
+    place.copy(&tree, drop).unwrap();
+    let tree = ImportTree {
+        limits: Limits {
+            entries: 13,
+            bytes: 4 * 140,
+        },
+        ..tree
+    };
+    fs::remove_dir_all(place.path("to")).unwrap();
+    fs::create_dir(place.path("to")).unwrap();
+    let copy = place.copy(&tree, drop).unwrap_err();
+    assert!(chain(&copy).contains("need more than 560 bytes"), "{copy}");
+}
+
+#[test]
+fn the_list_of_what_is_not_copied_has_an_end() {
+    let place = Place::new();
+    for n in 0..LISTED + 5 {
+        let path = place.path("from").join(n.to_string());
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+    }
+    let tree = place.open().unwrap();
+    let content = tree.content();
+    assert_eq!(content.skipped.len(), LISTED);
+    assert_eq!(content.not_copied, LISTED as u64 + 5);
 }

@@ -16,6 +16,79 @@ use super::super::files::failed;
 use crate::error::HostError;
 use crate::host::Result;
 
+/// How much of a directory is kept in memory. Its users decide what it has, and the process that imports
+/// it shares the memory of the driver's container.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Entries, of each of which the survey keeps 16 bytes.
+    pub(super) entries: usize,
+    /// Bytes of names and paths at the same time.
+    pub(super) bytes: usize,
+}
+
+impl Limits {
+    /// 128 MiB of hashes, and twice 64 MiB of names and paths: of the walk and of the copy.
+    pub(super) const DEFAULT: Limits = Limits {
+        entries: 8 << 20,
+        bytes: 64 << 20,
+    };
+}
+
+/// What is kept at the moment.
+pub(super) struct Kept<'a> {
+    limits: Limits,
+    top: &'a Path,
+    entries: usize,
+    bytes: usize,
+}
+
+impl<'a> Kept<'a> {
+    pub(super) fn new(limits: Limits, top: &'a Path) -> Kept<'a> {
+        Kept {
+            limits,
+            top,
+            entries: 0,
+            bytes: 0,
+        }
+    }
+
+    fn add_entry(&mut self) -> Result<()> {
+        self.entries += 1;
+        match self.entries > self.limits.entries {
+            true => Err(self.refuse(&format!("it has more than {} entries", self.limits.entries))),
+            false => Ok(()),
+        }
+    }
+
+    /// A name or path that is kept from now on.
+    pub(super) fn add(&mut self, path: &OsStr) -> Result<()> {
+        self.bytes += KEPT_BESIDE + path.len();
+        match self.bytes > self.limits.bytes {
+            true => {
+                let bytes = self.limits.bytes;
+                let what =
+                    format!("the names in it need more than {bytes} bytes of memory at once");
+                Err(self.refuse(&what))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn end(&mut self, path: &OsStr) {
+        self.bytes = self.bytes.saturating_sub(KEPT_BESIDE + path.len());
+    }
+
+    fn refuse(&self, what: &str) -> HostError {
+        let what = format!(
+            "{what}; import its directories one by one, or copy the files with another program"
+        );
+        HostError::unexpected("import", self.top, what)
+    }
+}
+
+/// Bytes of a name beside its text: the vector that has it, and the allocation.
+const KEPT_BESIDE: usize = 40;
+
 /// An entry of a directory, or the directory itself.
 pub(super) struct Entry<'a> {
     /// The path below the directory; empty for itself.
@@ -69,10 +142,14 @@ pub(super) fn whole(top: &Path, path: &Path) -> PathBuf {
 pub(super) fn walk(
     root: &OwnedFd,
     top: &Path,
+    limits: Limits,
     mut visit: impl FnMut(&Entry<'_>) -> Result<()>,
 ) -> Result<()> {
+    let mut kept = Kept::new(limits, top);
     let mut folders = vec![PathBuf::new()];
     while let Some(path) = folders.pop() {
+        kept.end(path.as_os_str());
+        kept.add_entry()?;
         let folder = open_below(root, &path).map_err(|errno| gone(errno, &whole(top, &path)))?;
         let folder = File::from(folder);
         let found = stat(&folder, top, &path)?;
@@ -82,11 +159,13 @@ pub(super) fn walk(
             metadata: Some(&found),
             open: &folder,
         })?;
-        for name in names(&folder, &whole(top, &path))? {
+        for name in names(&folder, &whole(top, &path), &mut kept)? {
+            kept.end(&name);
             let path = path.join(&name);
             let open = match open_below(&folder, Path::new(&name)) {
                 Ok(open) => File::from(open),
                 Err(Errno::EXDEV) => {
+                    kept.add_entry()?;
                     visit(&Entry {
                         path: &path,
                         kind: Kind::Other("a mount point"),
@@ -99,13 +178,19 @@ pub(super) fn walk(
             };
             let found = stat(&open, top, &path)?;
             match Kind::of(&found) {
-                Kind::Folder => folders.push(path),
-                kind => visit(&Entry {
-                    path: &path,
-                    kind,
-                    metadata: Some(&found),
-                    open: &open,
-                })?,
+                Kind::Folder => {
+                    kept.add(path.as_os_str())?;
+                    folders.push(path);
+                }
+                kind => {
+                    kept.add_entry()?;
+                    visit(&Entry {
+                        path: &path,
+                        kind,
+                        metadata: Some(&found),
+                        open: &open,
+                    })?;
+                }
             }
         }
     }
@@ -162,7 +247,7 @@ pub(super) fn reopen(open: &File, flags: libc::c_int, path: &Path) -> Result<Fil
 }
 
 /// The names in a directory, sorted.
-fn names(folder: &File, path: &Path) -> Result<Vec<OsString>> {
+fn names(folder: &File, path: &Path, kept: &mut Kept<'_>) -> Result<Vec<OsString>> {
     let open = reopen(folder, libc::O_DIRECTORY, path)?;
     let failed = |errno| HostError::errno("list", path, errno);
     let mut names = Vec::new();
@@ -170,7 +255,9 @@ fn names(folder: &File, path: &Path) -> Result<Vec<OsString>> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_bytes();
         if !matches!(name, b"." | b"..") {
-            names.push(OsStr::from_bytes(name).to_os_string());
+            let name = OsStr::from_bytes(name);
+            kept.add(name)?;
+            names.push(name.to_os_string());
         }
     }
     names.sort_unstable();
