@@ -24,6 +24,7 @@ pub mod lease;
 mod moves;
 mod node_lost;
 mod note;
+mod numbers;
 pub mod orphans;
 mod pod_claims;
 mod pods;
@@ -41,7 +42,7 @@ pub mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -472,19 +473,7 @@ impl Cluster for InCluster {
     }
 
     fn status(&self) -> Option<ClusterStatus> {
-        let missing = (!self.is_complete()).then(|| self.problem()).flatten();
-        Some(ClusterStatus {
-            missing,
-            leads: self.is_leader(),
-            failing_watches: self.following.failing() as u64,
-            dropped_events: self.recorder.dropped(),
-            label_conflicts: self.conflicts.load(Ordering::Relaxed),
-            snapshotter_missing: self.snapshotter_missing.load(Ordering::Relaxed),
-            orphans: self.orphans.counts(),
-            moves: self.count_moves(),
-            quarantined: self.count_quarantined(),
-            schedules: self.schedule_numbers(),
-        })
+        Some(self.numbers())
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {

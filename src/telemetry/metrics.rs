@@ -243,7 +243,7 @@ type PoolGauge = (
     fn(&PoolStatus) -> Option<u64>,
 );
 
-const POOL_GAUGES: [PoolGauge; 13] = [
+const POOL_GAUGES: [PoolGauge; 15] = [
     (
         "pool_served",
         "1 if the pool is served, 0 if it is not",
@@ -315,6 +315,18 @@ const POOL_GAUGES: [PoolGauge; 13] = [
         "Sum of the sizes of all volumes, thin and thick, in bytes",
         Some(Unit::Bytes),
         |pool| pool.space.map(|space| space.promised),
+    ),
+    (
+        "pool_metadata_total",
+        "Size of the metadata of the thin pool, in bytes",
+        Some(Unit::Bytes),
+        |pool| Some(pool.space?.metadata?.total),
+    ),
+    (
+        "pool_metadata_available",
+        "Free space in the metadata of the thin pool, in bytes",
+        Some(Unit::Bytes),
+        |pool| Some(pool.space?.metadata?.free),
     ),
 ];
 

@@ -64,6 +64,8 @@ pub struct ClusterStatus {
     /// Objects without a reference; `None` if another router is the leader, or before the first
     /// check.
     pub orphans: Option<Orphans>,
+    /// The number of Pool objects with each health; `None` if another router is the leader.
+    pub pools: Option<BTreeMap<&'static str, u64>>,
     /// The number of VolumeMoves in each phase; `None` if another router is the leader.
     pub moves: Option<BTreeMap<&'static str, u64>>,
     /// The number of volumes in quarantine; `None` if another router is the leader.
@@ -268,15 +270,7 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
             ConstGauge::new(count as f64).encode(metric.encode_family(&labels)?)?;
         }
     }
-    if let Some(moves) = &cluster.moves {
-        let help = "VolumeMoves, by their phase";
-        let mut metric =
-            encoder.encode_descriptor("volume_moves", help, None, MetricType::Gauge)?;
-        for (phase, count) in moves {
-            let labels = [("phase", *phase)];
-            ConstGauge::new(*count as f64).encode(metric.encode_family(&labels)?)?;
-        }
-    }
+    encode_counts(encoder, cluster)?;
     if let Some(count) = cluster.quarantined {
         let help = "Volumes in quarantine, whose claims were deleted because their node was lost";
         let name = "quarantined_volumes";
@@ -289,6 +283,33 @@ fn encode_cluster(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) 
     let help = "Kubernetes events that were not recorded, because there were too many or the API server rejected them";
     let metric = encoder.encode_descriptor("events_dropped", help, None, MetricType::Counter)?;
     ConstCounter::new(cluster.dropped_events).encode(metric)
+}
+
+/// Writes the numbers of objects in each state.
+#[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+fn encode_counts(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) -> fmt::Result {
+    for (name, help, label, counts) in [
+        (
+            "pools",
+            "Pool objects, by their health",
+            "health",
+            &cluster.pools,
+        ),
+        (
+            "volume_moves",
+            "VolumeMoves, by their phase",
+            "phase",
+            &cluster.moves,
+        ),
+    ] {
+        let Some(counts) = counts else { continue };
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (value, count) in counts {
+            let labels = [(label, *value)];
+            ConstGauge::new(*count as f64).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
 }
 
 fn encode_schedules(

@@ -19,6 +19,7 @@ pub mod image_pool;
 pub mod left_out;
 pub mod node;
 pub mod plane;
+pub mod prometheus;
 pub mod server;
 pub mod snapshots;
 pub mod sweep;

@@ -4,6 +4,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test starts programs")]
 
+mod alerts;
 mod cluster;
 mod program;
 mod values;

@@ -204,7 +204,6 @@ pub enum Health {
 
 impl Health {
     /// All values that this release writes.
-    #[cfg(test)]
     pub(super) const ALL: [Health; 9] = [
         Health::Unknown,
         Health::Healthy,

@@ -189,6 +189,11 @@ const CHANGES: &[Change] = &[
     ("metrics.serviceMonitor.interval", "10s", MONITOR),
     ("metrics.prometheusRule.create", "true", &[]),
     ("metrics.prometheusRule.labels", "a=b", RULES),
+    (
+        "metrics.prometheusRule.runbookBase",
+        "https://docs.example.org",
+        RULES,
+    ),
 ];
 
 /// `--set` for a change. A free-form group is changed by one of its keys.
@@ -455,6 +460,10 @@ fn invalid_values_are_refused_by_name() {
         (
             &["metrics.serviceMonitor.interval=often"],
             &["/metrics/serviceMonitor/interval"],
+        ),
+        (
+            &["metrics.prometheusRule.runbookBase=runbooks"],
+            &["/metrics/prometheusRule/runbookBase"],
         ),
         (&["sidecars.verbosity=11"], &["/sidecars/verbosity"]),
         (&["snapshots=yes"], &["/snapshots"]),

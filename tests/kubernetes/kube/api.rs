@@ -341,6 +341,9 @@ fn pools(plane: &Plane, cluster: &InCluster, agents: &Agents) -> ObjectRef {
     eventually("the pool returns", || {
         field(".status.health") == "Quarantined"
     });
+    let counted = |health| cluster.status().unwrap().pools.unwrap()[health];
+    eventually("it is counted", || counted("Quarantined") == 1);
+    assert_eq!(counted("Healthy"), 0);
     plane.kubectl(&["patch", "pool", POOL, "--type=merge", "-p", &lost(false)]);
     eventually("the pool is healthy again", || {
         field(".status.health") == "Healthy"

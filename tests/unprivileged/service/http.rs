@@ -195,6 +195,7 @@ impl RouterView for NoAgents {
                 volumes: 3,
                 snapshots: Some(1),
             }),
+            pools: Some([("Degraded", 6)].into()),
             moves: Some([("Waiting", 2)].into()),
             quarantined: Some(4),
             schedules: Some([("shop/pg".to_string(), schedule())].into()),
@@ -232,6 +233,8 @@ async fn every_metric_is_in_the_manual() {
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
     let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
     assert_eq!(waiting, 2.0);
+    let degraded = value(&text, "slackwater_pools{health=\"Degraded\"}");
+    assert_eq!(degraded, 6.0);
     assert_eq!(value(&text, "slackwater_quarantined_volumes "), 4.0);
     let of_schedule = |name: &str| value(&text, &format!("{name}{{schedule=\"shop/pg\"}}"));
     assert_eq!(of_schedule("slackwater_schedule_overdue_seconds"), 90.0);

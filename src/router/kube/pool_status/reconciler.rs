@@ -16,7 +16,7 @@ use crate::router::kube::pool::{Health, Pool};
 use crate::router::kube::reconcile::{
     Controller, Next, Outcome, Reconciler, patch, write_status, written,
 };
-use crate::router::kube::{InCluster, ask, pods};
+use crate::router::kube::{InCluster, POOLS, ask, pods};
 
 /// Maintains the Pool objects.
 pub(in crate::router::kube) struct PoolController(pub(in crate::router::kube) Arc<InCluster>);
@@ -29,6 +29,25 @@ impl InCluster {
         all.filter_map(|pool| Some((pool.id()?, pool.clone())))
             .collect()
     }
+
+    /// The number of Pool objects with each health, if this router leads and has read them.
+    pub(in crate::router::kube) fn count_pools(&self) -> Option<BTreeMap<&'static str, u64>> {
+        let is_known = self.is_leader() && self.following.is_complete(POOLS);
+        is_known.then(|| {
+            let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
+            count_by_health(pools.now().values())
+        })
+    }
+}
+
+/// The number of pools with each health, also of those that no pool has.
+fn count_by_health<'a>(pools: impl Iterator<Item = &'a Pool>) -> BTreeMap<&'static str, u64> {
+    let mut counts: BTreeMap<_, _> = Health::ALL.map(|health| (health.word(), 0)).into();
+    for pool in pools {
+        let health = pool.status.as_ref().map(|status| status.health);
+        *counts.entry(health.unwrap_or_default().word()).or_default() += 1;
+    }
+    counts
 }
 
 #[tonic::async_trait]
@@ -146,4 +165,38 @@ async fn remove_mark(api: &Api<Pool>, what: &str, change: &Change) -> Result<Out
         "spec": { "node": null },
     });
     patch(api, what, &name, fields).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::router::kube::pool::PoolStatus;
+
+    fn pool(health: Option<Health>) -> Pool {
+        let status = health.map(|health| PoolStatus {
+            health,
+            ..PoolStatus::default()
+        });
+        Pool {
+            status,
+            ..Pool::default()
+        }
+    }
+
+    /// An alert ends only if the value of its series becomes 0.
+    #[test]
+    fn every_health_is_counted_even_if_no_pool_has_it() {
+        let pools = [
+            pool(Some(Health::Degraded)),
+            pool(Some(Health::Degraded)),
+            pool(Some(Health::Other)),
+            pool(None),
+        ];
+        let counts = count_by_health(pools.iter());
+        assert_eq!(counts.len(), Health::ALL.len());
+        assert_eq!(
+            (counts["Degraded"], counts["Unknown"], counts["Quarantined"]),
+            (2, 2, 0)
+        );
+    }
 }
