@@ -6,6 +6,7 @@
 
 mod alerts;
 mod cluster;
+mod dashboard;
 mod program;
 mod values;
 

@@ -18,6 +18,7 @@ const CERT_MANAGER: &[&str] = &[
 ];
 const MONITOR: &[&str] = &["--set=metrics.serviceMonitor.create=true"];
 const RULES: &[&str] = &["--set=metrics.prometheusRule.create=true"];
+const DASHBOARD: &[&str] = &["--set=metrics.dashboard.create=true"];
 const METADATA: &[&str] = &[
     "--set=snapshotMetadata.create=true",
     "--set=snapshotMetadata.caCert=BEGIN CERTIFICATE",
@@ -187,6 +188,9 @@ const CHANGES: &[Change] = &[
     ("metrics.serviceMonitor.create", "true", &[]),
     ("metrics.serviceMonitor.labels", "a=b", MONITOR),
     ("metrics.serviceMonitor.interval", "10s", MONITOR),
+    ("metrics.dashboard.create", "true", &[]),
+    ("metrics.dashboard.namespace", "monitoring", DASHBOARD),
+    ("metrics.dashboard.folder", "Disks", DASHBOARD),
     ("metrics.prometheusRule.create", "true", &[]),
     ("metrics.prometheusRule.labels", "a=b", RULES),
     (
@@ -464,6 +468,10 @@ fn invalid_values_are_refused_by_name() {
         (
             &["metrics.prometheusRule.runbookBase=runbooks"],
             &["/metrics/prometheusRule/runbookBase"],
+        ),
+        (
+            &["metrics.dashboard.namespace=A"],
+            &["/metrics/dashboard/namespace"],
         ),
         (&["sidecars.verbosity=11"], &["/sidecars/verbosity"]),
         (&["snapshots=yes"], &["/snapshots"]),
