@@ -32,6 +32,7 @@ pub use detach::{InFlight, WorkClass};
 pub use lock::{Key, Locks};
 pub use node::describe::{Description, Forgotten, Named};
 pub use node::pool_status::PoolStatus;
+pub use node::volume_usage::{LastCut, VolumeReport};
 pub use pools::Pools;
 pub use pools::pool::{Pool, ServingState};
 pub use request::*;
@@ -94,6 +95,8 @@ pub struct Settings {
     pub copy_rate: Option<u64>,
     /// `--import-path`: directories below which the files must be whose blocks imported volumes share.
     pub import_paths: Vec<PathBuf>,
+    /// `--metrics-per-volume`: the bytes and the last cut of each volume are known for metrics.
+    pub metrics_per_volume: bool,
 }
 
 /// The driver of one node, with one part for each layer. Each part has the ones before it, and none
@@ -110,4 +113,6 @@ pub struct Driver {
     pub volumes: Volumes,
     /// Queries to pools whose disks may hang.
     questions: node::disk::PoolQuestions,
+    /// Numbers of volumes for metrics.
+    numbers: Arc<node::volume_usage::VolumeNumbers>,
 }

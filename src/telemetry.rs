@@ -8,6 +8,7 @@ pub mod http;
 pub mod metrics;
 pub mod populations;
 pub mod router;
+pub mod volumes;
 
 use std::fmt;
 use std::str::FromStr;

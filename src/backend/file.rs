@@ -24,7 +24,7 @@ use super::records::{TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{self, Budget, Device, Effect, FileStat, ForeignFile, Host, Space};
+use crate::host::{self, Budget, Device, Effect, Extent, FileStat, ForeignFile, Host, Space};
 use crate::model::{Wipe, size};
 
 /// The maximum size of a file on an ext4 with blocks of 4 KiB.
@@ -164,6 +164,10 @@ impl Store for FileStore {
             length: found.size,
             allocated: found.allocated,
         }))
+    }
+
+    fn extents(&self, image: Image, from: u64, limit: usize) -> host::Result<Option<Vec<Extent>>> {
+        self.host.extents(&self.image(image), from, limit).map(Some)
     }
 
     fn create(&self, image: Image, new: NewImage) -> host::Result<()> {

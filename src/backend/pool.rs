@@ -6,6 +6,7 @@ mod closed;
 pub mod metadata;
 mod recover;
 mod room;
+pub mod shares;
 mod snapshot;
 #[cfg(test)]
 mod tests;

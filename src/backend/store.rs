@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::records::part;
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle, MetadataSpace};
 use crate::error::{ErrorContext, HostError, Result};
-use crate::host::{self, Budget, Device, DeviceHold, ForeignFile, Space};
+use crate::host::{self, Budget, Device, DeviceHold, Extent, ForeignFile, Space};
 use crate::model::Wipe;
 use crate::record::VolumeRecord;
 
@@ -76,6 +76,16 @@ pub(super) trait Store: Devices {
     /// The sizes of several images, in their order.
     fn sizes(&self, images: &[Image]) -> host::Result<Vec<Option<ImageSize>>> {
         images.iter().map(|image| self.size(*image)).collect()
+    }
+    /// The extents of an image from a byte offset on, at most `limit`, and none at its end. Dirty data is
+    /// written back first. `None` if the store would need a device for it.
+    fn extents(
+        &self,
+        _image: Image,
+        _from: u64,
+        _limit: usize,
+    ) -> host::Result<Option<Vec<Extent>>> {
+        Ok(None)
     }
     /// The length of an image in bytes; `None` if it does not exist.
     fn length(&self, image: Image) -> host::Result<Option<u64>> {

@@ -28,6 +28,7 @@ pub(super) async fn start(
         lost_after,
         recreate_ready_for,
         snapshot_schedules,
+        metrics_per_volume,
     } = controller;
     let name = Name::controller().map_err(Failure::run)?;
     let given = tls.map(|files| credentials(name, files)).transpose()?;
@@ -50,6 +51,7 @@ pub(super) async fn start(
         config::Agents::Of(service) => {
             let cluster_options = ClusterOptions {
                 lost_after,
+                metrics_per_volume,
                 ..cluster_options(&driver_name, service)
             };
             let account = std::env::var("NODE_ACCOUNT");

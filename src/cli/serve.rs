@@ -205,6 +205,7 @@ fn open(
         inline_max_size: node.inline_max_size,
         copy_rate: node.copy_rate,
         import_paths: node.import_paths,
+        metrics_per_volume: node.metrics_per_volume,
     };
     Ok(Driver::start(settings, seams)?)
 }

@@ -78,6 +78,8 @@ pub struct NodeConfig {
     pub copy_rate: Option<u64>,
     /// Directories with files whose blocks imported volumes may share.
     pub import_paths: Vec<PathBuf>,
+    /// Whether metrics of single volumes are reported.
+    pub metrics_per_volume: bool,
 }
 
 impl NodeConfig {
@@ -116,6 +118,8 @@ pub struct ControllerConfig {
     pub recreate_ready_for: Option<Duration>,
     /// Whether it executes SnapshotSchedules.
     pub snapshot_schedules: bool,
+    /// Whether it reports the claim of each volume.
+    pub metrics_per_volume: bool,
 }
 
 /// How a router finds agents.
@@ -291,6 +295,12 @@ impl Given {
                 "--snapshot-schedules needs --agent-service: schedules are objects of the Kubernetes API".into(),
             ));
         }
+        let metrics_per_volume = self.metrics_per_volume;
+        if metrics_per_volume && self.agent_service.is_none() {
+            return Err(BadConfig(
+                "--metrics-per-volume needs --agent-service: a controller reports the claims of volumes, which are objects of the Kubernetes API".into(),
+            ));
+        }
         let agents = match (self.agent_service, self.agent) {
             (Some(service), given) if given.is_empty() => Agents::Of(service),
             (None, given) if !given.is_empty() => Agents::At(each_once(given)?),
@@ -311,6 +321,7 @@ impl Given {
             lost_after,
             recreate_ready_for,
             snapshot_schedules,
+            metrics_per_volume,
         }))
     }
 
@@ -338,6 +349,7 @@ impl Given {
                 .into_iter()
                 .map(|folder| folder.0)
                 .collect(),
+            metrics_per_volume: self.metrics_per_volume,
             inline_max_size: self.inline_max_size.map(|InlineSize(bytes)| bytes),
         })
     }

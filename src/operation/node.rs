@@ -6,4 +6,5 @@ pub(in crate::operation) mod disk;
 pub(in crate::operation) mod open;
 pub(in crate::operation) mod pool_status;
 pub(in crate::operation) mod start;
+pub(in crate::operation) mod volume_usage;
 pub(in crate::operation) mod watch;

@@ -9,6 +9,7 @@ use crate::model::{Level, PoolId};
 use crate::operation::ContentSource;
 use crate::router::restore_node::{Fit, PodClaims};
 use crate::telemetry::router::ClusterStatus;
+use crate::telemetry::volumes::VolumeClaim;
 
 /// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +151,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// The state of the connection to the cluster, for metrics and readiness; `None` if there is no
     /// cluster.
     fn status(&self) -> Option<ClusterStatus> {
+        None
+    }
+
+    /// The claims of all volumes, if this router leads and reports them.
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
         None
     }
 

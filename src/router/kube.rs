@@ -63,6 +63,7 @@ use crate::hook::{HookRights, Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::operation::ContentSource;
 use crate::telemetry::router::ClusterStatus;
+use crate::telemetry::volumes::VolumeClaim;
 pub use begin::{Begun, begin};
 use evacuate::EvacuationController;
 use evacuated::Checked;
@@ -107,6 +108,8 @@ pub struct Options {
     pub unreachable_after: SignedDuration,
     /// What allows hooks in pods to be run.
     pub hook_rights: HookRights,
+    /// Whether the claims of volumes are reported in metrics.
+    pub metrics_per_volume: bool,
     /// Whether a csi-snapshotter runs next to the router.
     pub has_snapshotter: bool,
     /// Times of the Lease.
@@ -128,6 +131,7 @@ impl Options {
             lost_after: None,
             unreachable_after: UNREACHABLE_AFTER,
             hook_rights: HookRights::default(),
+            metrics_per_volume: false,
             has_snapshotter: true,
             pace: Pace::default(),
             look_every: Duration::from_secs(5),
@@ -474,6 +478,10 @@ impl Cluster for InCluster {
 
     fn status(&self) -> Option<ClusterStatus> {
         Some(self.numbers())
+    }
+
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
+        self.reported_claims()
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {

@@ -9,6 +9,7 @@ use super::cutting::Cuts;
 use crate::model::PoolId;
 use crate::operation::CutCounts;
 use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
+use crate::telemetry::volumes::VolumeClaim;
 
 /// A router as the source of metrics.
 pub(super) struct View {
@@ -41,6 +42,10 @@ impl RouterView for View {
 
     fn cluster(&self) -> Option<ClusterStatus> {
         self.cluster.status()
+    }
+
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
+        self.cluster.volume_claims()
     }
 
     fn cuts(&self) -> &CutCounts {

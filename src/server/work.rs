@@ -110,7 +110,10 @@ impl Work {
         let wipes = clean(driver, Driver::wipe);
         let trims = beside(driver, |driver, pool| driver.volumes.trim_volumes(pool));
         let disks = beside(driver, Driver::discard_freed);
-        tokio::join!(sweep, look, pools, groups, leftovers, wipes, disks, trims);
+        let numbers = beside(driver, Driver::measure_volumes);
+        tokio::join!(
+            sweep, look, pools, groups, leftovers, wipes, disks, trims, numbers
+        );
     }
 
     /// Waits for work whose callers have disconnected.

@@ -21,7 +21,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::http::Readiness;
 use super::populations::Populations;
 use super::router::RouterCounts;
-use crate::operation::{Driver, PoolStatus};
+use crate::operation::{Driver, PoolStatus, VolumeReport};
 
 /// Upper limits of the latency buckets in seconds: most calls take milliseconds, and callers give
 /// up between 10 s and 3 minutes.
@@ -70,6 +70,8 @@ type Expiry = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 struct Seen {
     at: Instant,
     pools: Vec<PoolStatus>,
+    /// `None` if they are not reported.
+    volumes: Option<Vec<VolumeReport>>,
     formats: u64,
     loop_devices: Option<usize>,
 }
@@ -169,6 +171,7 @@ impl Metrics {
         };
         let seen = Seen {
             pools: driver.pool_status(),
+            volumes: driver.volume_usage(),
             formats: driver.volumes.formats(),
             loop_devices: driver.volumes.attached_devices().ok(),
             at: Instant::now(),
@@ -387,7 +390,11 @@ impl Collector for Storage {
             MetricType::Counter,
         )?;
         ConstCounter::new(seen.formats).encode(formats)?;
-        encode_pools(encoder, &seen.pools)
+        encode_pools(encoder, &seen.pools)?;
+        match &seen.volumes {
+            Some(volumes) => super::volumes::encode(encoder, volumes),
+            None => Ok(()),
+        }
     }
 }
 

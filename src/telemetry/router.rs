@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::volumes::VolumeClaim;
 use crate::operation::CutCounts;
 
 /// Upper limits of the buckets of the time that a router adds, in seconds: usually a fraction of a
@@ -103,6 +104,10 @@ pub trait RouterView: Send + Sync + 'static {
     fn agents(&self) -> Vec<AgentStatus>;
     /// The cluster; none if agents are configured by address.
     fn cluster(&self) -> Option<ClusterStatus>;
+    /// The claims of volumes, if it leads and reports them.
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
+        None
+    }
     /// Results of the cuts that it has coordinated.
     fn cuts(&self) -> &CutCounts;
     /// Why it cannot serve calls yet; empty if it can.
@@ -216,6 +221,9 @@ impl Collector for RouterCounts {
         }
         if let Some(cluster) = view.cluster() {
             encode_cluster(&mut encoder, &cluster)?;
+        }
+        if let Some(claims) = view.volume_claims() {
+            super::volumes::encode_claims(&mut encoder, &claims)?;
         }
         let help = "Answers of agents to forwarded calls";
         let metric =

@@ -81,7 +81,7 @@ const CASES: [(&str, &[&str]); 5] = [
         "everything",
         &[
             "--set=hooks.namespaces={shop,bank}",
-            "--set=metrics.serviceMonitor.create=true",
+            "--set=metrics.serviceMonitor.create=true,metrics.perVolume=true",
             "--set=metrics.prometheusRule.create=true",
             "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].snapshots=reserved,pools[0].extent=64Ki,pools[0].overcommit=2,pools[0].trim=7d,pools[0].init=true",
             "--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true,poolLostAfter=720h",

@@ -143,6 +143,7 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
         format!("{controller} --agent-service a/b --tls-cert /x"),
         format!("{controller} --agent n=1.2.3.4:5 {tls}"),
         format!("{controller} --agent n=1.2.3.4:5 --lost-after 24h {tls}"),
+        format!("{controller} --agent n=1.2.3.4:5 --metrics-per-volume {tls}"),
         format!("{controller} --agent-service a/b --lost-after 24"),
         format!("{serve} --lost-after 24h"),
         format!("{controller} --agent n=1.2.3.4:5 --recreate-ready-for 5m {tls}"),

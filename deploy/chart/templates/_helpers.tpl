@@ -102,6 +102,9 @@ seLinuxOptions: {type: {{ . }}}
 - --driver-name={{ .Values.driverName }}
 - --log-format={{ .Values.logFormat }}
 - --metrics-address={{ .Values.metrics.address }}:{{ .Values.metrics.port }}
+{{- if .Values.metrics.perVolume }}
+- --metrics-per-volume
+{{- end }}
 {{- $alpha := .Values.alpha }}
 {{- if .Values.snapshotMetadata.create }}{{ $alpha = append $alpha "snapshot-metadata" | uniq }}{{ end }}
 {{- with $alpha }}

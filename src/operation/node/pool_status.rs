@@ -15,7 +15,7 @@ use crate::operation::pools::pool::Former;
 use crate::operation::{Driver, Pool, ServingState, usage};
 
 /// How long the space of a pool may take to read: the query examines each image.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A configured pool as it is now, for metrics, reports and people.
 #[derive(Clone, Debug)]

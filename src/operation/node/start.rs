@@ -60,6 +60,7 @@ impl Driver {
             usage,
             snapshots,
             questions,
+            numbers: Arc::default(),
         };
         let mut wrong = None;
         for definition in &driver.pools.settings.pools {

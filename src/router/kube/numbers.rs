@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::InCluster;
+use super::{InCluster, VOLUMES};
 use crate::router::cluster::Cluster;
 use crate::telemetry::router::ClusterStatus;
+use crate::telemetry::volumes::VolumeClaim;
 
 impl InCluster {
     /// The state of this router and, if it leads, of the objects that it maintains.
@@ -23,5 +24,13 @@ impl InCluster {
             quarantined: self.count_quarantined(),
             schedules: self.schedule_numbers(),
         }
+    }
+
+    /// The claims of all volumes, if this router leads, has read them and reports them.
+    pub(super) fn reported_claims(&self) -> Option<Vec<VolumeClaim>> {
+        let is_known = self.options.metrics_per_volume
+            && self.is_leader()
+            && self.following.is_complete(VOLUMES);
+        is_known.then(|| self.volumes.claims())
     }
 }

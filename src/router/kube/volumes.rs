@@ -11,6 +11,7 @@ use super::watch::Store;
 use super::{InCluster, VOLUMES};
 use crate::model::{PoolId, VolumeId};
 use crate::router::cluster::Cluster;
+use crate::telemetry::volumes::VolumeClaim;
 
 impl InCluster {
     /// Whether a PersistentVolume names a volume; `None` if this is not known yet.
@@ -138,6 +139,23 @@ impl Volumes {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
         let name = kept.names.get(handle)?;
         kept.by_name.now().get(name)?.claim.clone()
+    }
+
+    /// The volumes that are bound to a claim, each once, with their claims.
+    pub fn claims(&self) -> Vec<VolumeClaim> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.names.iter();
+        let each = all.filter_map(|(handle, name)| {
+            let volume = kept.by_name.now().get(name)?;
+            let claim = volume.claim.as_ref().filter(|_| volume.is_bound)?;
+            let (namespace, claim) = claim.split_once('/')?;
+            Some(VolumeClaim {
+                volume: handle.clone(),
+                namespace: namespace.into(),
+                claim: claim.into(),
+            })
+        });
+        each.collect()
     }
 
     /// The home of a PersistentVolume, by its own name; `None` if it is not known, or if there are

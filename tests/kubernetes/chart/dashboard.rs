@@ -15,6 +15,7 @@ use slackwater::telemetry::populations::Count;
 use slackwater::telemetry::router::{
     AgentStatus, ClusterStatus, Orphans, RouterView, ScheduleStatus,
 };
+use slackwater::telemetry::volumes::VolumeClaim;
 use slackwater::telemetry::{Metrics, http};
 use slackwater_testkit::cluster::Process;
 use slackwater_testkit::prometheus::{self, Prometheus, Series};
@@ -124,8 +125,11 @@ fn the_manual_lists_the_panels() {
 }
 
 /// The leading router of a cluster, whose numbers no router without an API server has.
-#[derive(Default)]
-struct Leader(CutCounts);
+struct Leader {
+    cuts: CutCounts,
+    /// The volume of shop/data.
+    volume: String,
+}
 
 impl RouterView for Leader {
     fn agents(&self) -> Vec<AgentStatus> {
@@ -137,6 +141,15 @@ impl RouterView for Leader {
             claimed: 0,
             refused: 0,
         }]
+    }
+
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
+        let claim = VolumeClaim {
+            volume: self.volume.clone(),
+            namespace: "shop".into(),
+            claim: "data".into(),
+        };
+        Some(vec![claim])
     }
 
     fn cluster(&self) -> Option<ClusterStatus> {
@@ -161,7 +174,7 @@ impl RouterView for Leader {
     }
 
     fn cuts(&self) -> &CutCounts {
-        &self.0
+        &self.cuts
     }
 
     fn missing(&self) -> Vec<String> {
@@ -169,10 +182,14 @@ impl RouterView for Leader {
     }
 }
 
-/// Serves the metrics of a leader.
-async fn leader() -> SocketAddr {
+/// Serves the metrics of a leader, which knows the claim of this volume.
+async fn leader(volume: &str) -> SocketAddr {
     let metrics = Arc::new(Metrics::new());
-    metrics.router().observe(Arc::new(Leader::default()));
+    let leader = Leader {
+        cuts: CutCounts::default(),
+        volume: volume.into(),
+    };
+    metrics.router().observe(Arc::new(leader));
     metrics.show_certificate(|| Some(4_000_000_000));
     let claim = Count {
         phase: "Populating",
@@ -204,7 +221,13 @@ impl Drivers {
         let scratch = [Scratch::new(), Scratch::new(), Scratch::new()];
         let addresses = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
         let pools = ["default=memory:", "thin=memory-thin:"];
-        let flags = ["--metrics-address", &addresses[0], "--role", "all"];
+        let flags = [
+            "--metrics-address",
+            &addresses[0],
+            "--role",
+            "all",
+            "--metrics-per-volume",
+        ];
         let alone = Server::spawn(&scratch[0], &pools, &flags, &[]);
         let tls = scratch[1].join("tls");
         let tls = tls.to_str().expect("text");
@@ -342,6 +365,8 @@ type Known = (
 const NODE: &[(&str, &str)] = &[("node", "node-1"), ("pool", "default")];
 const POOL: &[(&str, &str)] = &[("pool", "default")];
 const SCHEDULE: &[(&str, &str)] = &[("schedule", "shop/pg")];
+const CLAIM: &[(&str, &str)] = &[("namespace", "shop"), ("persistentvolumeclaim", "data")];
+const LEVEL: &[(&str, &str)] = &[("persistentvolumeclaim", "data"), ("level", "filesystem")];
 const CREATE: &[(&str, &str)] = &[("method", "CreateVolume")];
 
 #[rustfmt::skip]
@@ -391,6 +416,11 @@ const KNOWN: &[Known] = &[
     ("Running operations", 0, &[("node", "node-1")], Is(0.0)),
     ("Copied bytes", 1, &[], Is(0.0)),
     ("Running copies", 0, &[], Is(0.0)),
+    // All of it is in the snapshot that stays.
+    ("Own bytes of volumes", 0, CLAIM, Is(0.0)),
+    ("Shared bytes of volumes", 0, CLAIM, Above(0.0)),
+    ("Snapshot bytes of volumes", 0, CLAIM, Is(0.0)),
+    ("Age of the last cut", 0, LEVEL, Above(-10.0)),
 ];
 
 /// Why a panel does not show what it should; `None` if it does.
@@ -473,7 +503,7 @@ async fn every_panel_shows_the_expected_series() {
     }
     let drivers = Drivers::start();
     let volume = drivers.fill().await;
-    let leader = leader().await.to_string();
+    let leader = leader(&volume).await.to_string();
     let [alone, agent, router] = &drivers.addresses;
     let targets = [
         (alone.as_str(), &[("node", "node-1"), ("pod", "alone")][..]),

@@ -185,6 +185,7 @@ const CHANGES: &[Change] = &[
     ("openshift.scc", "true", &[]),
     ("metrics.address", "[::]", &[]),
     ("metrics.port", "9811", &[]),
+    ("metrics.perVolume", "true", &[]),
     ("metrics.serviceMonitor.create", "true", &[]),
     ("metrics.serviceMonitor.labels", "a=b", MONITOR),
     ("metrics.serviceMonitor.interval", "10s", MONITOR),

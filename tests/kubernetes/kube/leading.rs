@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use slackwater::router::Cluster;
 use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
+use slackwater::telemetry::volumes::VolumeClaim;
 
 use crate::kube::api::{Agents, DRIVER, eventually};
 use crate::kube::kubelet::ApiServer;
@@ -22,12 +23,67 @@ fn put_list(api: &ApiServer, path: &str, kind: &str, items: &[Value]) {
     api.put(path, list);
 }
 
+/// A PersistentVolume of a driver, with the claim that it names.
+fn volume(name: &str, driver: &str, phase: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {"name": name, "resourceVersion": "5"},
+        "spec": {"csi": {"driver": driver, "volumeHandle": format!("pool.{name}")},
+            "claimRef": {"namespace": "shop", "name": format!("data-{name}")}},
+        "status": {"phase": phase}})
+}
+
+#[test]
+fn only_the_leader_reports_claims_and_only_where_it_should() {
+    let api = ApiServer::new();
+    let volumes = [
+        volume("a", DRIVER, "Bound"),
+        volume("b", DRIVER, "Released"),
+        volume("c", "csi.example.org", "Bound"),
+    ];
+    put_list(&api, "/api/v1/nodes", "Node", &[]);
+    put_list(
+        &api,
+        "/api/v1/persistentvolumes",
+        "PersistentVolume",
+        &volumes,
+    );
+    put_list(&api, POOLS, "Pool", &[]);
+    let start = |metrics_per_volume| {
+        let options = Options {
+            metrics_per_volume,
+            ..options(None)
+        };
+        lead_by(&api, Arc::default(), options)
+    };
+    let cluster = start(true);
+    eventually("its claims", || cluster.volume_claims().is_some());
+    let claim = VolumeClaim {
+        volume: "pool.a".into(),
+        namespace: "shop".into(),
+        claim: "data-a".into(),
+    };
+    assert_eq!(cluster.volume_claims(), Some(vec![claim]));
+    api.runtime.block_on(cluster.shut_down());
+    assert_eq!(cluster.volume_claims(), None, "it does not lead any more");
+
+    let without = start(false);
+    eventually("another one leads", || {
+        without.is_leader() && without.is_complete()
+    });
+    assert_eq!(without.volume_claims(), None);
+    api.runtime.block_on(without.shut_down());
+}
+
 fn lead(api: &ApiServer, agents: Arc<Agents>) -> Arc<InCluster> {
     lead_with(api, agents, None)
 }
 
 fn lead_with(api: &ApiServer, agents: Arc<Agents>, lost_after: Option<Duration>) -> Arc<InCluster> {
-    let options = Options {
+    lead_by(api, agents, options(lost_after))
+}
+
+fn options(lost_after: Option<Duration>) -> Options {
+    Options {
         lost_after,
         // Nothing here waits for an agent that is restarted.
         unreachable_after: SignedDuration::from_secs(1),
@@ -37,7 +93,10 @@ fn lead_with(api: &ApiServer, agents: Arc<Agents>, lost_after: Option<Duration>)
             ..Pace::default()
         },
         ..Options::new(DRIVER, "slackwater", "router-a")
-    };
+    }
+}
+
+fn lead_by(api: &ApiServer, agents: Arc<Agents>, options: Options) -> Arc<InCluster> {
     let client = api.client();
     let _inside = api.runtime.enter();
     InCluster::start(client, options, agents as Arc<dyn AgentReports>)

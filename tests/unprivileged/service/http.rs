@@ -8,11 +8,12 @@ use std::sync::Arc;
 use slackwater::csi::*;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::Alpha;
-use slackwater::operation::CutCounts;
+use slackwater::operation::{CutCounts, Settings};
 use slackwater::telemetry::populations::Count;
 use slackwater::telemetry::router::{
     AgentStatus, ClusterStatus, Orphans, RouterView, ScheduleStatus,
 };
+use slackwater::telemetry::volumes::VolumeClaim;
 use slackwater::telemetry::{Metrics, http};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -183,6 +184,9 @@ fn schedule() -> ScheduleStatus {
     }
 }
 
+/// What no API server accepts as a name: it would end the label, the line and the page.
+const HOSTILE: &str = "a\"} 7\n# EOF\nslackwater_frozen 9\\";
+
 #[derive(Default)]
 struct NoAgents(CutCounts);
 
@@ -206,6 +210,15 @@ impl RouterView for NoAgents {
         Vec::new()
     }
 
+    fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
+        let claim = VolumeClaim {
+            volume: "pool.uuid".into(),
+            namespace: "shop".into(),
+            claim: HOSTILE.into(),
+        };
+        Some(vec![claim])
+    }
+
     fn cuts(&self) -> &CutCounts {
         &self.0
     }
@@ -217,8 +230,12 @@ impl RouterView for NoAgents {
 
 #[tokio::test]
 async fn every_metric_is_in_the_manual() {
-    let node = Node::start().await;
-    node.create("v").await;
+    let settings = |settings: &mut Settings| settings.metrics_per_volume = true;
+    let node = Node::with(Alpha::default(), settings).await;
+    let id = node.create("v").await.volume_id;
+    for pool in node.driver.served() {
+        node.driver.measure_volumes(pool);
+    }
     // A node reports no agents. This one is made to, so that all metrics are on one page.
     node.metrics.router().observe(Arc::new(NoAgents::default()));
     node.metrics.show_certificate(|| Some(1_800_000_000));
@@ -243,6 +260,18 @@ async fn every_metric_is_in_the_manual() {
     assert_eq!(of_schedule(last_cut), 1_800_000_000.0);
     let failing = "slackwater_schedule_failing{schedule=\"shop/pg\",condition=\"Retention\"}";
     assert_eq!(value(&text, failing), 1.0);
+    let of_volume = format!("{{volume=\"{id}\",pool=\"default\"}}");
+    let own = value(&text, &format!("slackwater_volume_own_bytes{of_volume}"));
+    let allocated = value(&text, "slackwater_pool_allocated_bytes{pool=\"default\"}");
+    assert_eq!(own, allocated);
+    let escaped = "persistentvolumeclaim=\"a\\\"} 7\\n# EOF\\nslackwater_frozen 9\\\\\"} 1";
+    let of_claim =
+        format!("slackwater_volume_info{{volume=\"pool.uuid\",namespace=\"shop\",{escaped}");
+    assert!(
+        text.lines().any(|line| line.starts_with(&of_claim)),
+        "{text}"
+    );
+    assert_eq!(value(&text, "slackwater_frozen "), 0.0);
     let received = value(&text, "slackwater_populations_received_bytes ");
     assert_eq!(received, 9.0);
     let expires = value(&text, "slackwater_certificate_expiry_seconds");
