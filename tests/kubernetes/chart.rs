@@ -8,6 +8,7 @@ mod alerts;
 mod cluster;
 mod dashboard;
 mod program;
+mod sidecars;
 mod values;
 
 use std::collections::BTreeSet;

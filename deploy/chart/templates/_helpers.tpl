@@ -117,6 +117,27 @@ seLinuxOptions: {type: {{ . }}}
 {{ .name }}={{ with .lvm }}lvm:{{ . }}{{ else }}file:{{ .path }}{{ end }}{{ if .init }},init{{ end }}{{ with .image }},image={{ . }}{{ end }}{{ with .snapshots }},snapshots={{ . }}{{ end }}{{ with .extent }},extent={{ . }}{{ end }}{{ with .overcommit }}{{ if ne (toString .) "1" }},overcommit={{ . }}{{ end }}{{ end }}{{ with .mount }}{{ if ne . "required" }},mount={{ . }}{{ end }}{{ end }}{{ with .trim }},trim={{ . }}{{ end }}{{ with .rawBlock }},rawBlock={{ . }}{{ end }}
 {{- end }}
 
+{{/* Names of the stock sidecars whose metrics are served, if any are. */}}
+{{- define "slackwater.metricsOfSidecars" -}}
+{{- if .Values.metrics.sidecars.create -}}
+provisioner{{ if include "slackwater.attach" . }} attacher{{ end }} resizer{{ if include "slackwater.snapshots" . }} snapshotter{{ end }}
+{{- end }}
+{{- end }}
+{{/* The port of the metrics of one of them. */}}
+{{- define "slackwater.sidecarPort" -}}
+{{- add (first .).Values.metrics.sidecars.port (get (dict "provisioner" 0 "attacher" 1 "resizer" 2 "snapshotter" 3) (last .)) }}
+{{- end }}
+
+{{/* A rule of a NetworkPolicy that opens these ports. */}}
+{{- define "slackwater.openSidecars" -}}
+{{- with include "slackwater.metricsOfSidecars" . -}}
+- ports:
+    {{- range splitList " " . }}
+    - {port: {{ include "slackwater.sidecarPort" (list $ .) }}}
+    {{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The stock sidecars beside a socket: of the router, or of the one node. */}}
 {{- define "slackwater.sidecars" -}}
 {{- $common := list "--csi-address=/csi/csi.sock" "--leader-election" "--leader-election-namespace=$(NAMESPACE)" (printf "--v=%v" .Values.sidecars.verbosity) }}
@@ -137,6 +158,11 @@ seLinuxOptions: {type: {{ . }}}
   args:
     {{- range concat $common .args }}
     - {{ . }}
+    {{- end }}
+    {{- if $.Values.metrics.sidecars.create }}
+    - --http-endpoint={{ $.Values.metrics.address }}:{{ include "slackwater.sidecarPort" (list $ .name) }}
+  ports:
+    - {name: {{ .name }}, containerPort: {{ include "slackwater.sidecarPort" (list $ .name) }}}
     {{- end }}
   env:
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}

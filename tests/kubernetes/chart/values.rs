@@ -19,6 +19,7 @@ const CERT_MANAGER: &[&str] = &[
 const MONITOR: &[&str] = &["--set=metrics.serviceMonitor.create=true"];
 const RULES: &[&str] = &["--set=metrics.prometheusRule.create=true"];
 const DASHBOARD: &[&str] = &["--set=metrics.dashboard.create=true"];
+const SIDECARS: &[&str] = &["--set=metrics.sidecars.create=true"];
 const METADATA: &[&str] = &[
     "--set=snapshotMetadata.create=true",
     "--set=snapshotMetadata.caCert=BEGIN CERTIFICATE",
@@ -186,6 +187,8 @@ const CHANGES: &[Change] = &[
     ("metrics.address", "[::]", &[]),
     ("metrics.port", "9811", &[]),
     ("metrics.perVolume", "true", &[]),
+    ("metrics.sidecars.create", "true", &[]),
+    ("metrics.sidecars.port", "9911", SIDECARS),
     ("metrics.serviceMonitor.create", "true", &[]),
     ("metrics.serviceMonitor.labels", "a=b", MONITOR),
     ("metrics.serviceMonitor.interval", "10s", MONITOR),
@@ -473,6 +476,22 @@ fn invalid_values_are_refused_by_name() {
         (
             &["metrics.dashboard.namespace=A"],
             &["/metrics/dashboard/namespace"],
+        ),
+        (
+            &["metrics.sidecars.create=true,metrics.sidecars.port=9808"],
+            &[
+                "metrics.sidecars.port: the liveness probe already uses port 9808, which the provisioner would have",
+            ],
+        ),
+        (
+            &["metrics.sidecars.create=true,metrics.sidecars.port=9807"],
+            &[
+                "metrics.sidecars.port: metrics.port already uses port 9810, which the snapshotter would have",
+            ],
+        ),
+        (
+            &["metrics.sidecars.port=70000"],
+            &["/metrics/sidecars/port"],
         ),
         (&["sidecars.verbosity=11"], &["/sidecars/verbosity"]),
         (&["snapshots=yes"], &["/snapshots"]),
