@@ -11,8 +11,8 @@ use super::cache::CacheMemory;
 use super::decide::{Class, Decision, NOT_GRANTED, PodSeen, Seen, Shown, decide};
 use super::observe::{Target, path};
 use super::source::source_of;
-use super::state::{State, is_bound, is_leaving, prime_name, uid};
-use super::turns::{self, Pass, REASON, TurnMemory};
+use super::state::{State, WAITS_FOR_TURN, is_bound, is_leaving, prime_name, uid};
+use super::turns::{self, Pass, TurnMemory};
 use super::{Populators, execute, observe, snapshots};
 use crate::error::{Result, chain};
 use crate::router::cluster::ObjectRef;
@@ -136,7 +136,9 @@ impl PopulateController {
             return false;
         }
         self.show(claim, &decision);
-        let waits_for_turn = decision.shown.is_some_and(|shown| shown.reason == REASON);
+        let waits_for_turn = decision
+            .shown
+            .is_some_and(|shown| shown.reason == WAITS_FOR_TURN);
         let looks = waits_for_turn && seen.cache.is_some();
         !looks || !self.0.memory().turns.is_due(uid(claim), Instant::now())
     }

@@ -25,10 +25,9 @@ use super::numbers::Numbers;
 use super::pod::{Attempt, check};
 use super::source::{Kind, Source};
 use super::state::{
-    MAX_FAILURES, Point, SELECTED_NODE, State, annotation, is_bound, is_leaving, is_of, uid,
-    volume_name,
+    MAX_FAILURES, Point, SELECTED_NODE, State, WAITS_FOR_TURN, annotation, is_bound, is_leaving,
+    is_of, uid, volume_name,
 };
-use super::turns;
 
 /// The StorageClass of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,7 +367,7 @@ fn create_prime(seen: &Seen, state: &State, node: Option<String>) -> Decision {
         }
     }
     if let Some(why) = &seen.waits_for_turn {
-        return Decision::waits(turns::REASON, why);
+        return Decision::waits(WAITS_FOR_TURN, why);
     }
     // There is one with the name of the key, which this claim cannot use.
     let cache = seen.cache.as_ref();

@@ -29,6 +29,9 @@ pub(super) const VALIDATOR: &str = "slackwater.dev/populate-validator";
 /// The annotation by which the scheduler selects the node of a claim, and a provisioner gives it back.
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
+/// The reason of claims that wait for their turn.
+pub(super) const WAITS_FOR_TURN: &str = "WaitForTurn";
+
 /// After so many failures, only a change of the source begins another attempt.
 pub(super) const MAX_FAILURES: u32 = 10;
 /// The pause after the first failure, and the longest one.

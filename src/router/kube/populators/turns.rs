@@ -16,14 +16,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::Populators;
 use super::cache::has_source;
-use super::controller::Memory;
-use super::decide::Class;
-use super::observe::class_of;
 use super::source::source_of;
-use super::state::{POD, State, annotation, is_bound, is_leaving, is_of, prime_name, uid};
+use super::state::{
+    POD, State, WAITS_FOR_TURN, annotation, is_bound, is_leaving, is_of, prime_name, uid,
+};
 
-/// The reason of claims that wait for their turn.
-pub(super) const REASON: &str = "WaitForTurn";
 /// A volume that is not created after this time takes no turn: that of a claim which no node has space for
 /// would keep it for ever.
 const PROVISION_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
@@ -239,22 +236,38 @@ pub(super) fn read(populators: &Populators) -> Turns {
 }
 
 /// Calls a function with the turns as they are known, before they can change.
-fn with_turns<T>(populators: &Populators, then: impl FnOnce(Turns, &mut Memory) -> T) -> T {
+fn with_turns<T>(populators: &Populators, then: impl FnOnce(Turns, &mut TurnMemory) -> T) -> T {
     let all = populators.claims.read();
     let all = all.unwrap_or_else(PoisonError::into_inner);
+    let settings = &populators.options.settings;
     let is_own = |claim: &PersistentVolumeClaim| {
-        source_of(claim).is_some() && matches!(class_of(populators, claim), Class::Own { .. })
+        let spec = claim.spec.as_ref();
+        let class = spec.and_then(|spec| spec.storage_class_name.as_deref());
+        let class = class.and_then(|name| populators.class(name));
+        source_of(claim).is_some() && class.is_some_and(|class| class.driver == settings.driver)
     };
     let mut memory = populators.memory();
-    let limits = populators.options.settings.limits;
-    let turns = count(limits, all.now(), &mut memory, is_own);
-    then(turns, &mut memory)
+    let waits = |claim: &&PersistentVolumeClaim| {
+        let shown = memory.shown(uid(*claim));
+        shown.is_some_and(|shown| shown.reason == WAITS_FOR_TURN)
+    };
+    let waiting = all.now().values().filter(waits);
+    let waiting = waiting.map(|claim| uid(claim).to_string()).collect();
+    let turns = count(
+        settings.limits,
+        all.now(),
+        &mut memory.turns,
+        &waiting,
+        is_own,
+    );
+    then(turns, &mut memory.turns)
 }
 
 fn count(
     limits: Limits,
     all: &BTreeMap<String, PersistentVolumeClaim>,
-    memory: &mut Memory,
+    memory: &mut TurnMemory,
+    waiting: &BTreeSet<String>,
     is_own: impl Fn(&PersistentVolumeClaim) -> bool,
 ) -> Turns {
     let (now, instant) = (Timestamp::now(), Instant::now());
@@ -265,20 +278,17 @@ fn count(
         }
         let prime = all.get(&format!("{}/{}", namespace_of(claim), prime_name(claim)));
         let key = uid(claim);
-        let begun = memory.turns.begun.get(key);
+        let begun = memory.begun.get(key);
         let is_begun = begun.is_some_and(|(before, since)| {
             let is_shown = prime.is_some_and(|prime| before.as_ref() != Some(&mark(prime)));
             !is_shown && instant.duration_since(*since) < BEGIN_INTERVAL
         });
         if begun.is_some() && !is_begun {
-            memory.turns.begun.remove(key);
+            memory.begun.remove(key);
         }
         if is_begun || prime.is_some_and(|prime| has_turn(claim, prime, now)) {
             turns.take(namespace_of(claim), key);
-        } else if memory
-            .shown(key)
-            .is_some_and(|shown| shown.reason == REASON)
-        {
+        } else if waiting.contains(key) {
             turns.wait(claim);
         }
     }
@@ -296,7 +306,7 @@ pub(super) fn take(
         let is_next = turns.refusal(claim).is_none();
         if is_next {
             let begun = (prime.map(mark), Instant::now());
-            memory.turns.begun.insert(uid(claim).into(), begun);
+            memory.begun.insert(uid(claim).into(), begun);
         }
         is_next
     })

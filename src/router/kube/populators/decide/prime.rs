@@ -8,10 +8,9 @@ use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind, cached, delete_po
 use crate::router::kube::populators::cache::{has_source, restored_from};
 use crate::router::kube::populators::pod::{Attempt, ending, waits_for};
 use crate::router::kube::populators::state::{
-    MAX_FAILURES, NODE, POD, Point, SELECTED_NODE, SOURCE, State, annotation, is_bound, is_leaving,
-    phase, pod_phase, point_of, uid, volume_name,
+    MAX_FAILURES, NODE, POD, Point, SELECTED_NODE, SOURCE, State, WAITS_FOR_TURN, annotation,
+    is_bound, is_leaving, phase, pod_phase, point_of, uid, volume_name,
 };
-use crate::router::kube::populators::turns;
 
 /// Between two records of progress at a claim.
 const PROGRESS_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
@@ -138,7 +137,7 @@ fn begin(seen: &Seen, prime: &PersistentVolumeClaim, state: &State) -> Decision 
         return retries(state);
     }
     if let Some(why) = &seen.waits_for_turn {
-        return Decision::waits(turns::REASON, why);
+        return Decision::waits(WAITS_FOR_TURN, why);
     }
     let attempt = Attempt {
         kind: *kind,

@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::super::decide::{Phase, Shown};
 use super::super::state::{CLAIM_LABEL, CREATING, STATE, owner};
 use super::*;
 
@@ -141,25 +140,19 @@ fn what_was_begun_counts_before_the_watch_shows_it() {
         format!("shop/{}", meta.name.as_deref().unwrap())
     };
     let mut all = BTreeMap::from([(path(&a), a.clone()), (path(&b), b.clone())]);
-    let mut memory = Memory::default();
-    let waits = Shown {
-        phase: Phase::Waiting,
-        reason: REASON,
-        message: String::new(),
-        is_problem: false,
-    };
-    memory.set(uid(&b), waits);
+    let mut memory = TurnMemory::default();
+    let waiting = BTreeSet::from([uid(&b).to_string()]);
     let limits = Limits {
         all: 1,
         in_namespace: 1,
     };
-    let counted = |memory: &mut Memory, all: &BTreeMap<_, _>, is_own: bool| {
-        let turns = count(limits, all, memory, |_| is_own);
+    let counted = |memory: &mut TurnMemory, all: &BTreeMap<_, _>, is_own: bool| {
+        let turns = count(limits, all, memory, &waiting, |_| is_own);
         (turns.count("shop"), turns.waiting.len())
     };
     assert_eq!(counted(&mut memory, &all, true), (0, 1));
     let begun = (None, Instant::now());
-    memory.turns.begun.insert(uid(&a).into(), begun);
+    memory.begun.insert(uid(&a).into(), begun);
     assert_eq!(counted(&mut memory, &all, true), (1, 1));
     assert_eq!(
         counted(&mut memory, &all, false),
@@ -170,7 +163,7 @@ fn what_was_begun_counts_before_the_watch_shows_it() {
     let shown = prime(&a, 0, Some("p-1"));
     all.insert(path(&shown), shown.clone());
     assert_eq!(counted(&mut memory, &all, true), (1, 1));
-    assert!(memory.turns.begun.is_empty());
+    assert!(memory.begun.is_empty());
     all.remove(&path(&shown));
     assert_eq!(counted(&mut memory, &all, true), (0, 1));
     // An attempt that continues: the same prime claim, until another pod is recorded.
@@ -181,16 +174,13 @@ fn what_was_begun_counts_before_the_watch_shows_it() {
     all.insert(path(&shown), shown.clone());
     assert_eq!(counted(&mut memory, &all, true), (0, 1));
     let begun = (Some(mark(&shown)), Instant::now());
-    memory.turns.begun.insert(uid(&a).into(), begun.clone());
+    memory.begun.insert(uid(&a).into(), begun.clone());
     assert_eq!(counted(&mut memory, &all, true), (1, 1));
-    memory.turns.give_back(uid(&a));
+    memory.give_back(uid(&a));
     assert_eq!(counted(&mut memory, &all, true), (0, 1));
     let Some(long_ago) = begun.1.checked_sub(BEGIN_INTERVAL) else {
         return;
     };
-    memory
-        .turns
-        .begun
-        .insert(uid(&a).into(), (begun.0, long_ago));
+    memory.begun.insert(uid(&a).into(), (begun.0, long_ago));
     assert_eq!(counted(&mut memory, &all, true), (0, 1), "it was not done");
 }

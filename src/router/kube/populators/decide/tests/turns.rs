@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::router::kube::populators::state::{owner, pod_phase, prime_name};
-use crate::router::kube::populators::turns::{Limits, Pass, REASON, Turns, has_turn};
+use crate::router::kube::populators::turns::{Limits, Pass, Turns, has_turn};
 
 const CLAIMS: usize = 1000;
 /// Nothing here takes as many passes.
@@ -186,7 +186,9 @@ impl World {
                 turns.take(one.namespace(), uid(&one.seen.claim));
                 begun.push((one.namespace().to_string(), one.waits));
             }
-            one.waits = decision.shown.is_some_and(|shown| shown.reason == REASON);
+            one.waits = decision
+                .shown
+                .is_some_and(|shown| shown.reason == WAITS_FOR_TURN);
             assert!(decision.step.is_none() || !one.waits);
             if let Some(step) = decision.step {
                 one.execute(step, self.pods);
