@@ -21,6 +21,7 @@ use ::kube::api::{Api, DynamicObject, ListParams};
 use ::kube::core::{ApiResource, GroupVersionKind};
 use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::pool::PoolOrphans;
@@ -73,17 +74,12 @@ pub struct Stored {
     pub snapshots: Vec<StoredSnapshot>,
 }
 
-impl Stored {
-    fn has(&self, id: &str) -> bool {
-        let snapshots = self.snapshots.iter().map(|one| &one.id);
-        self.volumes.iter().chain(snapshots).any(|one| one == id)
-    }
-}
-
 /// A snapshot of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredSnapshot {
     pub id: String,
+    /// The ID of its volume.
+    pub source: String,
     /// The group that it is a member of.
     pub group: Option<GroupId>,
 }
@@ -102,6 +98,8 @@ pub struct Orphan {
     pub pool: PoolId,
     /// The pool's node.
     pub node: String,
+    /// Of a snapshot, the ID of its volume.
+    pub source: String,
     /// The group that it is a member of.
     pub group: Option<GroupId>,
 }
@@ -165,8 +163,8 @@ impl Memory {
 #[derive(Debug, Default)]
 pub(super) struct KnownOrphans {
     counts: Mutex<Option<Orphans>>,
-    /// What the status of pools shows of their orphans.
-    shown: Mutex<BTreeMap<PoolId, Option<PoolOrphans>>>,
+    /// When pools were checked, and what their status shows of their orphans.
+    shown: Mutex<BTreeMap<PoolId, (Time, Option<PoolOrphans>)>>,
 }
 
 impl KnownOrphans {
@@ -175,8 +173,8 @@ impl KnownOrphans {
         *lock(&self.counts)
     }
 
-    /// What the status of pools shows of their orphans, for the pools that were checked.
-    pub(super) fn shown(&self) -> BTreeMap<PoolId, Option<PoolOrphans>> {
+    /// When pools were checked, and what their status shows of their orphans.
+    pub(super) fn shown(&self) -> BTreeMap<PoolId, (Time, Option<PoolOrphans>)> {
         lock(&self.shown).clone()
     }
 }
@@ -194,19 +192,22 @@ fn unnamed(
 ) -> BTreeSet<Orphan> {
     let mut found = BTreeSet::new();
     for one in stored {
-        let orphan = |what: What, id: &String, group: Option<GroupId>| Orphan {
+        let orphan = |what: What, id: &String, source: &str, group: Option<GroupId>| Orphan {
             what,
+            source: source.into(),
             id: id.clone(),
             pool: one.pool,
             node: one.node.clone(),
             group,
         };
         let volumes = one.volumes.iter().filter(|id| !names_volume(id));
-        found.extend(volumes.map(|id| orphan(What::Volume, id, None)));
+        found.extend(volumes.map(|id| orphan(What::Volume, id, "", None)));
         if let Some(named) = snapshots {
             let all = one.snapshots.iter();
             let snapshots = all.filter(|snapshot| !named.contains(&snapshot.id));
-            found.extend(snapshots.map(|one| orphan(What::Snapshot, &one.id, one.group)));
+            found.extend(
+                snapshots.map(|one| orphan(What::Snapshot, &one.id, &one.source, one.group)),
+            );
         }
     }
     found
@@ -303,6 +304,7 @@ mod tests {
 
     fn stored(n: u8, volumes: &[&str], snapshots: &[&str]) -> Stored {
         let snapshot = |id: &&str| StoredSnapshot {
+            source: String::new(),
             id: id.to_string(),
             group: None,
         };

@@ -4,6 +4,7 @@
 //! Everything is decided from memory. The writes are in [`reconciler`].
 
 mod observation;
+mod place;
 mod reconciler;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,8 +72,8 @@ pub struct PoolStatuses {
     pub nodes: BTreeSet<String>,
     /// What is left in pools that are being emptied.
     pub evacuations: BTreeMap<PoolId, Checked>,
-    /// What the status of a pool shows of its orphans, if they were checked by this router.
-    pub orphans: BTreeMap<PoolId, Option<PoolOrphans>>,
+    /// When this router has checked the orphans of a pool, and what its status shows of them.
+    pub orphans: BTreeMap<PoolId, (Time, Option<PoolOrphans>)>,
     /// A pool is marked as lost after its node and its agent have been gone for this time.
     pub lost_after: Option<Duration>,
     /// The pools of an agent are unreachable after it has been silent for this time.
@@ -311,11 +312,8 @@ impl PoolStatuses {
         if let Some(old) = old {
             keep_unreported(&mut status, old);
         }
-        status.orphans = match self.orphans.get(&id) {
-            Some(now) => now.clone(),
-            None => old.and_then(|old| old.orphans.clone()),
-        };
-        status.placed_since = placed(&status, old).or(Some(whole(self.now)));
+        status.orphans = self.shown_orphans(id, old);
+        status.placed_since = self.placed_since(&status, old, is_shown);
         let checked = before
             .and_then(|pool| evacuated::shown(pool, self.evacuations.get(&id), whole(self.now)));
         let (evacuation, condition) = checked.unzip();
@@ -417,15 +415,6 @@ impl PoolStatuses {
             .map(|seen| self.now.duration_since(seen.0));
         old != &change.status && since.is_none_or(|since| since >= USAGE_UPDATE_INTERVAL)
     }
-}
-
-/// Since when a pool has been where its status says; `None` if it has just come there. If it is not known
-/// which node has it, this stays as it was.
-fn placed(status: &PoolStatus, old: Option<&PoolStatus>) -> Option<Time> {
-    let old = old?;
-    let is_same = status.node == old.node && status.home == old.home;
-    let is_same = is_same || status.node.is_empty();
-    old.placed_since.clone().filter(|_| is_same)
 }
 
 /// Keeps what only a pool that is served reports.

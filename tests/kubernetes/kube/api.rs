@@ -430,7 +430,11 @@ fn orphans(plane: &Plane, cluster: &InCluster, agents: &Agents) {
             volumes: texts(volumes),
             snapshots: texts(snapshots)
                 .into_iter()
-                .map(|id| orphans::StoredSnapshot { id, group: None })
+                .map(|id| orphans::StoredSnapshot {
+                    id,
+                    source: String::new(),
+                    group: None,
+                })
                 .collect(),
         }];
     };
@@ -491,7 +495,7 @@ fn delete_orphans(plane: &Plane, agents: &Agents) {
         events.contains("pool.volume is not deleted: it is no orphan")
     });
     eventually("the status says when", || {
-        pool(".status.orphans.listed[*].deleteAt") != ""
+        !pool(".status.orphans.listed[*].deleteAt").is_empty()
     });
     eventually(
         "one is deleted, and the request of the other one stays",

@@ -472,7 +472,11 @@ fn a_pool_that_is_evacuated_gets_moves_and_is_evacuated_once_nothing_is_left() {
         volumes,
         snapshots: snapshots
             .into_iter()
-            .map(|id| StoredSnapshot { id, group: None })
+            .map(|id| StoredSnapshot {
+                id,
+                source: String::new(),
+                group: None,
+            })
             .collect(),
     };
     *agents.1.lock().unwrap() = vec![stored(vec![source()], vec![snapshot.clone()])];

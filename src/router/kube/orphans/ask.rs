@@ -64,6 +64,7 @@ pub(in crate::router::kube) async fn ask(
         let named = page.entries.into_iter().filter_map(|entry| entry.snapshot);
         snapshots.extend(named.map(|snapshot| StoredSnapshot {
             id: snapshot.snapshot_id,
+            source: snapshot.source_volume_id,
             group: snapshot.group_snapshot_id.parse().ok(),
         }));
         token = next(&token, page.next_token, snapshots.len())?;

@@ -7,17 +7,19 @@ use std::time::Instant;
 
 use ::kube::ResourceExt;
 use ::kube::api::Api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::deletion::plan;
+use super::deletion::{is_due, plan};
 use super::named::named;
 use super::{Memory, Orphan, Stored, What, lock, snapshot_handles, unnamed};
 use crate::error::{Result, chain};
+use crate::model::PoolId;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::pool::Pool;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, patch};
-use crate::router::kube::{InCluster, VOLUMES};
+use crate::router::kube::{InCluster, VOLUMES, ask};
 use crate::telemetry::router::Orphans;
 
 /// The reason of the event about an orphan that is not deleted, although that was requested.
@@ -46,8 +48,9 @@ pub(in crate::router::kube) enum Found {
     New(Orphan),
     /// An orphan that is to be deleted.
     Due(Orphan),
-    /// IDs in the `spec.deleteOrphans` of a pool that are no orphans, and whether the pool has them.
-    Settled(Box<Pool>, BTreeMap<String, bool>),
+    /// IDs that are removed from the `spec.deleteOrphans` of a pool, and why those that exist are not
+    /// deleted.
+    Settled(Box<Pool>, BTreeMap<String, Option<String>>),
 }
 
 impl fmt::Display for Found {
@@ -85,7 +88,7 @@ impl Controller for OrphanController {
         let snapshots = snapshots.map(|named| &named | &moved);
         let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
         let unnamed = unnamed(&stored, names, snapshots.as_ref());
-        let requested = self.requested(&stored, &unnamed);
+        let requested = self.requested(&stored, &unnamed, snapshots.is_some());
         let mut memory = self.memory();
         memory.take(&stored, unnamed, now);
         let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
@@ -106,26 +109,40 @@ impl Controller for OrphanController {
 
 impl OrphanController {
     /// What follows from requests for deletions. What the status of the pools is to show is stored.
-    fn requested(&self, stored: &[Stored], unnamed: &BTreeSet<Orphan>) -> Vec<Found> {
-        let now = Timestamp::now();
+    fn requested(
+        &self,
+        stored: &[Stored],
+        unnamed: &BTreeSet<Orphan>,
+        knows_snapshots: bool,
+    ) -> Vec<Found> {
+        let now = whole_now();
         let (mut found, mut shown) = (Vec::new(), BTreeMap::new());
         for (id, pool) in self.cluster.pool_objects() {
-            let there: Vec<&Stored> = stored.iter().filter(|one| one.pool == id).collect();
-            if there.is_empty() {
+            // What another node reports of the pool says nothing.
+            let node = pool.status.as_ref().map(|status| status.node.clone());
+            let is_its = |pool: PoolId, by: &String| pool == id && Some(by) == node.as_ref();
+            let mut there = stored.iter().filter(|one| is_its(one.pool, &one.node));
+            let Some(there) = there.next() else {
                 continue;
-            }
-            let its: Vec<&Orphan> = unnamed.iter().filter(|one| one.pool == id).collect();
+            };
+            let its = unnamed.iter().filter(|one| is_its(one.pool, &one.node));
+            let its: Vec<&Orphan> = its.collect();
             let waits = self.cluster.options.orphans.deletion;
             let plan = plan(&pool, &its, waits, now);
-            shown.insert(id, plan.shown);
+            shown.insert(id, (Time(now), plan.shown));
             found.extend(plan.due.into_iter().map(Found::Due));
-            if !plan.settled.is_empty() {
-                let settled = plan.settled.into_iter();
-                let settled = settled.map(|id| {
-                    let is_there = there.iter().any(|one| one.has(&id));
-                    (id, is_there)
-                });
-                found.push(Found::Settled(Box::new(pool), settled.collect()));
+            let mut settled = BTreeMap::new();
+            for id in plan.settled {
+                let is_snapshot = there.snapshots.iter().any(|one| one.id == id);
+                // While it is not known what names snapshots, a request is neither executed nor removed.
+                if !is_snapshot || knows_snapshots {
+                    let is_there = is_snapshot || there.volumes.contains(&id);
+                    let why = "it is no orphan, or its request was made long ago";
+                    settled.insert(id, is_there.then(|| why.to_string()));
+                }
+            }
+            if !settled.is_empty() {
+                found.push(Found::Settled(Box::new(pool), settled));
             }
         }
         *lock(&self.cluster.orphans.shown) = shown;
@@ -145,16 +162,30 @@ impl OrphanController {
         self.cluster.record_event(&pool, true, "Orphan", message);
     }
 
-    /// Deletes an orphan, unless something names it by now. Its agent refuses to delete what is used.
+    /// Deletes an orphan, unless something names it by now, or the request was taken back. Its agent
+    /// refuses to delete what is used.
     async fn delete(&self, orphan: &Orphan) -> Result<Outcome> {
         let pool = ObjectRef::Pool(orphan.pool);
-        if let Some(object) = named(&self.cluster.client, orphan).await? {
-            tracing::info!(
-                id = orphan.id,
-                object,
-                "kept an orphan that an object names"
-            );
+        let client = &self.cluster.client;
+        let named = match named(client, orphan).await {
+            Ok(named) => named,
+            Err(error) => {
+                let why = format!("{} is not deleted yet: {}", orphan.id, chain(&error));
+                self.cluster.record_event(&pool, true, NOT_DELETED, why);
+                return Err(error);
+            }
+        };
+        let api = Api::<Pool>::all(client.clone());
+        let name = orphan.pool.to_string();
+        let object = ask(&format!("pool {name}"), api.get_opt(&name)).await?;
+        let waits = self.cluster.options.orphans.deletion;
+        let object = object.filter(|pool| is_due(pool, orphan, waits, whole_now()));
+        let (Some(object), true) = (object, self.cluster.is_leader()) else {
             return Ok(Outcome::Stale);
+        };
+        if let Some(named) = named {
+            let settled = [(orphan.id.clone(), Some(format!("{named} names it")))];
+            return self.settle(&object, &settled.into()).await;
         }
         let deleted = self.cluster.agents.delete(orphan).await;
         let (is_warning, reason, message) = match &deleted {
@@ -184,7 +215,11 @@ impl OrphanController {
     }
 
     /// Removes IDs from `spec.deleteOrphans`, unless a person has changed the pool since.
-    async fn settle(&self, pool: &Pool, settled: &BTreeMap<String, bool>) -> Result<Outcome> {
+    async fn settle(
+        &self,
+        pool: &Pool,
+        settled: &BTreeMap<String, Option<String>>,
+    ) -> Result<Outcome> {
         let mut left = pool.spec.delete_orphans.clone();
         left.retain(|id| !settled.contains_key(id));
         let api = Api::<Pool>::all(self.cluster.client.clone());
@@ -195,13 +230,13 @@ impl OrphanController {
         });
         let outcome = patch(&api, &format!("pool {name}"), &name, fields).await?;
         if let (Outcome::Done, Some(id)) = (&outcome, pool.id()) {
-            for orphan in settled.iter().filter(|(_, is_there)| **is_there) {
-                let message = format!(
-                    "{} is not deleted: it is no orphan, an object names it",
-                    orphan.0
-                );
-                self.cluster
-                    .record_event(&ObjectRef::Pool(id), true, NOT_DELETED, message);
+            for (orphan, why) in settled {
+                if let Some(why) = why {
+                    let message = format!("{orphan} is not deleted: {why}");
+                    let about = ObjectRef::Pool(id);
+                    self.cluster
+                        .record_event(&about, true, NOT_DELETED, message);
+                }
             }
         }
         Ok(outcome)
@@ -225,4 +260,10 @@ impl Reconciler for OrphanController {
         }
         Ok(Outcome::Done)
     }
+}
+
+/// The time in whole seconds, as objects have it, so that what is read is what was written.
+fn whole_now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
 }

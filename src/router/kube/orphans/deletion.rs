@@ -38,6 +38,9 @@ impl Default for Waits {
 /// If no check has seen an orphan for longer than this, something may have named it, and its time begins
 /// again. The same is true if a clock was changed by more than this.
 pub(super) const MAX_GAP: SignedDuration = SignedDuration::from_mins(30);
+/// A request that no check has seen for longer than this has to be repeated: it may come from a backup of
+/// the Pool objects.
+const MAX_REQUEST_GAP: SignedDuration = SignedDuration::from_hours(24);
 /// How many orphans the status lists. As many can be named in `spec.deleteOrphans`.
 pub(super) const MAX_LISTED: usize = 100;
 
@@ -48,7 +51,7 @@ pub(super) struct Plan {
     pub(super) shown: Option<PoolOrphans>,
     /// What is to be deleted now.
     pub(super) due: Vec<Orphan>,
-    /// IDs in `spec.deleteOrphans` that are no orphans (any more).
+    /// IDs in `spec.deleteOrphans` that are no orphans (any more), or whose request is too old.
     pub(super) settled: Vec<String>,
 }
 
@@ -60,11 +63,15 @@ pub(super) fn plan(pool: &Pool, unnamed: &[&Orphan], waits: Waits, now: Timestam
         .iter()
         .map(String::as_str)
         .collect();
-    let before = pool
+    let last = pool
         .status
         .as_ref()
         .and_then(|status| status.orphans.as_ref());
-    let before = before.filter(|before| now.duration_since(before.checked.0).abs() <= MAX_GAP);
+    let gap = last.map_or(SignedDuration::ZERO, |last| {
+        now.duration_since(last.checked.0).abs()
+    });
+    let is_outdated = gap > MAX_REQUEST_GAP;
+    let before = last.filter(|_| gap <= MAX_GAP);
     let (mut listed, mut due) = (Vec::new(), Vec::new());
     for orphan in unnamed {
         let known = before.and_then(|before| before.listed.iter().find(|one| one.id == orphan.id));
@@ -76,7 +83,7 @@ pub(super) fn plan(pool: &Pool, unnamed: &[&Orphan], waits: Waits, now: Timestam
             delete_at: None,
             message: String::new(),
         };
-        if requested.contains(orphan.id.as_str()) {
+        if !is_outdated && requested.contains(orphan.id.as_str()) {
             match refused(pool, orphan, waits, shown.since.0, now) {
                 Some(why) => shown.message = why,
                 None => {
@@ -92,7 +99,7 @@ pub(super) fn plan(pool: &Pool, unnamed: &[&Orphan], waits: Waits, now: Timestam
         listed.push(shown);
     }
     let is_orphan = |id: &&str| unnamed.iter().any(|orphan| orphan.id == **id);
-    let settled = requested.iter().filter(|id| !is_orphan(id));
+    let settled = requested.iter().filter(|id| is_outdated || !is_orphan(id));
     let settled = settled.map(ToString::to_string).collect();
     let count = listed.len() as u64;
     listed.sort_by_key(|one| {
@@ -114,6 +121,11 @@ pub(super) fn plan(pool: &Pool, unnamed: &[&Orphan], waits: Waits, now: Timestam
         due,
         settled,
     }
+}
+
+/// Whether an orphan is to be deleted, by its Pool object as it is now.
+pub(super) fn is_due(pool: &Pool, orphan: &Orphan, waits: Waits, now: Timestamp) -> bool {
+    plan(pool, &[orphan], waits, now).due == [orphan.clone()]
 }
 
 fn kind(what: What) -> &'static str {

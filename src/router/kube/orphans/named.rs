@@ -4,9 +4,12 @@
 use ::kube::api::{DynamicObject, GroupVersionKind};
 use ::kube::{Client, ResourceExt};
 use serde_json::Value;
+use uuid::Uuid;
 
 use super::{Orphan, Unlisted, What, each};
 use crate::error::{Error, Result};
+use crate::model::VolumeId;
+use crate::router::kube::moves::snapshots_of;
 use crate::router::kube::note;
 use crate::router::kube::pool::{GROUP, VERSION};
 
@@ -46,26 +49,43 @@ pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<Str
 
 /// Whether an object names an orphan, or may be about to.
 fn names(kind: &str, object: &DynamicObject, orphan: &Orphan) -> bool {
-    let annotations = object.annotations().values();
-    let in_annotations = || {
-        annotations
-            .into_iter()
-            .any(|text| text.contains(&orphan.id))
-    };
+    let mut annotations = object.annotations().values();
+    let in_annotations = annotations.any(|text| text.contains(&orphan.id));
     match kind {
         // Its spec and status list orphans.
-        "Pool" => in_annotations(),
-        // An existing snapshot of a volume does not keep the volume, but one that is about to be taken does.
-        "VolumeSnapshotContent" | "VolumeGroupSnapshotContent" if orphan.what == What::Volume => {
-            let has_handle = object.data.pointer("/status").is_some_and(|status| {
-                ["/snapshotHandle", "/volumeGroupSnapshotHandle"]
-                    .iter()
-                    .any(|path| status.pointer(path).is_some())
-            });
-            !has_handle && mentions(&object.data, &orphan.id)
+        "Pool" => in_annotations,
+        "VolumeSnapshotContent" | "VolumeGroupSnapshotContent" => {
+            // An existing snapshot does not keep its volume. One that is about to be taken does, and it
+            // may have been taken under a name that repeats it.
+            let status = object.data.pointer("/status");
+            let handles = ["/snapshotHandle", "/volumeGroupSnapshotHandle"];
+            let has_handle = status
+                .is_some_and(|status| handles.iter().any(|path| status.pointer(path).is_some()));
+            let volume = match orphan.what {
+                What::Volume => &orphan.id,
+                What::Snapshot => &orphan.source,
+            };
+            let is_named = orphan.what == What::Snapshot && mentions(&object.data, &orphan.id);
+            is_named || (!has_handle && mentions(&object.data, volume))
         }
-        _ => mentions(&object.data, &orphan.id) || in_annotations(),
+        "VolumeMove" => {
+            mentions(&object.data, &orphan.id) || ids_of_move(object).contains(&orphan.id)
+        }
+        _ => mentions(&object.data, &orphan.id) || in_annotations,
     }
+}
+
+/// IDs of the snapshots that a move may have, which follow from its UID.
+fn ids_of_move(object: &DynamicObject) -> Vec<String> {
+    let source = object.data.pointer("/status/from/handle");
+    let source = source.and_then(Value::as_str);
+    let source = source.and_then(|id| id.parse::<VolumeId>().ok());
+    let mover = object.uid().and_then(|uid| uid.parse::<Uuid>().ok());
+    let Some((source, mover)) = source.zip(mover) else {
+        return Vec::new();
+    };
+    let snapshots = snapshots_of(source, mover).into_values();
+    snapshots.map(|id| id.to_string()).collect()
 }
 
 /// Whether a text is anywhere in a value.

@@ -16,6 +16,7 @@ struct Sky {
     evacuations: BTreeMap<PoolId, Checked>,
     lost_after: Option<Duration>,
     pods: BTreeMap<String, String>,
+    orphans: BTreeMap<PoolId, (Time, Option<PoolOrphans>)>,
 }
 
 fn time(seconds: i64) -> Timestamp {
@@ -49,6 +50,7 @@ impl Sky {
             evacuations: BTreeMap::new(),
             lost_after: None,
             pods: BTreeMap::new(),
+            orphans: BTreeMap::new(),
         }
     }
 
@@ -91,7 +93,7 @@ impl Sky {
 
     fn changes(&self) -> Vec<Change> {
         let statuses = PoolStatuses {
-            orphans: BTreeMap::new(),
+            orphans: self.orphans.clone(),
             reports: self.reports.clone(),
             pools: self.pools.clone(),
             homes: self.homes.clone(),
@@ -648,4 +650,62 @@ fn a_pool_is_evacuated_only_when_nothing_was_found_in_it_since_that_was_asked() 
         (found(&sky), sky.status(1).evacuation.clone()),
         (None, None)
     );
+}
+
+/// Orphans of a pool that has come to its node lately are not deleted.
+#[test]
+fn since_when_a_pool_is_in_its_place_begins_again_when_it_may_have_been_elsewhere() {
+    let mut sky = Sky::new();
+    let placed = |sky: &Sky| sky.status(1).placed_since.as_ref().map(|at| at.0);
+    let away = |sky: &mut Sky, seconds: i64| {
+        sky.is_silent("a");
+        sky.now += 120;
+        sky.write();
+        assert_eq!(sky.status(1).health, Health::Unreachable);
+        sky.now += seconds;
+        sky.says("a", vec![shown(1)]);
+        sky.write();
+        assert_eq!(sky.status(1).health, Health::Healthy);
+    };
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    assert_eq!(placed(&sky), Some(time(0)));
+    away(&mut sky, 600);
+    assert_eq!(placed(&sky), Some(time(0)));
+    away(&mut sky, 7200);
+    assert_eq!(placed(&sky), Some(time(sky.now)));
+    // Its disk is in another node now.
+    sky.now += 600;
+    sky.says("a", Vec::new());
+    sky.says("b", vec![shown(1)]);
+    sky.write();
+    assert_eq!(sky.status(1).node, "b");
+    assert_eq!(placed(&sky), Some(time(sky.now)));
+}
+
+/// A router that has led before another one does not write an older check over a newer one.
+#[test]
+fn an_older_check_of_orphans_is_not_written() {
+    let mut sky = Sky::new();
+    sky.says("a", vec![shown(1)]);
+    sky.write();
+    let check = |at: i64, count: u64| {
+        let checked = Time(time(at));
+        let orphans = PoolOrphans {
+            checked: checked.clone(),
+            count,
+            listed: Vec::new(),
+        };
+        (checked, Some(orphans))
+    };
+    let count_after = |sky: &mut Sky, at: i64, count: u64| {
+        sky.now += 100;
+        sky.says("a", vec![shown(1)]);
+        sky.orphans = [(id(1), check(at, count))].into();
+        sky.write();
+        sky.status(1).orphans.as_ref().map(|orphans| orphans.count)
+    };
+    assert_eq!(count_after(&mut sky, 10, 3), Some(3));
+    assert_eq!(count_after(&mut sky, 5, 7), Some(3));
+    assert_eq!(count_after(&mut sky, 20, 7), Some(7));
 }

@@ -1,7 +1,7 @@
 //! Turns: how many pods fill volumes at the same time, and which claim is next.
 //!
 //! A claim has its turn from the creation of its prime claim to the end of its pod. The API server is the
-//! memory of that: whoever leads counts prime claims. What this process has begun, and the watch of claims
+//! memory of that: the leader counts prime claims. What this process has begun, and the watch of claims
 //! does not show yet, is remembered in addition.
 //!
 //! The order is fair between namespaces: the one with the fewest turns is next, and in it the oldest claim
@@ -26,7 +26,7 @@ use super::state::{
 const PROVISION_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// After this time, the watch of claims shows what was begun, or it was not.
 const BEGIN_INTERVAL: Duration = Duration::from_secs(30);
-/// A claim whose content may be cached waits without a request for so long. Then it is looked whether there is
+/// A claim whose content may be cached waits without a request for this time. Then it is checked whether there is
 /// a snapshot, for which it needs no turn.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -59,6 +59,7 @@ impl World {
         let volumes: Vec<_> = claimed.chain(rest).collect();
         let orphans = (0..self.orphans).map(|n| handle(1, 200 + n));
         let snapshots = (0..self.snapshots).map(|n| StoredSnapshot {
+            source: String::new(),
             id: handle(1, 300 + n),
             group: None,
         });

@@ -26,6 +26,7 @@ fn orphan(name: &str) -> Orphan {
         id: name.into(),
         pool: id(),
         node: NODE.into(),
+        source: String::new(),
         group: None,
     }
 }
@@ -68,7 +69,7 @@ fn an_orphan_is_kept_for_a_day_before_and_a_day_after_the_request_counts() {
         assert_eq!(first(&plan).delete_at.is_some(), hours >= 24, "{hours}");
         assert_eq!(first(&plan).message.is_empty(), hours >= 24, "{hours}");
         if !plan.due.is_empty() {
-            assert_eq!(plan.due, [one.clone()]);
+            assert_eq!(plan.due, std::slice::from_ref(&one));
             deleted = Some(hours);
             break;
         }
@@ -161,6 +162,49 @@ fn who_is_not_deleted_reads_why() {
 
 fn status(pool: &mut Pool) -> &mut PoolStatus {
     pool.status.as_mut().unwrap()
+}
+
+/// The last look uses the Pool object as it is then.
+#[test]
+fn a_request_that_is_taken_back_in_the_last_moment_is_not_executed() {
+    let (one, mut pool) = (orphan("a"), pool(&["a"]));
+    let mut now = begun();
+    while check(&mut pool, &[&one], now).due.is_empty() {
+        now += CHECK;
+    }
+    let due = |pool: &Pool, now| is_due(pool, &one, Waits::default(), now);
+    assert!(due(&pool, now));
+    assert!(!due(&pool, now - CHECK));
+    assert!(!due(&pool, now + HOUR), "no check has seen it since");
+    type Change = fn(&mut Pool);
+    let changes: [Change; 4] = [
+        |pool| pool.spec.delete_orphans.clear(),
+        |pool| pool.spec.lost = true,
+        |pool| status(pool).node = "node-2".into(),
+        |pool| status(pool).orphans = None,
+    ];
+    for change in changes {
+        let mut pool = pool.clone();
+        change(&mut pool);
+        assert!(!due(&pool, now));
+    }
+}
+
+/// It may come from a backup of the Pool objects.
+#[test]
+fn a_request_that_no_check_has_seen_for_a_day_is_removed() {
+    let (one, mut pool) = (orphan("a"), pool(&["a"]));
+    assert_eq!(
+        check(&mut pool, &[&one], begun()).settled,
+        Vec::<String>::new()
+    );
+    let later = begun() + HOUR * 25;
+    let plan = check(&mut pool, &[&one], later);
+    assert_eq!(plan.settled, ["a"]);
+    assert_eq!(
+        (first(&plan).since.0, &first(&plan).delete_at),
+        (later, &None)
+    );
 }
 
 #[test]

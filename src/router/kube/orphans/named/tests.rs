@@ -40,6 +40,7 @@ fn orphan(what: What) -> Orphan {
         id: VOLUME.into(),
         pool: "11111111-2222-4333-8444-000000000001".parse().unwrap(),
         node: "node-1".into(),
+        source: "source".into(),
         group: None,
     }
 }
@@ -82,6 +83,12 @@ fn objects() -> Vec<(&'static str, Value, What, bool)> {
             What::Volume,
             true,
         ),
+    ]
+}
+
+/// The same for contents of snapshots.
+fn contents() -> Vec<(&'static str, Value, What, bool)> {
+    vec![
         (
             CONTENTS,
             json!({"status": {"snapshotHandle": VOLUME}}),
@@ -107,6 +114,18 @@ fn objects() -> Vec<(&'static str, Value, What, bool)> {
             false,
         ),
         (
+            CONTENTS,
+            json!({"spec": {"source": {"volumeHandle": "source"}}}),
+            What::Snapshot,
+            true,
+        ),
+        (
+            CONTENTS,
+            json!({"spec": {"source": {"volumeHandle": "source"}}, "status": {"snapshotHandle": "s"}}),
+            What::Snapshot,
+            false,
+        ),
+        (
             "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents",
             json!({"spec": {"source": {"volumeHandles": ["a", VOLUME]}}}),
             What::Volume,
@@ -117,7 +136,7 @@ fn objects() -> Vec<(&'static str, Value, What, bool)> {
 
 #[tokio::test]
 async fn what_names_an_orphan_or_is_about_to_keeps_it() {
-    for (path, mut object, what, is_named) in objects() {
+    for (path, mut object, what, is_named) in objects().into_iter().chain(contents()) {
         object["metadata"]["name"] = json!("it");
         let client = server(path, object.clone(), 404);
         let found = named(&client, &orphan(what)).await.unwrap();

@@ -111,7 +111,7 @@ fn a_group_without_one_of_its_members_is_incomplete() {
                 Arc::make_mut(&mut world.shared)
                     .contents
                     .remove("content-m2"),
-            )
+            );
         },
         |world| Arc::make_mut(&mut world.shared).group_contents.clear(),
         |world| {
@@ -231,7 +231,7 @@ const USES: [(Change, &str); 15] = [
                 Arc::make_mut(&mut world.shared)
                     .contents
                     .insert("other".into(), content("other", 2)),
-            )
+            );
         },
         "VolumeSnapshotContent other has the same snapshot",
     ),

@@ -222,7 +222,7 @@ proptest! {
             for one in world.all.iter_mut().filter(|one| one.seen.prime.is_some()) {
                 one.happens(next(&mut world.random));
             }
-            // What is filled or given up is not looked at any more.
+            // What is filled or given up is not checked any more.
             world.all.retain(|one| !one.is_over || one.seen.prime.is_some());
             if world.all.is_empty() {
                 prop_assert!(compared > 0);
