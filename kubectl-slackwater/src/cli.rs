@@ -62,6 +62,8 @@ pub enum Command {
     Volumes(ListArguments),
     /// List snapshots with the consistency level that they have reached
     Snapshots(ListArguments),
+    /// List volumes and snapshots that no object names, and have them deleted
+    Orphans(OrphanArguments),
     /// Show where the volume of a claim is, and which pods use it
     Who {
         /// The claim
@@ -145,6 +147,21 @@ pub struct Wait {
     /// Time after which the program ends (`90s`, `10m`, `2h`); the operation goes on
     #[arg(long, value_name = "TIME", value_parser = time, requires = "wait")]
     pub timeout: Option<Duration>,
+}
+
+/// What no object names, and what is to be deleted of it.
+#[derive(Clone, Debug, Args)]
+pub struct OrphanArguments {
+    #[command(flatten)]
+    pub list: ListArguments,
+    /// Have these deleted, a day later
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch")]
+    pub delete: Vec<String>,
+    /// Keep these, which were to be deleted
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch")]
+    pub keep: Vec<String>,
+    #[command(flatten)]
+    pub change: Change,
 }
 
 /// A move.

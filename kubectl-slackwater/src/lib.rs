@@ -15,6 +15,7 @@ pub mod failure;
 pub mod listing;
 pub mod model;
 pub mod object;
+pub mod orphans;
 pub mod pool_change;
 pub mod pools;
 pub mod restore;
@@ -104,6 +105,7 @@ fn run(cli: Cli) -> Result<()> {
             Command::Snapshots(arguments) => {
                 watch::show(&cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
             }
+            Command::Orphans(arguments) => orphans::run(&cluster, &arguments).await,
             Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
             Command::Status(arguments) => status::run(&cluster, &arguments).await,
             Command::Pool(command) => pool_change::run(&cluster, command).await,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::world::{POOLS, World, said};
+use crate::world::{POOLS, World, days_ago, id, said};
 
 /// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(120);
@@ -22,7 +22,67 @@ fn changes_are_planned_permitted_and_confirmed_first() {
     world.put(node("node-1"));
     world.put(node("node-2"));
     pools(&world);
+    orphans(&world);
     moves(&world);
+}
+
+/// Orphans as the controller lists them in the status of two pools.
+fn orphans(world: &World) {
+    let [first, second, _] = POOLS;
+    let orphan = |pool: usize, n: u8, kind: &str, more: Value| {
+        let mut one = json!({"id": id(pool, n), "kind": kind, "since": days_ago(4)});
+        let more = more.as_object().cloned().unwrap_or_default();
+        one.as_object_mut().unwrap().extend(more);
+        one
+    };
+    let volume = orphan(
+        0,
+        91,
+        "Volume",
+        json!({"message": "its pool\u{1b}[31m was moved"}),
+    );
+    let member = orphan(0, 92, "Snapshot", json!({"group": "group-7"}));
+    let due = orphan(1, 93, "Volume", json!({"deleteAt": "2026-11-30T12:00:00Z"}));
+    for (pool, count, listed, requested) in [
+        (first, 7, json!([volume, member]), json!(null)),
+        (second, 1, json!([due]), json!([id(1, 93)])),
+    ] {
+        let orphans = json!({"checked": "2026-11-27T00:00:00Z", "count": count, "listed": listed});
+        let status = json!({"status": {"orphans": orphans}}).to_string();
+        let of_status = [
+            "patch",
+            "pool",
+            pool,
+            "--type=merge",
+            "--subresource=status",
+            "-p",
+        ];
+        world.plane.kubectl(&[&of_status[..], &[&status]].concat());
+        let spec = json!({"spec": {"deleteOrphans": requested}}).to_string();
+        world
+            .plane
+            .kubectl(&["patch", "pool", pool, "--type=merge", "-p", &spec]);
+    }
+    let (a, b, c) = (id(0, 91), id(0, 92), id(1, 93));
+    let said = steps(
+        world,
+        &["pools"],
+        &[
+            &["orphans"],
+            &["orphans", "-o", "name"],
+            &["orphans", "--as", "dev"],
+            &["orphans", "--delete", &a, "absent"],
+            &["orphans", "--delete", &a, &b],
+            &["orphans", "--delete", &a, &b, "--yes", "--as", "dev"],
+            &["orphans", "--delete", &a, &b, "--dry-run"],
+            &["orphans", "--delete", &a, &b, "--yes"],
+            &["orphans", "--delete", &a, "--yes"],
+            &["orphans", "--keep", &c, &b, "--yes"],
+            &["orphans", "--keep", &c, "--yes"],
+            &["orphans", "--keep", &a, "--yes"],
+        ],
+    );
+    insta::assert_snapshot!("orphans", said);
 }
 
 /// Runs commands, and reports what is stored after each.

@@ -27,7 +27,7 @@ pub fn id(pool: usize, n: u8) -> String {
 }
 
 /// A time of some days ago, so that its age is the same in each run.
-fn days_ago(days: i64) -> String {
+pub fn days_ago(days: i64) -> String {
     (Timestamp::now() - SignedDuration::from_hours(24 * days + 1)).to_string()
 }
 

@@ -1,0 +1,193 @@
+//! `orphans`: volumes and snapshots that no object names, as the status of the Pools lists them. Their
+//! deletion is requested, and a request taken back, in the spec of the Pool.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
+use serde_json::{Value, json};
+
+use crate::change::{Need, confirm, mark, patch, require, say};
+use crate::cli::{ListArguments, OrphanArguments};
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::listing::{Column, Listing, Row, column, wide};
+use crate::model::{Pool, pools_of};
+use crate::object::{self, Fields, Kind};
+use crate::text::age;
+use crate::watch;
+
+/// What it reads.
+const KINDS: [&Kind; 1] = [&object::POOL];
+
+const COLUMNS: [Column; 7] = [
+    column("ID"),
+    column("KIND"),
+    column("POOL"),
+    column("UNNAMED FOR"),
+    column("DELETED AT"),
+    column("MESSAGE"),
+    wide("GROUP"),
+];
+
+/// As many can be named in `spec.deleteOrphans`.
+const MAX_REQUESTED: usize = 100;
+
+/// Runs the command.
+pub async fn run(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+    match arguments.delete.is_empty() && arguments.keep.is_empty() {
+        true => watch::show(cluster, &arguments.list, &KINDS, listing).await,
+        false => change(cluster, arguments).await,
+    }
+}
+
+/// All that the Pools list, those first that are deleted first, and then the oldest.
+pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Listing> {
+    let params = pools_of(&cluster.driver, arguments.selector.as_deref());
+    let found = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
+    let now = Timestamp::now();
+    let (mut rows, mut notes) = (Vec::new(), cluster.take_notes());
+    for object in &found {
+        let pool = Pool::of(object);
+        let listed = object.list("/status/orphans/listed");
+        rows.extend(listed.iter().map(|one| row(one, &pool, now)));
+        let more = object.number("/status/orphans/count") - listed.len() as i64;
+        if more > 0 {
+            notes.push(format!(
+                "pool {} has {more} more, which are younger",
+                pool.title()
+            ));
+        }
+    }
+    rows.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(Listing {
+        what: format!("orphans of {}", cluster.driver),
+        columns: COLUMNS.to_vec(),
+        rows: rows.into_iter().map(|(_, row)| row).collect(),
+        notes,
+    })
+}
+
+/// A line, and by what it is sorted.
+fn row(one: &Value, pool: &Pool, now: Timestamp) -> ((bool, String, String, String), Row) {
+    let text = |field: &str| one[field].as_str().unwrap_or_default().to_string();
+    let since = text("since").parse::<Timestamp>().ok();
+    let (id, delete_at) = (text("id"), text("deleteAt"));
+    let cells = vec![
+        id.clone(),
+        text("kind"),
+        pool.title(),
+        age(since, now),
+        delete_at.clone(),
+        text("message"),
+        text("group"),
+    ];
+    let mut value = one.clone();
+    value["pool"] = json!(pool.id);
+    value["node"] = json!(pool.node);
+    let name = format!("{}/{id}", text("kind").to_lowercase());
+    let order = (delete_at.is_empty(), delete_at, text("since"), id);
+    (order, Row { name, cells, value })
+}
+
+/// Writes IDs to `spec.deleteOrphans` of their pools, or removes them.
+async fn change(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+    let params = pools_of(&cluster.driver, arguments.list.selector.as_deref());
+    let pools = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
+    let mut changes = BTreeMap::<usize, Vec<String>>::new();
+    let (mut plan, mut unknown) = (String::new(), Vec::new());
+    for id in &arguments.delete {
+        let Some((at, orphan)) = listed(&pools, id) else {
+            unknown.push(id.as_str());
+            continue;
+        };
+        let requested = changes.entry(at).or_insert_with(|| requested(&pools[at]));
+        if requested.contains(id) {
+            plan += &format!("The deletion of {id} is requested already.\n");
+            continue;
+        }
+        requested.push(id.clone());
+        let kind = orphan["kind"].as_str().unwrap_or_default().to_lowercase();
+        let pool = Pool::of(&pools[at]).title();
+        plan += &format!(
+            "The {kind} {id} of pool {pool} will be deleted 24 hours after nothing has named it for 24 hours. Until then --keep takes this back.\n"
+        );
+    }
+    for id in &arguments.keep {
+        let Some(at) = pools.iter().position(|pool| requested(pool).contains(id)) else {
+            unknown.push(id.as_str());
+            continue;
+        };
+        let requested = changes.entry(at).or_insert_with(|| requested(&pools[at]));
+        requested.retain(|one| one != id);
+        plan += &format!("{id} will not be deleted.\n");
+    }
+    if !unknown.is_empty() {
+        return Err(Failure::failed(format!(
+            "nothing was changed: no pool lists {}; `kubectl slackwater orphans` has all that can be named",
+            unknown.join(", ")
+        )));
+    }
+    changes.retain(|at, now| *now != requested(&pools[*at]));
+    let full = changes.iter().find(|(_, now)| now.len() > MAX_REQUESTED);
+    if let Some((at, _)) = full {
+        return Err(Failure::failed(format!(
+            "nothing was changed: at most {MAX_REQUESTED} deletions of pool {} can be requested at a time",
+            Pool::of(&pools[*at]).title()
+        )));
+    }
+    write(cluster, arguments, &pools, changes, plan.trim_end()).await
+}
+
+async fn write(
+    cluster: &Cluster,
+    arguments: &OrphanArguments,
+    pools: &[DynamicObject],
+    changes: BTreeMap<usize, Vec<String>>,
+    plan: &str,
+) -> Result<()> {
+    if changes.is_empty() {
+        say(plan);
+        return Ok(());
+    }
+    let needs = changes.keys().map(|at| Need {
+        verb: "patch",
+        kind: &object::POOL,
+        namespace: "",
+        name: pools[*at].name(),
+    });
+    require(cluster, &needs.collect::<Vec<_>>()).await?;
+    confirm(&arguments.change, plan)?;
+    for (at, now) in changes {
+        let now = if now.is_empty() {
+            Value::Null
+        } else {
+            json!(now)
+        };
+        let fields = json!({"spec": {"deleteOrphans": now}});
+        let object = &pools[at];
+        patch(cluster, &arguments.change, &object::POOL, object, fields).await?;
+        let mark = mark(&arguments.change);
+        say(&format!(
+            "pool.slackwater.dev/{} changed{mark}",
+            object.name()
+        ));
+    }
+    Ok(())
+}
+
+/// The pool that lists an orphan.
+fn listed<'a>(pools: &'a [DynamicObject], id: &str) -> Option<(usize, &'a Value)> {
+    let mut each = pools.iter().enumerate();
+    each.find_map(|(at, pool)| {
+        let mut listed = pool.list("/status/orphans/listed").iter();
+        Some((at, listed.find(|one| one["id"] == id)?))
+    })
+}
+
+/// The IDs whose deletion is requested.
+fn requested(pool: &DynamicObject) -> Vec<String> {
+    let all = pool.list("/spec/deleteOrphans").iter();
+    let all = all.filter_map(|id| id.as_str().map(str::to_string));
+    all.collect()
+}
