@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 19] = [
+const BESIDE_CSI: [(&str, &str); 20] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -78,6 +78,7 @@ const BESIDE_CSI: [(&str, &str); 19] = [
     ),
     ("/slackwater.agent.v1.Admin/Export", "Admin.Export"),
     ("/slackwater.agent.v1.Admin/Import", "Admin.Import"),
+    ("/slackwater.agent.v1.Admin/ImportFile", "Admin.ImportFile"),
 ];
 
 /// The name of a call by its path, and whether it is a poll, which is logged at debug level.
