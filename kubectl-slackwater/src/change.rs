@@ -124,10 +124,13 @@ pub async fn patch(
         Api::<DynamicObject>::all_with(cluster.client.clone(), &kind.resource(kind.versions[0]));
     let done = api.patch(&name, &params, &Patch::Merge(fields)).await;
     done.map_err(|error| match error {
-        kube::Error::Api(status) if status.code == 409 => Failure::failed(format!(
-            "{} {name} has changed since it was read; nothing was changed, run the command again",
-            kind.kind
-        )),
+        kube::Error::Api(status) if status.code == 409 => Failure {
+            is_conflict: true,
+            ..Failure::failed(format!(
+                "{} {name} has changed since it was read; nothing was changed, run the command again",
+                kind.kind
+            ))
+        },
         error => Failure::of(&format!("changing {} {name}", kind.kind), &error),
     })
 }
@@ -166,19 +169,20 @@ pub async fn create(
     made.map_err(|error| Failure::of(&action, &error))
 }
 
-/// Deletes an object of a namespace, if it is still that of this UID. One that is gone is no failure.
+/// Deletes an object of a namespace, if it is still that of this UID and, if one is given, of this
+/// version. One that is gone is no failure.
 pub async fn delete(
     cluster: &Cluster,
     change: &Change,
     kind: &Kind,
     namespace: &str,
     name: &str,
-    uid: &str,
+    (uid, version): (&str, Option<&str>),
 ) -> Result<()> {
     let scope = Scope::Namespace(namespace.to_string());
     let mut params = DeleteParams::default().preconditions(Preconditions {
         uid: Some(uid.into()),
-        resource_version: None,
+        resource_version: version.map(str::to_string),
     });
     params.dry_run = change.dry_run;
     let api = cluster.api(kind, kind.versions[0], &scope);
@@ -221,9 +225,9 @@ where
         if wait.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
             return Err(Failure {
                 code: TIMED_OUT,
-                message: format!(
+                ..Failure::failed(format!(
                     "{what} has not ended within --timeout; it goes on in the cluster"
-                ),
+                ))
             });
         }
         tokio::time::sleep(INTERVAL).await;

@@ -23,6 +23,8 @@ pub struct Failure {
     pub code: u8,
     /// What is printed.
     pub message: String,
+    /// An object has changed since it was read, or exists already: nothing was stored.
+    pub is_conflict: bool,
 }
 
 impl Failure {
@@ -31,6 +33,7 @@ impl Failure {
         Failure {
             code: FAILED,
             message,
+            is_conflict: false,
         }
     }
 
@@ -39,6 +42,7 @@ impl Failure {
         Failure {
             code: DENIED,
             message,
+            is_conflict: false,
         }
     }
 
@@ -48,6 +52,7 @@ impl Failure {
             code: UNCONFIRMED,
             message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
                 .into(),
+            is_conflict: false,
         }
     }
 
@@ -56,6 +61,7 @@ impl Failure {
         Failure {
             code: USAGE,
             message,
+            is_conflict: false,
         }
     }
 
@@ -65,7 +71,10 @@ impl Failure {
             kube::Error::Api(status) if status.code == 403 => {
                 Failure::denied(format!("{action}: {}", status.message))
             }
-            kube::Error::Api(status) => Failure::failed(format!("{action}: {}", status.message)),
+            kube::Error::Api(status) => Failure {
+                is_conflict: status.code == 409,
+                ..Failure::failed(format!("{action}: {}", status.message))
+            },
             // The error has the arguments, the variables and the output of the program, and so secrets.
             kube::Error::Auth(AuthError::AuthExecRun { out, .. }) => Failure::failed(format!(
                 "{action}: the credential plugin of the kubeconfig failed with {}; run it by hand to see why",

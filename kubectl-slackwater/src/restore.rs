@@ -243,7 +243,7 @@ async fn discard(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArgument
                 &object::CLAIM,
                 namespace,
                 &copy.claim,
-                &copy.uid,
+                (&copy.uid, None),
             )
             .await?;
         }

@@ -34,7 +34,7 @@ pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()>
         return Ok(());
     };
     let (from, to) = (&transfer.from, &transfer.to);
-    let view = transfer.view().await?;
+    let view = transfer.look().await?.view;
     if let Next::Refused(why) = next(from, to, &view) {
         return Err(refused(&transfer, &why));
     }
@@ -119,23 +119,12 @@ pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Tr
             cluster.driver
         )));
     }
-    // A wrong name of a namespace is reported before anything is deleted, if the user may read it.
-    match cluster.get_one(&object::NAMESPACE, "", &to.namespace).await {
-        Ok(None) => Err(Failure::failed(format!(
-            "namespace {} does not exist",
-            to.namespace
-        ))),
-        Ok(Some(namespace)) if namespace.metadata.deletion_timestamp.is_some() => Err(
-            Failure::failed(format!("namespace {} is being deleted", to.namespace)),
-        ),
-        Err(failure) if failure.code != crate::failure::DENIED => Err(failure),
-        Ok(Some(_)) | Err(_) => Ok(Some(Transfer {
-            cluster,
-            volume: name.into(),
-            from,
-            to,
-        })),
-    }
+    Ok(Some(Transfer {
+        cluster,
+        volume: name.into(),
+        from,
+        to,
+    }))
 }
 
 fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
@@ -166,17 +155,19 @@ pub async fn advance(transfer: &Transfer<'_>) -> Result<Progress> {
     };
     let mut last = None;
     loop {
-        let view = transfer.view().await?;
-        match next(&transfer.from, &transfer.to, &view) {
+        let seen = transfer.look().await?;
+        match next(&transfer.from, &transfer.to, &seen.view) {
             // An admission webhook may have changed the request, for example.
-            Next::Step(step) if last == Some((step, view.clone())) => {
+            Next::Step(step) if last == Some((step, seen.view.clone())) => {
                 let why = format!("the API server did not store this step: {}", line(step));
                 return Ok(Progress::Ended(Err(refused(transfer, &why))));
             }
             Next::Step(step) => {
-                last = Some((step, view));
-                transfer.perform(step, &change).await?;
+                if !transfer.perform(step, &seen, &change).await? {
+                    return Ok(Progress::Running(CHANGED.into()));
+                }
                 eprintln!("{}", line(step));
+                last = Some((step, seen.view));
             }
             Next::Wait(what) => return Ok(Progress::Running(what.into())),
             Next::Refused(why) => return Ok(Progress::Ended(Err(refused(transfer, &why)))),
@@ -189,6 +180,9 @@ pub async fn advance(transfer: &Transfer<'_>) -> Result<Progress> {
         }
     }
 }
+
+/// What is said when a step was not taken.
+const CHANGED: &str = "an object has changed since it was read: the next step is decided again";
 
 fn line(step: Step) -> &'static str {
     match step {
@@ -204,18 +198,20 @@ fn line(step: Step) -> &'static str {
 /// The API server checks what it can check before the first step is stored.
 async fn try_out(transfer: &Transfer<'_>, arguments: &TransferArguments) -> Result<()> {
     let mark = mark(&arguments.change);
-    let view = transfer.view().await?;
-    let Next::Step(Step::Record) = next(&transfer.from, &transfer.to, &view) else {
+    let seen = transfer.look().await?;
+    let Next::Step(Step::Record) = next(&transfer.from, &transfer.to, &seen.view) else {
         say(&format!(
             "An earlier run has begun this; what is left is not tried{mark}"
         ));
         return Ok(());
     };
     for step in [Step::Record, Step::Delete] {
-        transfer.perform(step, &arguments.change).await?;
+        if !transfer.perform(step, &seen, &arguments.change).await? {
+            return Err(refused(transfer, CHANGED));
+        }
         say(&format!("{}{mark}", line(step)));
     }
-    transfer.try_create(&arguments.change).await?;
+    // The new claim was tried with the record.
     say(&format!("{}{mark}", line(Step::Create)));
     Ok(())
 }

@@ -74,7 +74,15 @@ pub async fn run(
     };
     let done = until_end(&wait, "the check", || progress(cluster, &name)).await;
     let own = pod.metadata.uid.clone().unwrap_or_default();
-    let deleted = delete(cluster, change, &object::POD, namespace, &name, &own).await;
+    let deleted = delete(
+        cluster,
+        change,
+        &object::POD,
+        namespace,
+        &name,
+        (&own, None),
+    )
+    .await;
     let done = done.map_err(|failure| match failure.code {
         TIMED_OUT => Failure {
             message: "the check has not ended within --timeout (an hour, if it is not given); its pod was deleted"

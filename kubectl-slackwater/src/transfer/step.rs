@@ -127,20 +127,21 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     if volume.policy != "Retain" {
         return Next::Step(Step::Retain);
     }
-    if let Some(old) = view.old.as_ref().filter(|old| old.uid == record.uid) {
-        return match (&view.hindrance, old.is_leaving) {
-            (_, true) => Next::Wait("the old claim is being deleted"),
-            (Some(why), false) => refuse(why.clone()),
-            (None, false) => Next::Step(Step::Delete),
+    let old = view.old.as_ref().filter(|old| old.uid == record.uid);
+    if old.is_some_and(|old| old.is_leaving) {
+        return Next::Wait("the old claim is being deleted");
+    }
+    if let Some(why) = refused_new(to, view) {
+        return refuse(why);
+    }
+    if let Some(old) = old {
+        if !old.is_of_volume || !belongs(volume, &old.uid) {
+            return refuse(format!("claim {from} is not bound to its PersistentVolume"));
+        }
+        return match &view.hindrance {
+            Some(why) => refuse(why.clone()),
+            None => Next::Step(Step::Delete),
         };
-    }
-    if view.new.as_ref().is_some_and(|new| !new.is_of_volume) {
-        return refuse(format!(
-            "claim {to} exists, and is not of its PersistentVolume: delete that claim, and run the command again"
-        ));
-    }
-    if view.new.as_ref().is_some_and(|new| new.is_leaving) {
-        return refuse(format!("claim {to} is being deleted by another user"));
     }
     let reserved = match &volume.claim {
         Some((place, uid)) if place == to => {
@@ -158,6 +159,24 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
         (true, None) => Next::Step(Step::Create),
         (true, Some(_)) => Next::Wait("the new claim is being bound"),
     }
+}
+
+/// Why the claim in the other namespace cannot become the new one. It may have data of its own, so its
+/// deletion is never proposed.
+fn refused_new(to: &Place, view: &View) -> Option<String> {
+    let new = view.new.as_ref()?;
+    if !new.is_of_volume {
+        return Some(format!(
+            "claim {to} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer. docs/restore.md says how to give the transfer up, to repeat it under another name"
+        ));
+    }
+    new.is_leaving
+        .then(|| format!("claim {to} is being deleted by another user"))
+}
+
+/// The volume belongs to the claim of this UID.
+fn belongs(volume: &Volume, uid: &str) -> bool {
+    volume.claim.as_ref().is_some_and(|(_, own)| own == uid)
 }
 
 /// The new claim is bound to the volume, and the volume to exactly this claim.
@@ -187,11 +206,7 @@ fn begin(from: &Place, to: &Place, volume: &Volume, view: &View) -> Next {
     let Some(old) = &view.old else {
         return refuse(format!("claim {from} was deleted by another user"));
     };
-    let belongs = volume
-        .claim
-        .as_ref()
-        .is_some_and(|(_, uid)| *uid == old.uid);
-    if !old.is_bound || !old.is_of_volume || !belongs {
+    if !old.is_bound || !old.is_of_volume || !belongs(volume, &old.uid) {
         return refuse(format!("claim {from} is not bound to its PersistentVolume"));
     }
     if old.is_leaving {
@@ -310,16 +325,19 @@ mod tests {
         let (old, new) = (view.old.as_ref(), view.new.as_ref());
         let is_recorded = volume.record == Some(record("shop", "other"));
         let has_old = old.is_some_and(|old| old.uid == "old");
+        let is_its = old.is_some_and(|old| old.is_of_volume && belongs(volume, &old.uid));
+        let is_free = new.is_none_or(|new| new.is_of_volume && !new.is_leaving);
         let is_retained = is_recorded && volume.policy == "Retain";
         assert!(!volume.is_leaving, "{step:?} {view:?}");
         let owner = volume.claim.clone().unwrap_or((place(""), String::new()));
         let right = match step {
             Step::Record => {
                 let is_bound = old.is_some_and(|old| old.is_bound && !old.is_leaving);
-                volume.record.is_none() && is_bound && new.is_none() && view.hindrance.is_none()
+                let is_ready = is_bound && is_its && new.is_none();
+                volume.record.is_none() && is_ready && view.hindrance.is_none()
             }
             Step::Retain => is_recorded && volume.policy == "Delete",
-            Step::Delete => is_retained && has_old && view.hindrance.is_none(),
+            Step::Delete => is_retained && has_old && is_its && is_free && view.hindrance.is_none(),
             // Never while the old claim exists, and never from the claim of another user.
             Step::Reserve => {
                 is_retained

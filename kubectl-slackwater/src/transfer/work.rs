@@ -9,7 +9,7 @@ use super::step::{Claim, Place, Record, Step, View, Volume};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
 use crate::cluster::{Cluster, Scope};
-use crate::failure::{Failure, Result};
+use crate::failure::{DENIED, Failure, Result};
 use crate::model::{self, claims_of, has_ended};
 use crate::object::{self, Fields};
 
@@ -44,6 +44,15 @@ pub struct Transfer<'a> {
     pub volume: String,
 }
 
+/// What exists, with the objects from which it was read. A step writes to exactly these: in these
+/// versions, so that what was decided is never done to something else.
+pub struct Seen {
+    /// What the decision is made from.
+    pub view: View,
+    volume: Option<DynamicObject>,
+    old: Option<DynamicObject>,
+}
+
 fn uid_of(object: &DynamicObject) -> String {
     object.metadata.uid.clone().unwrap_or_default()
 }
@@ -76,7 +85,7 @@ impl Transfer<'_> {
     }
 
     /// Reads what exists.
-    pub async fn view(&self) -> Result<View> {
+    pub async fn look(&self) -> Result<Seen> {
         let volume = self.persistent_volume().await?;
         let claim = |claim: &DynamicObject| Claim {
             uid: uid_of(claim),
@@ -95,15 +104,35 @@ impl Transfer<'_> {
         };
         let old = self.claim(&self.from).await?;
         let hindrance = match (&volume, &old) {
-            (Some(volume), Some(_)) => self.hindrance(volume).await?,
+            (Some(volume), Some(_)) => match self.namespace_hindrance().await? {
+                None => self.hindrance(volume).await?,
+                why => why,
+            },
             _ => None,
         };
-        Ok(View {
-            volume: seen,
-            old: old.as_ref().map(claim),
-            new: self.claim(&self.to).await?.as_ref().map(claim),
-            hindrance,
+        Ok(Seen {
+            view: View {
+                volume: seen,
+                old: old.as_ref().map(claim),
+                new: self.claim(&self.to).await?.as_ref().map(claim),
+                hindrance,
+            },
+            volume,
+            old,
         })
+    }
+
+    /// Why the other namespace cannot get a claim, if the user may read it.
+    async fn namespace_hindrance(&self) -> Result<Option<String>> {
+        let name = &self.to.namespace;
+        match self.cluster.get_one(&object::NAMESPACE, "", name).await {
+            Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
+            Ok(Some(found)) if found.metadata.deletion_timestamp.is_some() => {
+                Ok(Some(format!("namespace {name} is being deleted")))
+            }
+            Err(failure) if failure.code != DENIED => Err(failure),
+            Ok(Some(_)) | Err(_) => Ok(None),
+        }
     }
 
     /// What would lose its volume, or interfere.
@@ -153,20 +182,30 @@ impl Transfer<'_> {
         }))
     }
 
-    /// Takes a step.
-    pub async fn perform(&self, step: Step, change: &Change) -> Result<()> {
-        if step == Step::Delete {
-            return self.delete(change).await;
+    /// Takes a step that was decided from what was seen. `false`: an object has changed since then, and
+    /// nothing was stored.
+    pub async fn perform(&self, step: Step, seen: &Seen, change: &Change) -> Result<bool> {
+        match self.execute(step, seen, change).await {
+            Err(failure) if failure.is_conflict => Ok(false),
+            done => done,
         }
-        let Some(volume) = self.persistent_volume().await? else {
-            return Err(Failure::failed(format!(
-                "PersistentVolume {} was deleted by another user",
-                self.volume
-            )));
+    }
+
+    async fn execute(&self, step: Step, seen: &Seen, change: &Change) -> Result<bool> {
+        let Some(volume) = &seen.volume else {
+            return Ok(false);
         };
-        let record = record_of(&volume)?;
-        let fields = match (step, &record) {
-            (Step::Record, None) => self.recorded(&volume).await?,
+        let fields = match (step, record_of(volume)?) {
+            (Step::Delete, record) => {
+                return self.delete(volume, record.as_ref(), seen, change).await;
+            }
+            (Step::Record, None) => {
+                let Some(old) = &seen.old else {
+                    return Ok(false);
+                };
+                self.try_create(self.manifest(old), seen).await?;
+                self.recorded(volume, old)?
+            }
             (Step::Retain, Some(_)) => json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
             (Step::Reserve, Some(_)) => json!({
                 "metadata": {"annotations": {BOUND_BY_CONTROLLER: null}},
@@ -179,55 +218,84 @@ impl Transfer<'_> {
                 "spec": {"persistentVolumeReclaimPolicy": record.policy},
             }),
             (Step::Create, Some(record)) => {
-                let claim = record.claim.clone();
                 let namespace = &self.to.namespace;
-                create(self.cluster, change, &object::CLAIM, namespace, claim).await?;
-                return Ok(());
+                create(
+                    self.cluster,
+                    change,
+                    &object::CLAIM,
+                    namespace,
+                    record.claim,
+                )
+                .await?;
+                return Ok(true);
             }
-            // It has changed since the step was decided: decide again.
-            _ => return Ok(()),
+            _ => return Ok(false),
         };
-        patch(self.cluster, change, &object::VOLUME, &volume, fields).await?;
-        Ok(())
+        patch(self.cluster, change, &object::VOLUME, volume, fields).await?;
+        Ok(true)
     }
 
-    /// Lets the API server check the new claim, before there is a record of it.
-    pub async fn try_create(&self, change: &Change) -> Result<()> {
-        if let Some(old) = self.claim(&self.from).await? {
-            let claim = manifest(&self.from, &self.to, &self.volume, &old);
-            let namespace = &self.to.namespace;
-            create(self.cluster, change, &object::CLAIM, namespace, claim).await?;
-        }
-        Ok(())
-    }
-
-    async fn delete(&self, change: &Change) -> Result<()> {
-        let Some(volume) = self.persistent_volume().await? else {
+    /// Lets the API server check the new claim, while the old one still exists: a quota or a policy of
+    /// the other namespace may refuse it.
+    async fn try_create(&self, claim: Value, seen: &Seen) -> Result<()> {
+        if seen.view.new.is_some() {
             return Ok(());
+        }
+        let change = Change {
+            yes: true,
+            dry_run: true,
         };
-        // With --dry-run there is no record yet.
-        let uid = match record_of(&volume)? {
-            Some(record) => record.uid,
-            None => claim_of(&volume).map(|(_, uid)| uid).unwrap_or_default(),
+        let namespace = &self.to.namespace;
+        create(self.cluster, &change, &object::CLAIM, namespace, claim).await?;
+        Ok(())
+    }
+
+    /// Deletes the old claim, of which a record without `--dry-run` is a condition.
+    async fn delete(
+        &self,
+        volume: &DynamicObject,
+        record: Option<&Record>,
+        seen: &Seen,
+        change: &Change,
+    ) -> Result<bool> {
+        let Some(old) = &seen.old else {
+            return Ok(false);
         };
+        if let Some(record) = record {
+            self.try_create(record.claim.clone(), seen).await?;
+        }
+        if !change.dry_run {
+            // Only while it has the record and the policy Retain, and nothing else has begun with it:
+            // as it was seen, so it must not have changed.
+            let now = self.persistent_volume().await?;
+            let version = |object: &DynamicObject| {
+                let metadata = &object.metadata;
+                (metadata.uid.clone(), metadata.resource_version.clone())
+            };
+            if record.is_none() || now.map(|now| version(&now)) != Some(version(volume)) {
+                return Ok(false);
+            }
+        }
         let (namespace, name) = (&self.from.namespace, &self.from.name);
-        delete(self.cluster, change, &object::CLAIM, namespace, name, &uid).await
+        let uid = uid_of(old);
+        let version = old.metadata.resource_version.as_deref();
+        let which = (uid.as_str(), version.filter(|_| !change.dry_run));
+        delete(self.cluster, change, &object::CLAIM, namespace, name, which).await?;
+        Ok(true)
+    }
+
+    fn manifest(&self, old: &DynamicObject) -> Value {
+        manifest(&self.from, &self.to, &self.volume, old)
     }
 
     /// The record and the policy, as fields of the PersistentVolume.
-    async fn recorded(&self, volume: &DynamicObject) -> Result<Value> {
-        let Some(old) = self.claim(&self.from).await? else {
-            return Err(Failure::failed(format!(
-                "claim {} was deleted by another user",
-                self.from
-            )));
-        };
+    fn recorded(&self, volume: &DynamicObject, old: &DynamicObject) -> Result<Value> {
         let record = Record {
             from: self.from.clone(),
-            uid: uid_of(&old),
+            uid: uid_of(old),
             to: self.to.clone(),
             policy: volume.text("/spec/persistentVolumeReclaimPolicy").into(),
-            claim: manifest(&self.from, &self.to, &self.volume, &old),
+            claim: self.manifest(old),
         };
         let text = serde_json::to_string(&record)
             .map_err(|error| Failure::failed(format!("writing the record: {error}")))?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Uri};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -31,6 +31,8 @@ pub struct Server {
     pub changes: Vec<String>,
     /// What has happened that must never happen.
     pub broken: Vec<String>,
+    /// Namespaces in which nothing can be created: their paths.
+    pub refusing: Vec<String>,
     /// Called before each request is executed.
     pub before: Option<fn(&mut Server, &Method, &str)>,
 }
@@ -126,7 +128,20 @@ impl Server {
         paths.cloned().collect()
     }
 
+    /// A dry run has the same answer, and stores nothing.
+    fn answer(&mut self, method: &Method, uri: &Uri, body: &Value) -> (StatusCode, Value) {
+        let is_dry = uri.query().is_some_and(|query| query.contains("dryRun"));
+        match is_dry {
+            true => self.clone().execute(method, uri.path(), body),
+            false => self.execute(method, uri.path(), body),
+        }
+    }
+
     fn execute(&mut self, method: &Method, path: &str, body: &Value) -> (StatusCode, Value) {
+        let parent = path.split('/').take(5).collect::<Vec<_>>().join("/");
+        if *method == Method::POST && self.refusing.contains(&parent) {
+            return refused(StatusCode::FORBIDDEN, "exceeded quota");
+        }
         if path.ends_with("/selfsubjectaccessreviews") {
             let mut answer = body.clone();
             answer["status"] = json!({"allowed": true});
@@ -165,7 +180,10 @@ impl Server {
                 let Some(object) = self.objects.get(path) else {
                     return refused(StatusCode::NOT_FOUND, "NotFound");
                 };
-                if body["preconditions"]["uid"] != object["metadata"]["uid"] {
+                let wanted = &body["preconditions"];
+                let is_same =
+                    |key: &str| wanted[key].is_null() || wanted[key] == object["metadata"][key];
+                if !is_same("uid") || !is_same("resourceVersion") {
                     return refused(StatusCode::CONFLICT, "Conflict");
                 }
                 let now = json!("2026-01-02T00:00:00Z");
@@ -244,7 +262,7 @@ pub fn client(server: &Shared, cut: Cut) -> Client {
                 if let Some(before) = server.before {
                     before(&mut server, &parts.method, parts.uri.path());
                 }
-                let (code, answer) = server.execute(&parts.method, parts.uri.path(), &body);
+                let (code, answer) = server.answer(&parts.method, &parts.uri, &body);
                 if !matches!(cut, Cut::After(cut) if at == cut) {
                     let answer = Body::from(answer.to_string().into_bytes());
                     let response = Response::builder().status(code).body(answer);

@@ -185,7 +185,8 @@ fn what_another_user_does_in_between_is_not_overwritten() {
         }
     });
     let said = message(&taken);
-    assert!(said.contains("delete that claim"), "{said}");
+    assert!(said.contains("is another user's"), "{said}");
+    assert!(!said.contains("delete that claim"), "{said}");
     let volume = taken.lock().unwrap().objects[&Server::volume_path("pv")].clone();
     assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain");
     // When it is gone, the transfer is completed.
@@ -197,6 +198,125 @@ fn what_another_user_does_in_between_is_not_overwritten() {
         .remove(&Server::claim_path("other", "data"));
     run(&taken, Cut::Never, 1).unwrap();
     has_arrived(&taken, "Delete", "after a foreign claim");
+}
+
+/// Another claim of the same name, on another volume.
+fn replace_the_claim(server: &mut Server) {
+    let mut claim = server.objects[&Server::claim_path("shop", "data")].clone();
+    claim["metadata"]["uid"] = json!("another");
+    claim["spec"]["volumeName"] = json!("pv-2");
+    server.put(&Server::claim_path("shop", "data"), claim);
+}
+
+#[test]
+fn only_the_claim_that_was_decided_on_is_deleted() {
+    let server = server("Delete");
+    // The last read before the first step.
+    server.lock().unwrap().before = Some(|server, method, path| {
+        let is_last = path == Server::claim_path("other", "data") && method == http::Method::GET;
+        if is_last && server.changes.is_empty() {
+            replace_the_claim(server);
+        }
+    });
+    run(&server, Cut::Never, 1).unwrap();
+    let server = server.lock().unwrap();
+    let claim = &server.objects[&Server::claim_path("shop", "data")];
+    assert_eq!(claim["metadata"]["uid"], "another");
+    assert!(claim["metadata"]["deletionTimestamp"].is_null(), "{claim}");
+    let deleted = |change: &&String| change.starts_with("DELETE");
+    assert_eq!(server.changes.iter().find(deleted), None);
+}
+
+#[test]
+fn a_volume_that_changes_before_the_delete_is_decided_on_again() {
+    let changes: [fn(&mut Value); 3] = [
+        |volume| volume["spec"]["persistentVolumeReclaimPolicy"] = json!("Delete"),
+        |volume| volume["metadata"]["annotations"]["slackwater.dev/reclaim-policy"] = json!("x"),
+        |volume| volume["metadata"]["annotations"] = json!({}),
+    ];
+    for change in changes {
+        static CHANGE: Mutex<Option<fn(&mut Value)>> = Mutex::new(None);
+        *CHANGE.lock().unwrap() = Some(change);
+        let server = server("Delete");
+        server.lock().unwrap().before = Some(|server, method, path| {
+            // After the read of the new claim with which the view of the second step ends.
+            let is_late = server.changes.len() == 1;
+            if is_late && path == Server::claim_path("other", "data") && method == http::Method::GET
+            {
+                if let Some(change) = CHANGE.lock().unwrap().take() {
+                    let path = Server::volume_path("pv");
+                    let mut volume = server.objects[&path].clone();
+                    change(&mut volume);
+                    server.put(&path, volume);
+                }
+            }
+            if method == http::Method::DELETE {
+                let volume = &server.objects[&Server::volume_path("pv")];
+                let policy = &volume["spec"]["persistentVolumeReclaimPolicy"];
+                let annotations = &volume["metadata"]["annotations"];
+                let is_recorded = !annotations["slackwater.dev/transfer"].is_null();
+                let is_busy = !annotations["slackwater.dev/reclaim-policy"].is_null();
+                if policy != "Retain" || !is_recorded || is_busy {
+                    server.broken.push(format!("deleted with {volume}"));
+                }
+            }
+        });
+        let result = run(&server, Cut::Never, 1);
+        let server = server.lock().unwrap();
+        assert!(server.broken.is_empty(), "{result:?} {:?}", server.broken);
+    }
+}
+
+#[test]
+fn a_claim_that_cannot_be_created_is_not_deleted() {
+    // Before the first step, and after the record was written.
+    for changes in 0..2 {
+        let server = server("Delete");
+        let refuse: fn(&mut Server, &http::Method, &str) = |server, _, _| {
+            server.refusing = vec!["/api/v1/namespaces/other".into()];
+        };
+        let refuse_later: fn(&mut Server, &http::Method, &str) = |server, _, _| {
+            if server.changes.len() == 1 {
+                server.refusing = vec!["/api/v1/namespaces/other".into()];
+            }
+        };
+        server.lock().unwrap().before = Some([refuse, refuse_later][changes]);
+        let said = run(&server, Cut::Never, 1).unwrap_err().message;
+        assert!(said.contains("exceeded quota"), "{said}");
+        let mut server = server.lock().unwrap();
+        assert_eq!(server.changes.len(), changes, "{:?}", server.changes);
+        assert!(
+            server
+                .objects
+                .contains_key(&Server::claim_path("shop", "data"))
+        );
+        // When there is room, it is completed.
+        (server.before, server.refusing) = (None, Vec::new());
+    }
+    // A claim of the target's name that appears after the record, and a namespace that goes.
+    let taken = server("Delete");
+    taken.lock().unwrap().before = Some(|server, method, _| {
+        if method == http::Method::PATCH {
+            let foreign = json!({"metadata": {"name": "data", "namespace": "other"}, "spec": {}});
+            server.put(&Server::claim_path("other", "data"), foreign);
+        }
+    });
+    let gone = server("Delete");
+    gone.lock().unwrap().before = Some(|server, method, _| {
+        if method == http::Method::PATCH {
+            server.objects.remove("/api/v1/namespaces/other");
+        }
+    });
+    for (server, why) in [
+        (taken, "is another user's"),
+        (gone, "namespace other does not exist"),
+    ] {
+        let said = run(&server, Cut::Never, 1).unwrap_err().message;
+        assert!(said.contains(why), "{said}");
+        let server = server.lock().unwrap();
+        let old = &server.objects[&Server::claim_path("shop", "data")];
+        assert!(old["metadata"]["deletionTimestamp"].is_null(), "{old}");
+    }
 }
 
 #[test]
