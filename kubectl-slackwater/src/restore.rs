@@ -20,7 +20,7 @@ use crate::cli::{Format, RestoreArguments};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::listing;
-use crate::object;
+use crate::object::{self, Fields};
 use crate::watch::write;
 
 use plan::{Copy, State};
@@ -162,22 +162,26 @@ fn print(cluster: &Cluster, copies: &[Copy], format: Format) -> Result<()> {
 
 async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArguments) -> Result<()> {
     let format = arguments.output.format;
-    make(cluster, &mut plan, arguments).await?;
-    let done = match &arguments.check.verify {
-        Some(_) => check(cluster, &plan, arguments).await,
-        None if arguments.change.dry_run => Ok(String::new()),
-        None => wait_for(cluster, &plan, arguments).await,
+    verify::try_out(cluster, arguments, &plan.copies).await?;
+    let done = match make(cluster, &mut plan, arguments).await {
+        Ok(()) => use_copies(cluster, &plan, arguments).await,
+        Err(failure) if !arguments.check.discard => return Err(failure),
+        // Those that were created until then are deleted, too.
+        Err(failure) => Err(failure),
     };
-    if arguments.check.discard {
-        discard(cluster, &mut plan, arguments).await?;
-    } else if !arguments.change.dry_run {
-        wait::refresh(cluster, &mut plan.copies).await?;
-    }
+    let cleaned = match arguments.check.discard {
+        true => discard(cluster, &mut plan, arguments).await,
+        false if arguments.change.dry_run => Ok(()),
+        false => wait::refresh(cluster, &mut plan.copies).await,
+    };
     if !is_for_people(format) {
         print(cluster, &plan.copies, format)?;
-        return done.map(|_| ());
+        return both(done, cleaned).map(|_| ());
     }
-    let last = done?;
+    if let (Ok(last), Err(_)) = (&done, &cleaned) {
+        say(last);
+    }
+    let last = both(done, cleaned)?;
     if !last.is_empty() {
         say(&last);
     }
@@ -186,6 +190,30 @@ async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArgumen
         say(&advice);
     }
     Ok(())
+}
+
+async fn use_copies(
+    cluster: &Cluster,
+    plan: &Plan,
+    arguments: &RestoreArguments,
+) -> Result<String> {
+    match &arguments.check.verify {
+        Some(_) => check(cluster, plan, arguments).await,
+        None if arguments.change.dry_run => Ok(String::new()),
+        None => wait_for(cluster, plan, arguments).await,
+    }
+}
+
+/// The result of the restore, and after it that of the clean-up.
+fn both(done: Result<String>, cleaned: Result<()>) -> Result<String> {
+    match (done, cleaned) {
+        (Err(failure), Err(other)) => Err(Failure {
+            message: format!("{}; then: {}", failure.message, other.message),
+            ..failure
+        }),
+        (done, Ok(())) => done,
+        (Ok(_), Err(other)) => Err(other),
+    }
 }
 
 /// Creates the claims that do not exist yet.
@@ -207,15 +235,35 @@ async fn make(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) 
                 mark(change)
             ));
         }
-        plan.copies[at].state = State::Created;
+        if !change.dry_run {
+            plan.copies[at].state = State::Created;
+        }
         plan.copies[at].uid = made.metadata.uid.unwrap_or_default();
     }
     Ok(())
 }
 
 async fn check(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) -> Result<String> {
-    let uid = plan.copies.first().map_or("", |copy| copy.uid.as_str());
-    verify::run(cluster, arguments, &plan.copies, uid).await
+    if arguments.check.discard {
+        refuse_users(cluster, &plan.copies).await?;
+    }
+    verify::run(cluster, arguments, &plan.copies).await
+}
+
+/// Refuses to write to copies, or to delete them, while a pod other than that of the check uses one.
+async fn refuse_users(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
+    let scope = Scope::Namespace(cluster.namespace.clone());
+    let all = ListParams::default();
+    let mut pods = cluster.get_all(&object::POD, &scope, &all).await?;
+    let own = verify::name(copies);
+    pods.retain(|pod| pod.name() != own);
+    let claims: Vec<_> = copies.iter().map(|copy| copy.claim.as_str()).collect();
+    match stateful::user_of(&pods, &claims) {
+        None => Ok(()),
+        Some((pod, claim)) => Err(Failure::failed(format!(
+            "pod {pod} uses the claim {claim}, which was created for the check: claims are not deleted while a pod uses one"
+        ))),
+    }
 }
 
 async fn wait_for(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) -> Result<String> {
@@ -233,10 +281,15 @@ async fn wait_for(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) 
 /// Deletes the claims: exactly those that were checked.
 async fn discard(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) -> Result<()> {
     let change = &arguments.change;
-    for copy in &mut plan.copies {
+    for at in 0..plan.copies.len() {
         let namespace = &cluster.namespace;
         // With --dry-run it does not exist.
         if !change.dry_run {
+            if plan.copies[at].state != State::Created {
+                continue;
+            }
+            refuse_users(cluster, &plan.copies).await?;
+            let copy = &mut plan.copies[at];
             delete(
                 cluster,
                 change,
@@ -246,12 +299,12 @@ async fn discard(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArgument
                 (&copy.uid, None),
             )
             .await?;
+            copy.state = State::Discarded;
         }
-        copy.state = State::Discarded;
         if is_for_people(arguments.output.format) {
             say(&format!(
                 "persistentvolumeclaim/{} deleted{}",
-                copy.claim,
+                plan.copies[at].claim,
                 mark(change)
             ));
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -54,6 +55,8 @@ pub struct Copy {
     pub volume: String,
     /// The UID of the claim; empty until it exists.
     pub uid: String,
+    /// When an earlier run has created the claim.
+    pub since: Option<Timestamp>,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
@@ -116,12 +119,8 @@ pub async fn copies(
             });
             continue;
         }
-        let is_kept = |live: &DynamicObject| live.annotation(TO_BE_DISCARDED).is_empty();
-        if arguments.check.discard && live.as_ref().is_some_and(is_kept) {
-            return Err(Failure::failed(format!(
-                "claim {}/{name} exists, and was not created to be discarded: give another --suffix",
-                cluster.namespace
-            )));
+        if let Some(live) = &live {
+            refuse_mark(live, arguments.check.discard)?;
         }
         let like = match &live {
             Some(live) => Some(pattern(&json!(live))),
@@ -129,6 +128,7 @@ pub async fn copies(
         };
         found.push(copy(name, member, like, live.as_ref(), arguments)?);
     }
+    refuse_mix(cluster, &found)?;
     match in_the_way.is_empty() {
         true => Ok(found),
         false => Err(Failure::failed(format!(
@@ -137,6 +137,39 @@ pub async fn copies(
             in_the_way.join(", ")
         ))),
     }
+}
+
+/// Refuses a copy that exists and is created or deleted for a check. One that a check has written to is
+/// no copy of the snapshot any more, and one that an application uses must not be deleted.
+fn refuse_mark(live: &DynamicObject, discard: bool) -> Result<()> {
+    let is_marked = !live.annotation(TO_BE_DISCARDED).is_empty();
+    let why = match (discard, is_marked) {
+        (false, false) => return Ok(()),
+        (false, true) => {
+            "was created for a check, which may have changed it, to be deleted after it (--discard)"
+        }
+        (true, _) => "exists: a check with --discard is only of claims that it creates itself",
+    };
+    Err(Failure::failed(format!(
+        "claim {}/{} {why}: give another --suffix",
+        live.namespace(),
+        live.name()
+    )))
+}
+
+/// Refuses to create copies beside those that an application may have changed since an earlier run: they
+/// would be of different times. A volume may have been used as soon as it exists.
+fn refuse_mix(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
+    let bound = copies.iter().filter(|copy| copy.state == State::Bound);
+    let bound: Vec<_> = bound.map(|copy| copy.claim.as_str()).collect();
+    if bound.is_empty() || !copies.iter().any(|copy| copy.state == State::Planned) {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The others would be of another time: give another --suffix, or restore single members by the names of their VolumeSnapshots",
+        cluster.namespace,
+        bound.join(", ")
+    )))
 }
 
 /// The names of the claims, in the order of the members.
@@ -250,6 +283,7 @@ fn copy(
         uid: live
             .and_then(|live| live.metadata.uid.clone())
             .unwrap_or_default(),
+        since: live.and_then(Fields::created),
         labels: like.labels,
         annotations: like.annotations,
     })

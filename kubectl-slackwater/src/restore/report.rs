@@ -1,5 +1,7 @@
 //! What a restore prints.
 
+use std::fmt::Write as _;
+
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
@@ -67,6 +69,7 @@ fn row(namespace: &str, copy: &Copy) -> Row {
             "level": from.level,
             "reason": from.reason,
             "cutAt": from.cut_at,
+            "existsSince": copy.since,
         }),
     }
 }
@@ -80,5 +83,14 @@ pub fn plan(copies: &[Copy], format: Format) -> String {
         .map(|row| row.cells.as_slice())
         .collect();
     let text = table(&listing.columns, &rows, format == Format::Wide, true);
-    text.trim_end().to_string()
+    let mut text = text.trim_end().to_string();
+    for copy in copies.iter().filter(|copy| copy.since.is_some()) {
+        let since = time(copy.since);
+        let _ = write!(
+            text,
+            "\nClaim {} exists since {since}: it is not restored again.",
+            copy.claim
+        );
+    }
+    text
 }

@@ -206,16 +206,22 @@ impl Stateful {
 
 /// Refuses claims that a pod waits for: it would start while others are not restored yet.
 pub fn refuse_users(pods: &[DynamicObject], claims: &[&str]) -> Result<()> {
+    match user_of(pods, claims) {
+        None => Ok(()),
+        Some((pod, claim)) => Err(Failure::failed(format!(
+            "pod {pod} waits for the claim {claim}: delete the pod, or scale its controller to 0, and run the command again"
+        ))),
+    }
+}
+
+/// A pod that uses one of these claims, and which.
+pub fn user_of(pods: &[DynamicObject], claims: &[&str]) -> Option<(String, String)> {
     for pod in pods.iter().filter(|pod| !has_ended(pod)) {
         for (claim, _) in claims_of(pod) {
             if claims.contains(&claim.as_str()) {
-                return Err(Failure::failed(format!(
-                    "pod {}/{} waits for the claim {claim}: delete the pod, or scale its controller to 0, and run the command again",
-                    pod.namespace(),
-                    pod.name()
-                )));
+                return Some((format!("{}/{}", pod.namespace(), pod.name()), claim));
             }
         }
     }
-    Ok(())
+    None
 }

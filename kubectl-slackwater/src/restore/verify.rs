@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::plan::Copy;
 use crate::change::{Progress, create, delete, until_end};
-use crate::cli::{Check, RestoreArguments, Wait};
+use crate::cli::{Change, Check, RestoreArguments, Wait};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::object::{self, Fields};
@@ -16,6 +16,8 @@ use crate::object::{self, Fields};
 /// which its snapshot was taken.
 const MOUNTS: &str = "/restored";
 const DEVICES: &str = "/dev/restored";
+/// The annotation of the pod with the UIDs of the claims, and whether they are writable.
+const CHECK: &str = "slackwater.dev/check";
 /// The time after which a check is ended if the user has given none. The program waits as long, too: a
 /// pod that no node can run has no deadline.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(3600);
@@ -45,24 +47,46 @@ pub fn refuse(check: &Check, copies: &[Copy]) -> Result<()> {
     }
 }
 
+/// Lets the API server check the pod before the first claim is created: a policy of the namespace may
+/// refuse it.
+pub async fn try_out(
+    cluster: &Cluster,
+    arguments: &RestoreArguments,
+    copies: &[Copy],
+) -> Result<()> {
+    if arguments.check.verify.is_none() {
+        return Ok(());
+    }
+    let change = Change {
+        yes: true,
+        dry_run: true,
+    };
+    let mut pod = manifest(&arguments.check, DEFAULT_LIMIT, copies);
+    // Claims that do not exist yet have no UID, and a pod of an earlier run may have the real name.
+    pod["metadata"]["name"] = json!("slackwater-verify-new");
+    create(cluster, &change, &object::POD, &cluster.namespace, pod).await?;
+    Ok(())
+}
+
 /// Creates the pod, waits for its end, and deletes it, also if it failed. Returns its last words.
 pub async fn run(
     cluster: &Cluster,
     arguments: &RestoreArguments,
     copies: &[Copy],
-    uid: &str,
 ) -> Result<String> {
     let (check, change) = (&arguments.check, &arguments.change);
     let limit = arguments.wait.timeout.unwrap_or(DEFAULT_LIMIT);
-    let pod = manifest(check, limit, copies, uid);
-    let name = pod["metadata"]["name"]
-        .as_str()
-        .unwrap_or_default()
-        .to_string();
+    let pod = manifest(check, limit, copies);
+    let name = name(copies);
     let namespace = &cluster.namespace;
-    // One of an earlier run that was interrupted is the same check.
+    // One of an earlier run that was interrupted can be the same check.
     let pod = match cluster.get_one(&object::POD, namespace, &name).await? {
-        Some(pod) => pod,
+        Some(found) if is_same(&found, &pod) => found,
+        Some(_) => {
+            return Err(Failure::failed(format!(
+                "pod {namespace}/{name} is of another check of these claims, or is being deleted: delete it, and run the command again when it is gone"
+            )));
+        }
         None => create(cluster, change, &object::POD, namespace, pod).await?,
     };
     if change.dry_run {
@@ -94,7 +118,40 @@ pub async fn run(
     deleted.map(|()| done)
 }
 
-fn manifest(check: &Check, limit: Duration, copies: &[Copy], uid: &str) -> Value {
+/// The name of the pod.
+pub fn name(copies: &[Copy]) -> String {
+    let uid = copies.first().map_or("", |copy| copy.uid.as_str());
+    format!("slackwater-verify-{uid}")
+}
+
+/// Whether a pod that exists is the same check of the same claims.
+fn is_same(found: &DynamicObject, pod: &Value) -> bool {
+    let volumes = |volumes: &[Value]| -> Vec<_> {
+        // Admission plugins can add others.
+        let of_claims = volumes
+            .iter()
+            .filter(|it| !it["persistentVolumeClaim"].is_null());
+        let claim = |it: &Value| {
+            let claim = it["persistentVolumeClaim"]["claimName"].clone();
+            (it["name"].clone(), claim)
+        };
+        of_claims.map(claim).collect()
+    };
+    let container = &pod["spec"]["containers"][0];
+    let other = found.list("/spec/containers").first();
+    let other = other.unwrap_or(&Value::Null);
+    let wanted = pod["spec"]["volumes"].as_array();
+    found.metadata.deletion_timestamp.is_none()
+        && pod["metadata"]["annotations"][CHECK] == found.annotation(CHECK)
+        && ["image", "command"]
+            .iter()
+            .all(|key| container[key] == other[key])
+        && found.at("/spec/securityContext/runAsUser")
+            == &pod["spec"]["securityContext"]["runAsUser"]
+        && volumes(found.list("/spec/volumes")) == volumes(wanted.map_or(&[], Vec::as_slice))
+}
+
+fn manifest(check: &Check, limit: Duration, copies: &[Copy]) -> Value {
     let image = check.verify_image.as_deref().unwrap_or_default();
     let command = check.verify.as_deref().unwrap_or_default();
     let (mut volumes, mut mounts, mut devices) = (Vec::new(), Vec::new(), Vec::new());
@@ -119,14 +176,16 @@ fn manifest(check: &Check, limit: Duration, copies: &[Copy], uid: &str) -> Value
         context["runAsGroup"] = json!(user);
         context["runAsNonRoot"] = json!(user != 0);
     }
+    let uids: Vec<_> = copies.iter().map(|copy| copy.uid.as_str()).collect();
+    let what = json!({"discard": check.discard, "claims": uids}).to_string();
     json!({
         "apiVersion": "v1",
         "kind": object::POD.kind,
         "metadata": {
-            "name": format!("slackwater-verify-{uid}"),
+            "name": name(copies),
             // A pod with a sidecar does not end.
             "labels": {"app.kubernetes.io/name": "slackwater-verify", "sidecar.istio.io/inject": "false"},
-            "annotations": {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false"},
+            "annotations": {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false", CHECK: what},
         },
         "spec": {
             "restartPolicy": "Never",
@@ -203,6 +262,44 @@ mod tests {
         match progress_of(&serde_json::from_value(pod).unwrap()) {
             Progress::Ended(result) => result.map_err(|failure| failure.message),
             Progress::Running(line) => Ok(format!("runs: {line}")),
+        }
+    }
+
+    #[test]
+    fn only_a_pod_of_the_same_check_is_used_again() {
+        let check = |more: &[&str]| {
+            use clap::Parser;
+            let words = [
+                "x",
+                "restore",
+                "s",
+                "--verify",
+                "true",
+                "--verify-image",
+                "i",
+            ];
+            match crate::cli::Cli::parse_from(words.iter().chain(more)).command {
+                crate::cli::Command::Restore(arguments) => {
+                    manifest(&arguments.check, DEFAULT_LIMIT, &[])
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        let found = |pod: Value| serde_json::from_value::<DynamicObject>(pod).unwrap();
+        assert!(is_same(&found(check(&[])), &check(&[])));
+        let others = [&["--discard"][..], &["--verify-user", "5"]];
+        for other in others {
+            assert!(!is_same(&found(check(other)), &check(&[])), "{other:?}");
+        }
+        let mut pods = vec![check(&[]); 5];
+        pods[0]["spec"]["containers"][0]["image"] = json!("other");
+        pods[1]["spec"]["containers"][0]["command"][2] = json!("false");
+        pods[2]["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
+        pods[3]["metadata"]["annotations"][CHECK] = json!("{}");
+        pods[4]["spec"]["volumes"] =
+            json!([{"name": "copy-0", "persistentVolumeClaim": {"claimName": "x"}}]);
+        for pod in pods {
+            assert!(!is_same(&found(pod.clone()), &check(&[])), "{pod}");
         }
     }
 

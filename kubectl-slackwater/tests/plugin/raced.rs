@@ -48,7 +48,12 @@ fn server() -> Shared {
 }
 
 fn run(server: &Shared, cut: Cut) -> Result<(), Failure> {
-    let words = ["x", "restore", "nightly", "--statefulset", "pg", "--yes"];
+    run_with(server, cut, &["--statefulset", "pg"])
+}
+
+fn run_with(server: &Shared, cut: Cut, more: &[&str]) -> Result<(), Failure> {
+    let words = ["x", "restore", "nightly", "--yes"];
+    let words = words.iter().chain(more);
     let Command::Restore(arguments) = Cli::parse_from(words).command else {
         panic!("another command")
     };
@@ -127,4 +132,156 @@ fn a_restore_that_is_killed_at_any_request_is_completed_by_the_next_one() {
             assert_eq!(now.changes.len(), 2, "{cut:?}: {:?}", now.changes);
         }
     }
+}
+
+const DISCARD: [&str; 9] = [
+    "--suffix",
+    "check",
+    "--storage-class",
+    "",
+    "--verify",
+    "true",
+    "--verify-image",
+    "x",
+    "--discard",
+];
+
+/// A restore of claims to be discarded, while this happens before each request.
+fn check(before: fn(&mut Server, &http::Method, &str)) -> (Shared, Result<(), Failure>) {
+    let server = server();
+    server.lock().unwrap().before = Some(before);
+    let mut words = DISCARD;
+    words[3] = "slackwater";
+    let class = json!({"metadata": {"name": "slackwater"}, "provisioner": DRIVER});
+    server
+        .lock()
+        .unwrap()
+        .put("/apis/storage.k8s.io/v1/storageclasses/slackwater", class);
+    let result = run_with(&server, Cut::Never, &words);
+    (server, result)
+}
+
+/// The pods of checks have ended.
+fn end_checks(server: &mut Server) {
+    for (path, object) in &mut server.objects {
+        if path.contains("/pods/slackwater-verify") {
+            object["status"]["phase"] = json!("Succeeded");
+        }
+    }
+}
+
+fn put_user(server: &mut Server) {
+    let pod = json!({"metadata": {"name": "app", "namespace": "shop"}, "spec": {"volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data-pg-1-check"}}]}});
+    server.put(&format!("{SHOP}/pods/app"), pod);
+}
+
+fn deleted_claims(server: &Shared) -> usize {
+    let server = server.lock().unwrap();
+    let is_claim = |change: &&String| {
+        change.starts_with("DELETE") && change.contains("persistentvolumeclaims")
+    };
+    server.changes.iter().filter(is_claim).count()
+}
+
+#[test]
+fn claims_that_an_application_uses_are_not_discarded() {
+    let (whole, result) = check(|server, _, _| end_checks(server));
+    result.unwrap();
+    assert_eq!(deleted_claims(&whole), 2);
+    // Before the check, and while it runs.
+    let (early, result) = check(|server, _, _| {
+        end_checks(server);
+        if server.changes.len() == 2 {
+            put_user(server);
+        }
+    });
+    let message = result.unwrap_err().message;
+    assert!(
+        message.contains("pod shop/app uses the claim data-pg-1-check"),
+        "{message}"
+    );
+    assert_eq!(
+        early.lock().unwrap().changes.len(),
+        2,
+        "no pod of the check"
+    );
+    let (late, result) = check(|server, _, _| {
+        end_checks(server);
+        if server.changes.len() == 4 {
+            put_user(server);
+        }
+    });
+    let message = result.unwrap_err().message;
+    assert!(
+        message.contains("pod shop/app uses the claim data-pg-1-check"),
+        "{message}"
+    );
+    assert_eq!(deleted_claims(&late), 0);
+}
+
+#[test]
+fn claims_of_a_check_and_those_of_an_application_are_kept_apart() {
+    let words = ["--suffix", "check", "--storage-class", "slackwater"];
+    // One that is left of a check, restored without --discard; and one that stays, with it.
+    let (server, _) = check(|server, _, _| end_checks(server));
+    for (path, object) in &mut server.lock().unwrap().objects {
+        if path.contains("persistentvolumeclaims") {
+            object["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("deletionTimestamp");
+        }
+    }
+    let message = run_with(&server, Cut::Never, &words).unwrap_err().message;
+    assert!(message.contains("created for a check"), "{message}");
+    let mut words = DISCARD;
+    words[3] = "slackwater";
+    let message = run_with(&server, Cut::Never, &words).unwrap_err().message;
+    assert!(
+        message.contains("claims that it creates itself"),
+        "{message}"
+    );
+}
+
+#[test]
+fn claims_are_discarded_if_a_later_one_cannot_be_created() {
+    let (server, result) = check(|server, _, _| {
+        if server.changes.len() == 1 {
+            server.refusing = vec![SHOP.into()];
+        }
+    });
+    let message = result.unwrap_err().message;
+    assert!(message.contains("exceeded quota"), "{message}");
+    assert_eq!(deleted_claims(&server), 1);
+}
+
+#[test]
+fn copies_that_may_have_been_used_are_not_completed() {
+    let server = server();
+    run(&server, Cut::Never).unwrap();
+    let second = Server::claim_path("shop", "data-pg-1");
+    {
+        let mut server = server.lock().unwrap();
+        server.objects.remove(&second);
+        let first = Server::claim_path("shop", "data-pg-0");
+        server.objects.get_mut(&first).unwrap()["status"]["phase"] = json!("Bound");
+    }
+    let message = run(&server, Cut::Never).unwrap_err().message;
+    assert!(
+        message.contains("may have changed their volumes: data-pg-0"),
+        "{message}"
+    );
+    assert_eq!(claims(&server), ["data-pg-0"]);
+}
+
+#[test]
+fn a_pod_that_cannot_be_created_is_found_before_the_claims_are() {
+    let (server, result) = check(|server, _, path| {
+        let is_pod = path.ends_with("/pods");
+        server.refusing = Vec::from_iter(is_pod.then(|| SHOP.to_string()));
+    });
+    let message = result.unwrap_err().message;
+    assert!(message.contains("exceeded quota"), "{message}");
+    assert_eq!(server.lock().unwrap().changes.len(), 0);
 }

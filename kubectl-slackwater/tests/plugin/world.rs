@@ -312,6 +312,13 @@ pub fn said(words: &[&str], output: &Output) -> String {
             let cells = line.trim().split("   ").filter(|cell| !cell.is_empty());
             let cells = cells.map(|cell| plain(cell.trim()));
             let line = cells.collect::<Vec<_>>().join("   ");
+            let line = match line.split_once(" exists since ") {
+                Some((claim, rest)) => {
+                    let (_, rest) = rest.split_once(": ").unwrap();
+                    format!("{claim} exists since TIME: {rest}")
+                }
+                None => line,
+            };
             all.push_str(&format!("{stream}{}{line}", " ".repeat(indent)));
             all.push('\n');
         }
