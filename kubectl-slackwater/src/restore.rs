@@ -46,6 +46,8 @@ struct Plan {
     immediate: BTreeSet<String>,
     /// How the claims of a StatefulSet are put to use.
     advice: Option<String>,
+    /// Claims of the StatefulSet that no member restores.
+    kept: Vec<String>,
 }
 
 impl Plan {
@@ -62,16 +64,17 @@ impl Plan {
             set.refuse_managed(cluster).await?;
         }
         let copies = plan::copies(cluster, &source, set.as_ref(), arguments).await?;
-        let mut advice = None;
+        let (mut advice, mut kept) = (None, Vec::new());
         if let Some(set) = &set {
             let slots = set.slots(&source.members)?;
             if is_user {
-                set.refuse_gaps(cluster, &slots).await?;
+                kept = set.refuse_gaps(cluster, &slots).await?;
             }
             advice = Some(set.advice(&slots, arguments.suffix.as_deref()));
         }
         Ok(Plan {
             advice,
+            kept,
             title: source.title,
             immediate: wait::immediate(cluster, &copies).await?,
             copies,
@@ -143,6 +146,10 @@ impl Plan {
             cluster.namespace,
             report::plan(&self.copies, format)
         );
+        if !self.kept.is_empty() {
+            let kept = self.kept.join(", ");
+            plan = format!("{plan}\nNot restored, and kept as they are: {kept}");
+        }
         if let Some(command) = &arguments.check.verify {
             plan = format!("{plan}\n{}", verify::plan(&arguments.check, command));
         }

@@ -30,6 +30,8 @@ const TO_BE_DISCARDED: &str = "slackwater.dev/discard";
 pub enum State {
     /// Its claim does not exist yet.
     Planned,
+    /// A claim that is no copy has its name. Only a dry run plans it.
+    Blocked,
     /// Its claim was created by an earlier run.
     Exists,
     /// Its claim was created by this run.
@@ -113,6 +115,14 @@ pub async fn copies(
         let live = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
         let live = live.await?;
         if let Some(live) = live.as_ref().filter(|live| !is_copy(live, member)) {
+            // The rest of the plan is checked before the user has to delete claims.
+            if arguments.change.dry_run && !arguments.check.discard {
+                let like = likeness(cluster, member, set, at, source).await?;
+                let mut blocked = copy(name, member, like, None, arguments)?;
+                blocked.state = State::Blocked;
+                found.push(blocked);
+                continue;
+            }
             in_the_way.push(match live.metadata.deletion_timestamp {
                 Some(_) => format!("{name} (being deleted)"),
                 None => name,
@@ -162,7 +172,8 @@ fn refuse_mark(live: &DynamicObject, discard: bool) -> Result<()> {
 fn refuse_mix(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
     let bound = copies.iter().filter(|copy| copy.state == State::Bound);
     let bound: Vec<_> = bound.map(|copy| copy.claim.as_str()).collect();
-    if bound.is_empty() || !copies.iter().any(|copy| copy.state == State::Planned) {
+    let is_missing = |copy: &Copy| matches!(copy.state, State::Planned | State::Blocked);
+    if bound.is_empty() || !copies.iter().any(is_missing) {
         return Ok(());
     }
     Err(Failure::failed(format!(

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
-use super::plan::Copy;
+use super::plan::{Copy, State};
 use crate::cli::Format;
 use crate::listing::{Column, Listing, Row, column, table, wide};
 use crate::text::size;
@@ -89,6 +89,13 @@ pub fn plan(copies: &[Copy], format: Format) -> String {
         let _ = write!(
             text,
             "\nClaim {} exists since {since}: it is not restored again.",
+            copy.claim
+        );
+    }
+    for copy in copies.iter().filter(|copy| copy.state == State::Blocked) {
+        let _ = write!(
+            text,
+            "\nClaim {} exists, and is no copy of this snapshot: a restore refuses it (docs/restore.md).",
             copy.claim
         );
     }

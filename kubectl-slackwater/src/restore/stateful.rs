@@ -122,18 +122,26 @@ impl Stateful {
     }
 
     /// Refuses a StatefulSet with claims that are neither restored nor there: its controller would
-    /// create empty ones beside those that are restored.
-    pub async fn refuse_gaps(&self, cluster: &Cluster, slots: &[Slot]) -> Result<()> {
-        let mut absent = Vec::new();
+    /// create empty ones beside those that are restored. Returns the claims that are there and are kept,
+    /// which are those of other pods only: a pod with one of them would have volumes of two times.
+    pub async fn refuse_gaps(&self, cluster: &Cluster, slots: &[Slot]) -> Result<Vec<String>> {
+        let (mut absent, mut kept) = (Vec::new(), Vec::new());
         for slot in self.set.missing(slots) {
             let name = self.set.claim(&self.set.name, slot);
             let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
-            if claim.await?.is_none() {
-                absent.push((slot, name));
+            match claim.await? {
+                None => absent.push((slot, name)),
+                Some(_) if slots.iter().any(|one| one.ordinal == slot.ordinal) => {
+                    return Err(Failure::failed(format!(
+                        "{} would start a pod with volumes of two times: claim {name} exists, and no member restores it",
+                        self.title()
+                    )));
+                }
+                Some(_) => kept.push(name),
             }
         }
         let Some((last, _)) = absent.last() else {
-            return Ok(());
+            return Ok(kept);
         };
         let members = slots.iter().map(|slot| slot.ordinal).max();
         let has_more_replicas = members.is_none_or(|members| last.ordinal > members);

@@ -285,3 +285,38 @@ fn a_pod_that_cannot_be_created_is_found_before_the_claims_are() {
     assert!(message.contains("exceeded quota"), "{message}");
     assert_eq!(server.lock().unwrap().changes.len(), 0);
 }
+
+#[test]
+fn a_dry_run_checks_the_rest_of_a_plan_past_claims_that_exist() {
+    let server = server();
+    let set = ["--statefulset", "pg", "--dry-run"];
+    let claim = json!({"metadata": {"name": "data-pg-0", "namespace": "shop"}, "spec": {}});
+    let path = Server::claim_path("shop", "data-pg-0");
+    server.lock().unwrap().put(&path, claim);
+    run_with(&server, Cut::Never, &set).unwrap();
+    let message = run(&server, Cut::Never).unwrap_err().message;
+    assert!(message.contains("exist: data-pg-0"), "{message}");
+    server.lock().unwrap().objects.get_mut(SET).unwrap()["spec"]["replicas"] = json!(3);
+    let message = run_with(&server, Cut::Never, &set).unwrap_err().message;
+    assert!(message.contains("more replicas"), "{message}");
+    assert_eq!(server.lock().unwrap().changes.len(), 0);
+}
+
+#[test]
+fn a_pod_does_not_get_volumes_of_two_times() {
+    let server = server();
+    {
+        let mut server = server.lock().unwrap();
+        let templates = &mut server.objects.get_mut(SET).unwrap()["spec"]["volumeClaimTemplates"];
+        let wal = json!({"metadata": {"name": "wal"}, "spec": {}});
+        templates.as_array_mut().unwrap().push(wal);
+        for n in 0..2 {
+            let name = format!("wal-pg-{n}");
+            let claim = json!({"metadata": {"name": name, "namespace": "shop"}, "spec": {}});
+            server.put(&Server::claim_path("shop", &name), claim);
+        }
+    }
+    let message = run(&server, Cut::Never).unwrap_err().message;
+    assert!(message.contains("claim wal-pg-0 exists"), "{message}");
+    assert_eq!(server.lock().unwrap().changes.len(), 0);
+}
