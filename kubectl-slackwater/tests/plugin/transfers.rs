@@ -241,14 +241,16 @@ fn a_volume_that_changes_before_the_delete_is_decided_on_again() {
         server.lock().unwrap().before = Some(|server, method, path| {
             // After the read of the new claim with which the view of the second step ends.
             let is_late = server.changes.len() == 1;
-            if is_late && path == Server::claim_path("other", "data") && method == http::Method::GET
+            let is_last =
+                path == Server::claim_path("other", "data") && method == http::Method::GET;
+            if is_late
+                && is_last
+                && let Some(change) = CHANGE.lock().unwrap().take()
             {
-                if let Some(change) = CHANGE.lock().unwrap().take() {
-                    let path = Server::volume_path("pv");
-                    let mut volume = server.objects[&path].clone();
-                    change(&mut volume);
-                    server.put(&path, volume);
-                }
+                let path = Server::volume_path("pv");
+                let mut volume = server.objects[&path].clone();
+                change(&mut volume);
+                server.put(&path, volume);
             }
             if method == http::Method::DELETE {
                 let volume = &server.objects[&Server::volume_path("pv")];
