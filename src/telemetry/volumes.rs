@@ -79,7 +79,7 @@ pub(super) fn encode_claims(
     for claim in claims {
         let labels = [
             ("volume", claim.volume.as_str()),
-            ("namespace", claim.namespace.as_str()),
+            ("claim_namespace", claim.namespace.as_str()),
             ("persistentvolumeclaim", claim.claim.as_str()),
         ];
         ConstGauge::new(1.0).encode(metric.encode_family(&labels)?)?;

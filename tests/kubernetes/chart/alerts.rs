@@ -213,6 +213,7 @@ const CASES: &[Case] = &[
     ("PoolDegraded", true, 16, &[(DEGRADED, "1+0x20")]),
     ("PoolDegraded", false, 14, &[(DEGRADED, "1+0x20")]),
     ("PoolDegraded", false, 20, &[(DEGRADED, "0+0x20"), ("slackwater_pools{health='Lost'}", "1+0x20")]),
+    ("PoolDegraded", true, 16, &[("slackwater_pools{health='Unreachable'}", "1+0x20")]),
     ("Orphans", true, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x70")]),
     ("Orphans", false, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x50 0 1+0x20")]),
     ("AgentLost", true, 6, &[("slackwater_agent_up{agent='n',pod='a'}", "0+0x10"), ("slackwater_agent_up{agent='n',pod='b'}", "0+0x10")]),
@@ -229,6 +230,8 @@ const CASES: &[Case] = &[
     ("ScheduleOverdue", true, 1, &[("slackwater_schedule_overdue_seconds{schedule='shop/pg'}", "0 1801")]),
     ("ScheduleOverdue", false, 1, &[("slackwater_schedule_overdue_seconds{schedule='shop/pg'}", "0 1800")]),
     ("ScheduleSlotsMissed", true, 70, &[(MISSED_A, "2+0x60 3+0x60")]),
+    // Slots are missed because nothing runs, so there is nothing to compare with an hour before.
+    ("ScheduleSlotsMissed", true, 135, &[(MISSED_A, "2+0x60 _x70 3+0x80")]),
     ("ScheduleSlotsMissed", false, 130, &[(MISSED_A, "2+0x60 3+0x80")]),
     // Another router becomes the leader.
     ("ScheduleSlotsMissed", false, 90, &[(MISSED_A, "3+0x65"), (MISSED_B, "_x66 3+0x60")]),
@@ -237,6 +240,8 @@ const CASES: &[Case] = &[
     ("CutsFail", true, 60, &[(FAILED_CUTS, "0+0x30 4+0x40")]),
     ("CutsFail", false, 60, &[(FAILED_CUTS, "0+0x30 2+0x40")]),
     ("Defects", true, 60, &[(DEFECTS, "0+0x30 1+0x40")]),
+    // The series appears with the first error.
+    ("Defects", true, 60, &[(DEFECTS, "_x30 1+0x40")]),
     ("Defects", false, 60, &[(DEFECTS, "1+0x70"), ("slackwater_calls_total{method='CreateVolume',code='OK'}", "0+1x70")]),
 ];
 

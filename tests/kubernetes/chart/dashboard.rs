@@ -365,7 +365,10 @@ type Known = (
 const NODE: &[(&str, &str)] = &[("node", "node-1"), ("pool", "default")];
 const POOL: &[(&str, &str)] = &[("pool", "default")];
 const SCHEDULE: &[(&str, &str)] = &[("schedule", "shop/pg")];
-const CLAIM: &[(&str, &str)] = &[("namespace", "shop"), ("persistentvolumeclaim", "data")];
+const CLAIM: &[(&str, &str)] = &[
+    ("claim_namespace", "shop"),
+    ("persistentvolumeclaim", "data"),
+];
 const LEVEL: &[(&str, &str)] = &[("persistentvolumeclaim", "data"), ("level", "filesystem")];
 const CREATE: &[(&str, &str)] = &[("method", "CreateVolume")];
 
@@ -506,10 +509,38 @@ async fn every_panel_shows_the_expected_series() {
     let leader = leader(&volume).await.to_string();
     let [alone, agent, router] = &drivers.addresses;
     let targets = [
-        (alone.as_str(), &[("node", "node-1"), ("pod", "alone")][..]),
-        (agent.as_str(), &[("node", "node-2"), ("pod", "agent")]),
-        (router.as_str(), &[("node", "node-2"), ("pod", "router-0")]),
-        (leader.as_str(), &[("node", "node-1"), ("pod", "router-1")]),
+        (
+            alone.as_str(),
+            &[
+                ("namespace", "slackwater"),
+                ("node", "node-1"),
+                ("pod", "alone"),
+            ][..],
+        ),
+        (
+            agent.as_str(),
+            &[
+                ("namespace", "slackwater"),
+                ("node", "node-2"),
+                ("pod", "agent"),
+            ],
+        ),
+        (
+            router.as_str(),
+            &[
+                ("namespace", "slackwater"),
+                ("node", "node-2"),
+                ("pod", "router-0"),
+            ],
+        ),
+        (
+            leader.as_str(),
+            &[
+                ("namespace", "slackwater"),
+                ("node", "node-1"),
+                ("pod", "router-1"),
+            ],
+        ),
     ];
     let scratch = Scratch::new();
     let rules = alerts::object(&[]).map(|object| alerts::file_of_rules(&object));

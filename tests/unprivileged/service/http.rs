@@ -266,7 +266,7 @@ async fn every_metric_is_in_the_manual() {
     assert_eq!(own, allocated);
     let escaped = "persistentvolumeclaim=\"a\\\"} 7\\n# EOF\\nslackwater_frozen 9\\\\\"} 1";
     let of_claim =
-        format!("slackwater_volume_info{{volume=\"pool.uuid\",namespace=\"shop\",{escaped}");
+        format!("slackwater_volume_info{{volume=\"pool.uuid\",claim_namespace=\"shop\",{escaped}");
     assert!(
         text.lines().any(|line| line.starts_with(&of_claim)),
         "{text}"
