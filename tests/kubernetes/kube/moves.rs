@@ -313,7 +313,8 @@ fn a_move_exchanges_the_persistent_volume_and_deletes_the_source_afterwards() {
     let volumes = Volumes::new();
     let cluster = start(&api, &volumes);
     eventually("the PersistentVolume is created again", || {
-        at(&api, VOLUME)["metadata"]["uid"].is_null() && !at(&api, VOLUME).is_null()
+        let uid = at(&api, VOLUME)["metadata"]["uid"].clone();
+        !uid.is_null() && uid != "pv-1"
     });
     let made = at(&api, VOLUME);
     let handle = made["spec"]["csi"]["volumeHandle"].as_str().unwrap();

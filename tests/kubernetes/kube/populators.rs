@@ -314,14 +314,15 @@ fn succeeds(fixture: &Fixture, prime: &str) {
         fixture.get(&format!("pv/{volume}"), ".status.phase"),
         "Bound"
     );
-    let text = fixture.metrics.render().unwrap();
+    // Numbers follow with the next pass.
     let lines = [
         "slackwater_populations{phase=\"Populated\"} 1",
         "slackwater_population_failures_total{next=\"retry\"} 1",
     ];
-    for line in lines {
-        assert!(text.contains(line), "{text}");
-    }
+    eventually("metrics show it", || {
+        let text = fixture.metrics.render().unwrap();
+        lines.iter().all(|line| text.contains(line))
+    });
 }
 
 #[test]
