@@ -127,8 +127,8 @@ fn the_manual_lists_the_panels() {
 /// The leading router of a cluster, whose numbers no router without an API server has.
 struct Leader {
     cuts: CutCounts,
-    /// The volume of shop/data.
-    volume: String,
+    /// The volume of shop/data, and one that two claims name, as while a volume gets a new claim.
+    volumes: [String; 2],
 }
 
 impl RouterView for Leader {
@@ -144,12 +144,14 @@ impl RouterView for Leader {
     }
 
     fn volume_claims(&self) -> Option<Vec<VolumeClaim>> {
-        let claim = VolumeClaim {
-            volume: self.volume.clone(),
+        let [one, two] = &self.volumes;
+        let claim = |(volume, claim): (&String, &str)| VolumeClaim {
+            volume: volume.clone(),
             namespace: "shop".into(),
-            claim: "data".into(),
+            claim: claim.into(),
         };
-        Some(vec![claim])
+        let claims = [(one, "data"), (two, "old"), (two, "new")];
+        Some(claims.into_iter().map(claim).collect())
     }
 
     fn cluster(&self) -> Option<ClusterStatus> {
@@ -182,12 +184,12 @@ impl RouterView for Leader {
     }
 }
 
-/// Serves the metrics of a leader, which knows the claim of this volume.
-async fn leader(volume: &str) -> SocketAddr {
+/// Serves the metrics of a leader, which knows the claims of these volumes.
+async fn leader(volumes: [String; 2]) -> SocketAddr {
     let metrics = Arc::new(Metrics::new());
     let leader = Leader {
         cuts: CutCounts::default(),
-        volume: volume.into(),
+        volumes,
     };
     metrics.router().observe(Arc::new(leader));
     metrics.show_certificate(|| Some(4_000_000_000));
@@ -283,13 +285,13 @@ impl Drivers {
     }
 
     /// Two volumes, one of them with a snapshot that stays, and one of the router.
-    async fn fill(&self) -> String {
+    async fn fill(&self) -> [String; 2] {
         let client = self.alone.client();
         let id = client
             .create("v1", 64 * MIB, mount("ext4"), &[])
             .await
             .expect("a volume");
-        client
+        let other = client
             .create("v2", 64 * MIB, mount("ext4"), &[])
             .await
             .expect("a volume");
@@ -311,7 +313,7 @@ impl Drivers {
             .create("v3", 64 * MIB, mount("ext4"), &[])
             .await;
         created.expect("a volume of the router");
-        id
+        [id, other]
     }
 
     /// A cut, a failed call, and one through the router: rates need more than one of each.
@@ -505,14 +507,18 @@ async fn every_panel_shows_the_expected_series() {
         assert!(titles.contains(*title), "no panel {title}");
     }
     let drivers = Drivers::start();
-    let volume = drivers.fill().await;
-    let leader = leader(&volume).await.to_string();
+    let volumes = drivers.fill().await;
+    let volume = volumes[0].clone();
+    let leader = leader(volumes).await.to_string();
     let [alone, agent, router] = &drivers.addresses;
     let targets = [
         (
             alone.as_str(),
             &[
                 ("namespace", "slackwater"),
+                ("service", "slackwater-metrics"),
+                ("endpoint", "metrics"),
+                ("job", "slackwater-metrics"),
                 ("node", "node-1"),
                 ("pod", "alone"),
             ][..],
@@ -521,6 +527,9 @@ async fn every_panel_shows_the_expected_series() {
             agent.as_str(),
             &[
                 ("namespace", "slackwater"),
+                ("service", "slackwater-metrics"),
+                ("endpoint", "metrics"),
+                ("job", "slackwater-metrics"),
                 ("node", "node-2"),
                 ("pod", "agent"),
             ],
@@ -529,6 +538,9 @@ async fn every_panel_shows_the_expected_series() {
             router.as_str(),
             &[
                 ("namespace", "slackwater"),
+                ("service", "slackwater-metrics"),
+                ("endpoint", "metrics"),
+                ("job", "slackwater-metrics"),
                 ("node", "node-2"),
                 ("pod", "router-0"),
             ],
@@ -537,6 +549,9 @@ async fn every_panel_shows_the_expected_series() {
             leader.as_str(),
             &[
                 ("namespace", "slackwater"),
+                ("service", "slackwater-metrics"),
+                ("endpoint", "metrics"),
+                ("job", "slackwater-metrics"),
                 ("node", "node-1"),
                 ("pod", "router-1"),
             ],
