@@ -203,6 +203,10 @@ pub enum Leftover {
     Copy(Image),
     /// Blocks beyond the end of a thick volume. A repeat of its growth takes them.
     Growth(Uuid),
+    /// The image of a revert whose volume does not name it.
+    Spare(Uuid),
+    /// A volume that has the image of a revert, and whose former image is not in the trash yet.
+    Switched(Uuid),
     /// Blocks of a deleted volume or snapshot.
     Trash {
         /// The UUID of the volume or snapshot.
@@ -219,6 +223,8 @@ impl fmt::Display for Leftover {
             Leftover::Snapshot(uuid) => write!(f, "incomplete snapshot {uuid}"),
             Leftover::Copy(image) => write!(f, "incomplete copy into {image}"),
             Leftover::Growth(uuid) => write!(f, "unfinished growth of volume {uuid}"),
+            Leftover::Spare(uuid) => write!(f, "spare image {uuid}"),
+            Leftover::Switched(uuid) => write!(f, "former image of volume {uuid}"),
             Leftover::Trash { name, .. } => write!(f, "trash entry {name}"),
         }
     }

@@ -36,7 +36,8 @@ pub use snapshot::{
     Base, CopyProgress, GroupMembership, SnapshotOrigin, SnapshotRecord, SnapshotState,
 };
 pub use volume::{
-    ContentSource, Formatted, FormattedAs, GrowthProgress, LastStage, VolumeRecord, VolumeState,
+    ContentSource, Formatted, FormattedAs, GrowthProgress, LastStage, Reverted, Reverting, Spare,
+    VolumeRecord, VolumeState,
 };
 
 /// A value that is stored as a file.

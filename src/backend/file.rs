@@ -31,6 +31,8 @@ use crate::model::{Wipe, size};
 const LARGEST_ON_EXT4: u64 = (1 << 44) - 4096;
 /// The name of the image of a volume or snapshot within its directory.
 pub const IMAGE: &str = "data.img";
+/// The name of the image that a volume has taken from its spare, until it is in its place.
+const TAKEN: &str = "taken.img";
 
 /// The name of the directory of the volume or snapshot with this image; `None` if it is not the
 /// path of an image.
@@ -263,6 +265,43 @@ impl Store for FileStore {
             self.is_btrfs,
             budget,
         )))
+    }
+
+    /// The names of the image show how far it is: only the volume has `data.img` before the first
+    /// rename, and only the spare has it after the second one.
+    fn take_image(&self, volume: Uuid, spare: Uuid) -> host::Result<()> {
+        let [of, from] = [volume, spare].map(|uuid| self.root.join(part(Image::Volume(uuid))));
+        let sync = || {
+            self.perform(Effect::SyncDir { path: &from })?;
+            self.perform(Effect::SyncDir { path: &of })
+        };
+        let rename = |from: &Path, to: &Path| {
+            self.perform(Effect::Rename { from, to })?;
+            sync()
+        };
+        let (own, taken, its) = (of.join(IMAGE), of.join(TAKEN), from.join(IMAGE));
+        // A rename before a crash may not be durable.
+        sync()?;
+        if self.host.stat(&taken)?.is_none() {
+            rename(&its, &taken)?;
+        }
+        match self.host.stat(&own)? {
+            Some(_) => rename(&own, &its),
+            None => Ok(()),
+        }
+    }
+
+    fn place_image(&self, volume: Uuid) -> host::Result<()> {
+        let of = self.root.join(part(Image::Volume(volume)));
+        let (own, taken) = (&of.join(IMAGE), &of.join(TAKEN));
+        if self.host.stat(taken)?.is_some() {
+            let rename = Effect::Rename {
+                from: taken,
+                to: own,
+            };
+            self.perform(rename)?;
+        }
+        self.perform(Effect::SyncDir { path: &of })
     }
 
     fn has_image(&self, dir: &Path) -> host::Result<bool> {

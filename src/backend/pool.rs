@@ -8,6 +8,7 @@ mod recover;
 mod room;
 pub mod shares;
 mod snapshot;
+mod spare;
 #[cfg(test)]
 mod tests;
 mod volume;

@@ -127,6 +127,18 @@ pub(super) trait Store: Devices {
     /// Requires [`Facts::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 
+    /// Gives a volume the image of its spare, and the spare that of the volume, durably. The records say
+    /// so already. A repeat continues what a crash has interrupted. The volume has no image until
+    /// [`Store::place_image`].
+    fn take_image(&self, _volume: Uuid, _spare: Uuid) -> host::Result<()> {
+        Ok(())
+    }
+    /// Puts the image that a volume has taken to its place, once its spare is durably in the trash. A
+    /// repeat does nothing.
+    fn place_image(&self, _volume: Uuid) -> host::Result<()> {
+        Ok(())
+    }
+
     /// Whether a directory, which may be in the trash, has an image, or a record that names one.
     fn has_image(&self, dir: &Path) -> host::Result<bool>;
     /// Overwrites or discards the blocks of the image of a directory in the trash. Returns whether

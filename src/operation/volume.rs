@@ -16,6 +16,7 @@ pub(in crate::operation) mod list;
 pub(in crate::operation) mod modify;
 pub(in crate::operation) mod moving;
 pub(in crate::operation) mod publish;
+pub(in crate::operation) mod reverting;
 pub(in crate::operation) mod stage;
 pub(in crate::operation) mod stats;
 pub(in crate::operation) mod take_raw;

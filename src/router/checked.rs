@@ -376,6 +376,12 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
             && fence.move_uid.parse::<uuid::Uuid>().is_ok()
     });
     description.fences.truncate(MOST_FENCES);
+    description.revert_fences.retain(|fence| {
+        let pool = fence.volume_id.parse::<VolumeId>().map(|id| id.pool);
+        pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
+            && fence.revert_uid.parse::<uuid::Uuid>().is_ok()
+    });
+    description.revert_fences.truncate(MOST_FENCES);
     description.copies.truncate(MOST_COPIES);
     description
         .copies

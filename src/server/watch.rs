@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 20] = [
+const BESIDE_CSI: [(&str, &str); 22] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -67,6 +67,11 @@ const BESIDE_CSI: [(&str, &str); 20] = [
         "/slackwater.agent.v1.Agent/LookForMove",
         "Agent.LookForMove",
     ),
+    ("/slackwater.agent.v1.Agent/Revert", "Agent.Revert"),
+    (
+        "/slackwater.agent.v1.Agent/LookForRevert",
+        "Agent.LookForRevert",
+    ),
     ("/slackwater.agent.v1.Peer/Read", "Peer.Read"),
     (
         "/slackwater.agent.v1.Admin/CheckVolume",
@@ -81,13 +86,16 @@ const BESIDE_CSI: [(&str, &str); 20] = [
     ("/slackwater.agent.v1.Admin/ImportFile", "Admin.ImportFile"),
 ];
 
+/// Those of them that the router repeats all the time.
+const POLLS: [&str; 3] = ["Agent.Describe", "Agent.LookForMove", "Agent.LookForRevert"];
+
 /// The name of a call by its path, and whether it is a poll, which is logged at debug level.
 fn method(path: &str) -> (&'static str, bool) {
     if let Some(rpc) = Rpc::of_path(path) {
         return (rpc.name(), rpc.is_poll());
     }
     match BESIDE_CSI.into_iter().find(|(known, _)| *known == path) {
-        Some((_, name)) => (name, matches!(name, "Agent.Describe" | "Agent.LookForMove")),
+        Some((_, name)) => (name, POLLS.contains(&name)),
         None => ("unknown", false),
     }
 }
@@ -226,7 +234,7 @@ mod tests {
                 let call = rest.split('(').next().unwrap_or_default();
                 let name = format!("{service}.{call}");
                 let path = format!("/slackwater.agent.v1.{service}/{call}");
-                let is_poll = matches!(&*name, "Agent.Describe" | "Agent.LookForMove");
+                let is_poll = POLLS.contains(&&*name);
                 assert_eq!(method(&path), (&*name, is_poll));
                 calls.push(name);
             }

@@ -5,6 +5,7 @@ mod describe;
 #[cfg(test)]
 mod fuzz;
 mod moving;
+mod reverting;
 
 use tonic::{Request, Streaming};
 
@@ -14,9 +15,10 @@ use crate::agent::{
     CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteMovedRequest, DeleteMovedResponse,
     DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, FenceRequest,
     FenceResponse, FindRequest, FindResponse, GetGroupRequest, GetGroupResponse,
-    LookForMoveRequest, LookForMoveResponse, OfferRequest, OfferResponse, ReceiveRequest,
-    ReceiveResponse, SettleGroupRequest, SettleGroupResponse, SnapshotForCloneRequest,
-    SnapshotForCloneResponse, SnapshotForMoveRequest, SnapshotForMoveResponse,
+    LookForMoveRequest, LookForMoveResponse, LookForRevertRequest, LookForRevertResponse,
+    OfferRequest, OfferResponse, ReceiveRequest, ReceiveResponse, RevertRequest, RevertResponse,
+    SettleGroupRequest, SettleGroupResponse, SnapshotForCloneRequest, SnapshotForCloneResponse,
+    SnapshotForMoveRequest, SnapshotForMoveResponse,
 };
 
 pub(super) use describe::Looks;
@@ -95,5 +97,16 @@ impl Agent for Service {
         request: Request<LookForMoveRequest>,
     ) -> RpcResult<LookForMoveResponse> {
         answer(self.moving(request.into_inner()).await?)
+    }
+
+    async fn revert(&self, request: Request<RevertRequest>) -> RpcResult<RevertResponse> {
+        answer(self.reverted(request.into_inner()).await?)
+    }
+
+    async fn look_for_revert(
+        &self,
+        request: Request<LookForRevertRequest>,
+    ) -> RpcResult<LookForRevertResponse> {
+        answer(self.reverting(request.into_inner()).await?)
     }
 }

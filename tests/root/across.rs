@@ -20,5 +20,6 @@ mod moves;
 mod network;
 mod order;
 mod restore;
+mod reverts;
 mod routers;
 mod wire;

@@ -15,9 +15,11 @@ use slackwater::model::id::NameKind;
 use slackwater::model::size::image_bytes;
 use slackwater::model::{GroupId, Level, PoolId, SnapshotId, SnapshotParameters, VolumeId};
 use slackwater::operation::{
-    CreateGroup, CreateSnapshot, CreateVolume, Driver, ListSnapshots, NamedGroup, Snapshot,
+    BeginRevert, CreateGroup, CreateSnapshot, CreateVolume, Driver, ListSnapshots, NamedGroup,
+    Snapshot,
 };
 use slackwater::record::{self, ContentSource, SnapshotRecord, SnapshotState};
+use uuid::Uuid;
 
 use super::remote::{self, REMOTE_TOKENS, remote_snapshot};
 use super::{
@@ -229,6 +231,7 @@ impl Simulation {
                 let id = self.snapshot_id(snapshot);
                 self.record_copy(name, *config, id);
             }
+            Step::Revert(name, snapshot) => self.record_revert(name, snapshot),
             Step::Receive(name, config, _) => {
                 self.record_copy(name, *config, remote_snapshot().to_string());
             }
@@ -365,6 +368,7 @@ impl Simulation {
                 let from = ContentSource::Volume(self.id(volume));
                 create_from(driver, name, *config, *size, from)
             }
+            Step::Revert(name, snapshot) => self.revert(driver, name, snapshot).map(done),
             Step::Group(name, volumes) => driver
                 .snapshots
                 .create_group(&CreateGroup {
@@ -385,6 +389,36 @@ impl Simulation {
                 .map(done),
             other => panic!("{other:?} does not create a snapshot"),
         }
+    }
+
+    /// All steps of a revert, which is the same one in each call; then what the process does by itself.
+    fn revert(&self, driver: &Driver, volume: &str, snapshot: &str) -> Result<()> {
+        let (volume_id, snapshot_id) = (self.id(volume), self.snapshot_id(snapshot));
+        let (volumes, uid) = (&driver.volumes, Uuid::from_u128(1));
+        let number = volumes.reverting(&volume_id, &snapshot_id)?.number;
+        volumes.begin_revert(&BeginRevert {
+            volume_id: volume_id.clone(),
+            uid,
+            name: "namespace/revert".into(),
+            snapshot_id,
+            number,
+        })?;
+        volumes.prepare_revert(&volume_id, uid)?;
+        volumes.switch_revert(&volume_id, uid)?;
+        volumes.end_revert(&volume_id, uid)?;
+        self.clean()
+    }
+
+    /// A reverted volume has what its snapshot has.
+    fn record_revert(&mut self, name: &'static str, snapshot: &str) {
+        let id = self.snapshot_id(snapshot);
+        let expected = without_foreign(self.image_tokens("snapshots", &id));
+        let found = without_foreign(self.image_tokens("volumes", &self.id(name)));
+        if found != expected {
+            let message = format!("{name} has {found:?} instead of {expected:?} of {snapshot}");
+            self.cuts.errors.push(message);
+        }
+        self.tokens.insert(name, found.into_iter().collect());
     }
 
     /// The records of snapshots on the pool.

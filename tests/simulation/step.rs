@@ -123,6 +123,8 @@ pub enum Step {
     ImportFile(&'static str, u64),
     /// Creates a volume from a volume, with a size in bytes.
     Clone(&'static str, &'static str, VolumeConfig, u64),
+    /// Gives a volume the content of one of its snapshots.
+    Revert(&'static str, &'static str),
     Group(&'static str, &'static [&'static str]),
     DeleteGroup(&'static str),
     /// A user writes a token to the staged file system, and does not sync it.
@@ -156,7 +158,7 @@ impl Step {
         Some(match self {
             Step::Create(..) => Rpc::CreateVolume,
             Step::Delete(_) => Rpc::DeleteVolume,
-            Step::Modify(..) => Rpc::ControllerModifyVolume,
+            Step::Modify(..) | Step::Revert(..) => Rpc::ControllerModifyVolume,
             Step::Expand(..) => Rpc::ControllerExpandVolume,
             Step::ExpandNode(_) => Rpc::NodeExpandVolume,
             Step::Stage(_) | Step::StageAs(..) => Rpc::NodeStageVolume,
@@ -255,6 +257,7 @@ impl Simulation {
             | Step::Receive(..)
             | Step::ImportFile(..)
             | Step::Clone(..)
+            | Step::Revert(..)
             | Step::Group(..)
             | Step::DeleteGroup(_) => self.call_cut(driver, step),
             _ => self.call_node(driver, step),

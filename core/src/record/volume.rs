@@ -95,6 +95,58 @@ pub struct VolumeRecord {
     /// for an import.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreign_bytes: Option<u64>,
+    /// The VolumeRevert that has fenced it and replaces its image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reverting: Option<Reverting>,
+    /// The last VolumeRevert that has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reverted: Option<Reverted>,
+    /// It is no volume, but the image with which a VolumeRevert replaces that of a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare: Option<Spare>,
+}
+
+/// A revert of a volume that has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reverting {
+    /// The UID of the VolumeRevert.
+    pub uid: Uuid,
+    /// Its "namespace/name", for messages.
+    pub name: String,
+    /// The snapshot whose content the volume gets.
+    pub snapshot: Uuid,
+    /// The incarnation of that snapshot.
+    pub incarnation: Uuid,
+    /// The record with the other image: before the switch the new one, after it the old one.
+    pub spare: Uuid,
+    /// The volume has its new image.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_switched: bool,
+    /// The number of the old image, once the volume has the new one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub image: u32,
+}
+
+/// A revert that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reverted {
+    /// The UID of the VolumeRevert.
+    pub uid: Uuid,
+    /// The volume has the content of the snapshot. Otherwise it has kept its own.
+    pub is_done: bool,
+    /// How many reverts of this volume have ended, with this one. A revert names the number that it
+    /// was planned with, so that a request that was delayed on its way has no effect later.
+    pub number: u64,
+}
+
+/// An image with which that of a volume is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spare {
+    /// The volume.
+    pub of: Uuid,
+    /// It has its whole content.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_whole: bool,
 }
 
 impl VolumeRecord {
@@ -110,6 +162,11 @@ impl VolumeRecord {
         self.content_source.is_some()
             && !self.capabilities.is_empty()
             && modes.all(|mode| mode == AccessMode::MultiNodeReaderOnly)
+    }
+
+    /// How many reverts of it have ended.
+    pub fn reverts(&self) -> u64 {
+        self.reverted.map_or(0, |reverted| reverted.number)
     }
 
     /// The incarnation from which its blocks originate.
@@ -154,10 +211,15 @@ pub(super) fn is_zero(value: &u32) -> bool {
 }
 
 impl Record for VolumeRecord {
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const WHAT: &'static str = "record of a volume";
 
     fn written_version(&self) -> u32 {
+        // Programs that only read version 3 would let a pod use it while its image is replaced, and
+        // would delete the other image as an incomplete volume.
+        if self.reverting.is_some() || self.spare.is_some() {
+            return 4;
+        }
         // Programs that only read version 2 would let a pod use it, while its copy is in use too.
         if self.fenced.is_some() {
             return 3;

@@ -41,7 +41,14 @@ impl PoolBackend {
         for leftover in self.leftovers()? {
             *match &leftover {
                 Leftover::Copy(_) | Leftover::Growth(_) => continue,
-                Leftover::Volume(_) => &mut found.half_made,
+                Leftover::Switched(uuid) => {
+                    // Without it the volume would have no image until the first cleanup.
+                    if let Err(error) = self.end_switch(*uuid) {
+                        tracing::error!(%pool, volume = %uuid, error = %chain(&error), "failed to complete the revert of a volume");
+                    }
+                    continue;
+                }
+                Leftover::Volume(_) | Leftover::Spare(_) => &mut found.half_made,
                 Leftover::Snapshot(_) => &mut found.snapshots,
                 Leftover::Trash { .. } => &mut found.trash,
             } += 1;
@@ -68,7 +75,11 @@ impl PoolBackend {
             Entry::Known(record) => record.growth.map(|_| Leftover::Growth(uuid)),
             Entry::Damaged(_) => None,
         });
-        Ok(volumes
+        let switched = self.switched().into_iter().map(Leftover::Switched);
+        let spares = self.unnamed_spares().into_iter().map(Leftover::Spare);
+        Ok(switched
+            .chain(spares)
+            .chain(volumes)
             .chain(snapshots)
             .chain(trash)
             .chain(copies)
@@ -85,6 +96,9 @@ impl PoolBackend {
             Leftover::Copy(Image::Volume(uuid)) => self.volumes.delete_begun_copy(*uuid),
             Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.delete_begun_copy(*uuid),
             Leftover::Growth(uuid) => self.end_growth(*uuid),
+            Leftover::Spare(uuid) => self.delete_unnamed_spare(*uuid),
+            // Whether it was complete before is not known, so nothing is logged.
+            Leftover::Switched(uuid) => self.end_switch(*uuid).map(|()| false),
             Leftover::Trash { name, .. } => {
                 if !self.folder.list(TRASH)?.contains(name) {
                     return Ok(false);
@@ -99,12 +113,14 @@ impl PoolBackend {
     /// record that cannot be read now counts as one that does not require it.
     pub fn is_wiped(&self, leftover: &Leftover) -> bool {
         let dir = match leftover {
-            Leftover::Volume(uuid) | Leftover::Copy(Image::Volume(uuid)) => self.volumes.dir(*uuid),
+            Leftover::Volume(uuid)
+            | Leftover::Spare(uuid)
+            | Leftover::Copy(Image::Volume(uuid)) => self.volumes.dir(*uuid),
             Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {
                 self.snapshots.dir(*uuid)
             }
             Leftover::Trash { name, .. } => self.folder.root.join(TRASH).join(name),
-            Leftover::Growth(_) => return false,
+            Leftover::Growth(_) | Leftover::Switched(_) => return false,
         };
         matches!(self.folder.wipe_of(&dir), Ok(Wipe::Zero))
     }

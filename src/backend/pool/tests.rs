@@ -78,6 +78,9 @@ fn volume(n: u128, allocation: Allocation) -> VolumeRecord {
         lifted: None,
         imported: None,
         foreign_bytes: None,
+        reverting: None,
+        reverted: None,
+        spare: None,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::backend::{Admit, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::model::size::{MIB, image_bytes};
 use crate::model::{Allocation, VolumeId};
-use crate::record::{ContentSource, GrowthProgress, VolumeRecord, VolumeState};
+use crate::record::{ContentSource, GrowthProgress, Spare, VolumeRecord, VolumeState};
 
 /// The bytes that one call un-shares. This takes some tenths of a second, after which the process
 /// can be stopped or can log progress.
@@ -179,7 +179,8 @@ impl PoolBackend {
         Ok(record)
     }
 
-    /// Extends a filled image to its full length, syncs it and records it as `ready`. A thick
+    /// Extends a filled image to its full length, syncs it and records it as `ready`, or as whole if it
+    /// is a spare. A thick
     /// volume is first reserved and un-shared completely, or the caller has written all of it. A clone
     /// of a thick volume is un-shared as well, so that no write to the source can fail; for this,
     /// `admit` must have checked that the size of the clone is free. After an error the caller may
@@ -202,8 +203,16 @@ impl PoolBackend {
             self.unshare_unsynced(image, length)?;
         }
         self.volumes.sync_image(record.uuid)?;
+        let spare = record.spare.map(|spare| Spare {
+            is_whole: true,
+            ..spare
+        });
         let complete = VolumeRecord {
-            state: VolumeState::Ready,
+            state: match spare {
+                None => VolumeState::Ready,
+                Some(_) => VolumeState::Creating,
+            },
+            spare,
             copy: None,
             lineage: lineage.filter(|_| !apart && !thick),
             foreign_bytes: foreign_bytes.filter(|_| !apart && !thick),

@@ -60,8 +60,10 @@ impl StoredRecord for VolumeRecord {
         self.state == VolumeState::Creating
     }
 
+    /// Whether a whole spare is kept is decided by the record of its volume.
     fn is_abandoned(&self) -> bool {
-        self.is_unanswered() && self.copy.is_none()
+        let is_whole = self.spare.is_some_and(|spare| spare.is_whole);
+        self.is_unanswered() && self.copy.is_none() && !is_whole
     }
 
     fn is_begun_copy(&self) -> bool {

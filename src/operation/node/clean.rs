@@ -116,7 +116,9 @@ impl Driver {
         let keys = match leftover {
             Leftover::Volume(uuid)
             | Leftover::Copy(Image::Volume(uuid))
-            | Leftover::Growth(uuid) => {
+            | Leftover::Growth(uuid)
+            | Leftover::Spare(uuid)
+            | Leftover::Switched(uuid) => {
                 vec![Key::Volume(*uuid)]
             }
             Leftover::Snapshot(uuid) | Leftover::Copy(Image::Snapshot(uuid)) => {

@@ -8,7 +8,8 @@ use crate::model::id::NameKind;
 use crate::model::{HomeId, PoolId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::check_fence;
-use crate::operation::{Driver, NotGrown, PoolStatus, ServingState};
+use crate::operation::volume::reverting::fences_of;
+use crate::operation::{Driver, NotGrown, PoolStatus, RevertFence, ServingState};
 
 /// The state of this node.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub struct Description {
     pub not_grown: Vec<NotGrown>,
     /// Volumes that a move has fenced, with its UID.
     pub fences: Vec<(VolumeId, Uuid)>,
+    /// Volumes that a revert has fenced.
+    pub revert_fences: Vec<RevertFence>,
 }
 
 /// A pool that was removed with `slackwater pool forget`.
@@ -74,7 +77,13 @@ impl Driver {
             guard: self.snapshots.guard_alive(),
             not_grown: self.usage.not_grown(),
             fences: self.fences(),
+            revert_fences: self.revert_fences(),
         }
+    }
+
+    fn revert_fences(&self) -> Vec<RevertFence> {
+        let pools = self.pools.serving();
+        pools.iter().flat_map(fences_of).collect()
     }
 
     fn fences(&self) -> Vec<(VolumeId, Uuid)> {

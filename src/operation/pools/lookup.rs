@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{Pool, Pools, ServingState, Snapshot, SnapshotState, Volume};
-use crate::record::{SnapshotRecord, VolumeRecord, VolumeState};
+use crate::record::{Reverting, SnapshotRecord, VolumeRecord, VolumeState};
 
 impl Pools {
     /// The pool of an ID. A pool that is not served is an error, never [`PoolLookup::Unknown`]: its
@@ -78,6 +78,21 @@ impl Pools {
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
         Ok(found)
+    }
+
+    /// Like [`Pools::find_for`], also for a volume that a revert has fenced and not changed yet: it may
+    /// be read, so that its content can be kept in a snapshot.
+    pub(in crate::operation) fn find_to_read(
+        &self,
+        volume_id: &str,
+        mover: Option<Uuid>,
+    ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
+        let found = self.find_even_fenced(volume_id)?;
+        let reverting = found.2.reverting.as_ref();
+        match reverting.is_some_and(|it| !it.is_switched) && mover.is_none() {
+            true => Ok(found),
+            false => self.find_for(volume_id, mover),
+        }
     }
 
     /// The pool and record of a volume, which must exist. A volume whose creation has not finished
@@ -233,12 +248,24 @@ impl Pools {
     }
 }
 
-/// Refuses a volume that a move has fenced, except for that move.
+/// Refuses a volume that a move has fenced, except for that move, and one that a revert has fenced.
 pub(in crate::operation) fn check_fence(
     volume: &str,
     record: &VolumeRecord,
     mover: Option<Uuid>,
 ) -> Result<()> {
+    let busy = |holder: String| {
+        let subject = format!("volume {volume}");
+        Err(Error::Busy { subject, holder })
+    };
+    if let Some(Reverting { uid, name, .. }) = &record.reverting {
+        return busy(format!(
+            "the VolumeRevert {name} with UID {uid} gives it the content of a snapshot; wait until that revert has ended, or delete it to abort the revert"
+        ));
+    }
+    if record.spare.is_some() {
+        return busy("it is the new image of a volume that is being reverted".into());
+    }
     match record.fenced {
         Some(fenced) if mover != Some(fenced) => {
             let reason = format!(

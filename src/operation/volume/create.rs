@@ -234,6 +234,9 @@ impl Volumes {
             lifted: None,
             imported: None,
             foreign_bytes: None,
+            reverting: None,
+            reverted: None,
+            spare: None,
         })
     }
 

@@ -162,6 +162,9 @@ mod tests {
             lifted: None,
             imported: None,
             foreign_bytes: None,
+            reverting: None,
+            reverted: None,
+            spare: None,
         }
     }
 

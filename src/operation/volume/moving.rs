@@ -214,7 +214,7 @@ impl Volumes {
     }
 
     /// What uses a volume; `None` if nothing does. It changes nothing that a user could notice.
-    fn user_of(&self, volume_id: &str) -> Result<Option<String>> {
+    pub(super) fn user_of(&self, volume_id: &str) -> Result<Option<String>> {
         let (pool, id, _) = self.pools.find(volume_id)?;
         let Ok(_lock) = self.pools.locks.acquire(Key::Volume(id.uuid)) else {
             return Ok(Some("an operation on it is running".into()));

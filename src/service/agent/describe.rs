@@ -6,7 +6,7 @@ use std::time::Duration;
 use tonic::Status;
 use uuid::Uuid;
 
-use crate::agent::describe_response::Fence;
+use crate::agent::describe_response::{Fence, RevertFence};
 use crate::agent::find_request::Kind;
 use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
 use crate::error::Error;
@@ -85,6 +85,12 @@ impl Service {
             not_grown: not_grown(&description.not_grown),
             peer_port: self.peer_port(),
             fences: description.fences.iter().take(FENCES).map(fence).collect(),
+            revert_fences: description
+                .revert_fences
+                .iter()
+                .take(FENCES)
+                .map(revert_fence)
+                .collect(),
             read_snapshots: self.driver.snapshots.read_snapshots(),
             copies: self
                 .driver
@@ -134,6 +140,15 @@ fn fence((volume, mover): &(VolumeId, Uuid)) -> Fence {
     Fence {
         volume_id: volume.to_string(),
         move_uid: mover.to_string(),
+    }
+}
+
+fn revert_fence(fence: &crate::operation::RevertFence) -> RevertFence {
+    RevertFence {
+        volume_id: fence.volume.to_string(),
+        revert_uid: fence.uid.to_string(),
+        number: fence.number,
+        switched: fence.is_switched,
     }
 }
 

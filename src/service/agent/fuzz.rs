@@ -185,6 +185,29 @@ fn fuzz_requests_of_moves() {
 }
 
 #[test]
+fn fuzz_requests_of_reverts() {
+    let valid = RevertRequest {
+        volume_id: format!("{ID}.{ID}"),
+        revert_uid: ID.into(),
+        step: crate::agent::revert_request::Step::Begin.into(),
+        name: "shop/back".into(),
+        snapshot_id: format!("{ID}.{ID}"),
+        number: 1,
+    };
+    fuzz_message("Revert", &valid, reverting::parsed);
+    let valid = LookForRevertRequest {
+        volume_id: format!("{ID}.{ID}"),
+        snapshot_id: format!("{ID}.{ID}"),
+    };
+    let parse = |request: &LookForRevertRequest| {
+        let ids = [&request.volume_id, &request.snapshot_id];
+        let ids = ids.map(|id| id.parse::<SnapshotId>());
+        ids.into_iter().collect::<Result<Vec<_>, _>>()
+    };
+    fuzz_message("LookForRevert", &valid, parse);
+}
+
+#[test]
 fn fuzz_archives() {
     let valid = ExportRequest {
         snapshot_ids: vec![format!("{ID}.{ID}")],

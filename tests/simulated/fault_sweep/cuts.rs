@@ -1,6 +1,6 @@
 //! Snapshots, groups, restores and clones of volumes that are idle, mounted, raw or thick.
 
-use slackwater::model::{FsType, Level};
+use slackwater::model::{FsType, Level, Wipe};
 
 use crate::fault_sweep::trial::Scenario;
 use crate::fault_sweep::{BTRFS, V, XFS, cut_offs, sweep, sweep_repeat, used};
@@ -134,6 +134,52 @@ fn restore() {
     ] {
         let before = after(busy(config), &[snapshot()]);
         sweep(&before, Step::Restore(NEW, S, config, times * SIZE));
+    }
+}
+
+/// An unused volume with a snapshot, which has been written since.
+fn changed(config: VolumeConfig) -> Vec<Step> {
+    let mut steps = after(used(config), &[snapshot(), Step::Stage(V)]);
+    if config.fs.is_none() {
+        steps.extend([Step::Publish(V, 0, false), Step::Write(V, 8)]);
+        steps.push(Step::Unpublish(V, 0));
+    } else {
+        steps.push(Step::Write(V, 8));
+    }
+    after(steps, &[Step::Unstage(V)])
+}
+
+#[test]
+fn revert() {
+    for config in [
+        VolumeConfig::EXT4,
+        XFS,
+        BTRFS,
+        VolumeConfig::BLOCK,
+        VolumeConfig::THICK,
+        VolumeConfig::EXT4.wiped(Wipe::Zero),
+    ] {
+        let (before, act) = (changed(config), Step::Revert(V, S));
+        Scenario { before, act }.sweep_once();
+    }
+}
+
+#[test]
+fn stage_of_a_reverted_volume() {
+    for config in [XFS, VolumeConfig::BLOCK, VolumeConfig::THICK] {
+        let more = [Step::Expand(V, 2 * SIZE), Step::Revert(V, S)];
+        sweep(&after(changed(config), &more), Step::Stage(V));
+    }
+}
+
+#[test]
+fn start_with_what_a_crash_left_of_a_revert() {
+    for config in [XFS, VolumeConfig::THICK] {
+        for mut before in cut_offs(&changed(config), &Step::Revert(V, S)) {
+            before.push(Step::Start);
+            let act = Step::Revert(V, S);
+            Scenario { before, act }.sweep_crashes();
+        }
     }
 }
 

@@ -63,6 +63,9 @@ fn volume() -> VolumeRecord {
         lifted: None,
         imported: None,
         foreign_bytes: None,
+        reverting: None,
+        reverted: None,
+        spare: None,
     }
 }
 
@@ -280,8 +283,48 @@ fn records_of_volumes_keep_their_format() {
         ..ready_volume()
     };
     expected.push(("fence-lifted.json", lifted));
+    expected.extend(reverted_volumes());
     expected.extend(formatted_volumes());
     check("volume", expected);
+}
+
+fn reverted_volumes() -> [(&'static str, VolumeRecord); 3] {
+    let reverting = Reverting {
+        uid: uuid(8),
+        name: "shop/back".into(),
+        snapshot: uuid(9),
+        incarnation: uuid(10),
+        spare: uuid(11),
+        is_switched: true,
+        image: 7,
+    };
+    let reverted = Reverted {
+        uid: uuid(12),
+        is_done: true,
+        number: 3,
+    };
+    let spare = Spare {
+        of: uuid(1),
+        is_whole: true,
+    };
+    let fenced = VolumeRecord {
+        reverting: Some(reverting),
+        ..ready_volume()
+    };
+    let ended = VolumeRecord {
+        reverted: Some(reverted),
+        ..ready_volume()
+    };
+    let whole = VolumeRecord {
+        state: VolumeState::Creating,
+        spare: Some(spare),
+        ..ready_volume()
+    };
+    [
+        ("reverting.json", fenced),
+        ("reverted.json", ended),
+        ("spare.json", whole),
+    ]
 }
 
 #[test]
