@@ -52,6 +52,8 @@ mod remote;
 mod resolve;
 mod restore;
 pub mod restore_node;
+pub mod reverted;
+mod reverting;
 mod route;
 mod snapshot;
 #[cfg(test)]

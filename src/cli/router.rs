@@ -64,6 +64,8 @@ pub(super) async fn start(
             let router = Router::new(begun.agents, cluster.clone(), of_router);
             cluster.move_volumes(Arc::new(router.clone()));
             cluster.lift_fences(Arc::new(router.clone()));
+            cluster.revert_volumes(Arc::new(router.clone()));
+            cluster.lift_revert_fences(Arc::new(router.clone()));
             if let Some(ready_for) = recreate_ready_for {
                 cluster.recreate_claims(ready_for);
             }

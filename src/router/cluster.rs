@@ -25,6 +25,8 @@ pub enum ObjectRef {
     Pool(PoolId),
     /// A SnapshotSchedule, "namespace/name".
     Schedule(String),
+    /// A VolumeRevert, "namespace/name".
+    Revert(String),
     /// The routers of this installation: their Lease.
     Router,
 }

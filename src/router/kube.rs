@@ -33,10 +33,13 @@ pub mod pool_status;
 pub mod populators;
 mod reconcile;
 mod retry;
+mod revert_fences;
+mod reverts;
 mod schedules;
 pub mod unowned;
 mod unwanted;
 mod volume_move;
+mod volume_revert;
 mod volumes;
 pub mod watch;
 
@@ -77,6 +80,7 @@ use reconcile::Controller;
 use retry::{Unsent, retried};
 use schedules::object::SnapshotSchedule;
 use volume_move::VolumeMove;
+use volume_revert::VolumeRevert;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
 
@@ -168,6 +172,7 @@ pub struct InCluster {
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
     moves: RwLock<Store<VolumeMove>>,
+    reverts: RwLock<Store<VolumeRevert>>,
     schedules: RwLock<Store<SnapshotSchedule>>,
     /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
     /// or labeled.
@@ -222,6 +227,7 @@ impl InCluster {
             nodes: RwLock::default(),
             pools: RwLock::default(),
             moves: RwLock::default(),
+            reverts: RwLock::default(),
             schedules: RwLock::default(),
             changes: tokio::sync::watch::channel(()).0,
             leadership,

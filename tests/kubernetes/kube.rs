@@ -21,6 +21,7 @@ mod orphans;
 mod pod_claims;
 mod populators;
 mod real;
+mod reverts;
 mod schedules;
 
 use slackwater_testkit::plane;

@@ -257,13 +257,15 @@ async fn reference(
         ObjectRef::Node(_) => ("v1", "Node"),
         ObjectRef::Pool(_) => ("slackwater.dev/v1alpha1", "Pool"),
         ObjectRef::Schedule(_) => ("slackwater.dev/v1alpha1", "SnapshotSchedule"),
+        ObjectRef::Revert(_) => ("slackwater.dev/v1alpha1", "VolumeRevert"),
         ObjectRef::Router => ("coordination.k8s.io/v1", "Lease"),
     };
     let (namespace, name) = match about {
         ObjectRef::Claim(path)
         | ObjectRef::Snapshot(path)
         | ObjectRef::Group(path)
-        | ObjectRef::Schedule(path) => path.split_once('/').unwrap_or(("", path)),
+        | ObjectRef::Schedule(path)
+        | ObjectRef::Revert(path) => path.split_once('/').unwrap_or(("", path)),
         ObjectRef::Node(name) => ("", name.as_str()),
         ObjectRef::Pool(id) => ("", &*id.to_string()),
         ObjectRef::Router => (own, LEASE),

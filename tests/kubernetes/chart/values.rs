@@ -180,6 +180,7 @@ const CHANGES: &[Change] = &[
     ("populators.resources", "limits.memory=1Gi", POPULATORS),
     ("admissionPolicy", "false", &[]),
     ("moves.evict", "true", &[]),
+    ("reverts.keepOld", "true", &[]),
     ("schedules.create", "true", &[]),
     ("networkPolicy.create", "true", &[]),
     ("udevRule.install", "true", &[]),

@@ -373,7 +373,9 @@ fn a_snapshot_that_goes_before_its_content_is_copied_leaves_the_volume_as_it_was
         assert_eq!(again, old);
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         driver.snapshots.delete_snapshot(&old).unwrap();
-        assert!(volumes.prepare_revert(&id, OTHER).is_err());
+        assert_eq!(snapshot(&driver, "old", &id), old);
+        let refused = volumes.prepare_revert(&id, OTHER).unwrap_err();
+        assert!(refused.to_string().contains("created again"), "{refused}");
         volumes.abort_revert(&id, OTHER, 1).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
         // Once it is copied, the snapshot is not needed any more.
@@ -517,6 +519,12 @@ fn a_fault_at_any_effect_leaves_the_old_content_or_the_new_one() {
                 let volumes = &driver.volumes;
                 let found = volumes.reverting(&id, &old).unwrap();
                 assert!(found.exists, "{case}");
+                if found.is_switched {
+                    // The start and the cleanup have completed it.
+                    let health = volumes.volume_health(&id).unwrap();
+                    assert_eq!(health.findings, [], "{case}");
+                    assert_eq!(records(&driver), 1, "{case}");
+                }
                 let is_done = found.is_switched || found.ended == Some((REVERT, true));
                 let aborted = is_aborted && volumes.abort_revert(&id, REVERT, 0).is_ok();
                 assert_eq!(aborted, is_aborted && !is_done, "{case}");
@@ -559,6 +567,28 @@ fn a_spare_that_no_volume_names_is_deleted() {
         assert_eq!(records(&driver), 1);
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
     }
+}
+
+#[test]
+fn the_former_image_is_in_the_trash_until_it_is_wiped() {
+    let host = MemoryHost::new();
+    let driver = start(&host, KINDS[0]);
+    let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
+    let volumes = &driver.volumes;
+    volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
+    volumes.prepare_revert(&id, REVERT).unwrap();
+    let (pool, id, record) = driver.pools.find_even_fenced(&id).unwrap();
+    let whole = pool.backend.find_whole_spare(&record).unwrap().unwrap();
+    pool.backend.switch(&record, &whole).unwrap();
+    pool.backend.end_switch(id.uuid).unwrap();
+    let trash = || {
+        let files = host.files_below(&pool.backend.folder.path);
+        let images = files.into_iter().filter(|it| it.ends_with("data.img"));
+        images.filter(|it| it.starts_with("trash/")).count()
+    };
+    assert_eq!(trash(), 1);
+    driver.clean(pool.id());
+    assert_eq!(trash(), 0);
 }
 
 #[test]

@@ -1,0 +1,144 @@
+//! Reverts of volumes, as a controller: the volumes of claims get the content of their snapshots, and
+//! the claims and PersistentVolumes stay as they are.
+//!
+//! [`decide`] has all decisions. What a revert must not forget is in its status, and in the fences of
+//! its volumes, which their agents keep.
+
+mod decide;
+mod execute;
+mod observe;
+mod propose;
+mod read;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use ::kube::api::Api;
+use ::kube::runtime::watcher;
+use k8s_openapi::jiff::Timestamp;
+
+use super::InCluster;
+use super::reconcile::{Controller, Next, Outcome, Reconciler};
+use super::volume_revert::VolumeRevert;
+use super::watch::{until_served, watch};
+use crate::error::Result;
+use crate::router::cluster::Cluster;
+use crate::router::reverted::RevertingVolumes;
+use decide::{Decision, Observed, decide};
+
+/// The name of the watch in messages.
+pub(super) const REVERTS: &str = "VolumeReverts";
+/// Steps that one pass does for a revert, so that a group is fenced for a short time.
+const MAX_STEPS: usize = 50;
+
+/// A revert, and what is known of it.
+pub(super) struct Revert {
+    object: VolumeRevert,
+    /// `None` before it is observed, and if it is gone.
+    seen: Option<Box<Observed>>,
+}
+
+impl fmt::Display for Revert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeRevert {}", self.object.path())
+    }
+}
+
+/// Reverts volumes.
+pub(super) struct RevertController {
+    pub(super) cluster: Arc<InCluster>,
+    pub(super) volumes: Arc<dyn RevertingVolumes>,
+}
+
+impl InCluster {
+    /// Reverts volumes from now on, while this router leads.
+    pub fn revert_volumes(self: &Arc<InCluster>, volumes: Arc<dyn RevertingVolumes>) {
+        self.spawn(follow(Arc::clone(self)));
+        let cluster = Arc::clone(self);
+        let changes = Some(self.changes.subscribe());
+        let controller = Arc::new(RevertController { cluster, volumes });
+        self.control(controller, self.options.look_every, changes);
+    }
+
+    /// All reverts, by namespace and name.
+    pub(super) fn reverts(&self) -> BTreeMap<String, VolumeRevert> {
+        let reverts = self.reverts.read().unwrap_or_else(PoisonError::into_inner);
+        reverts.now().clone()
+    }
+}
+
+/// Watches the reverts, once the cluster has their CRD.
+async fn follow(cluster: Arc<InCluster>) {
+    let api = Api::<VolumeRevert>::all(cluster.client.clone());
+    until_served(&api, REVERTS).await;
+    let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
+    watch(api, all, REVERTS, states, move |event| {
+        let reverts = cluster.reverts.write();
+        let mut reverts = reverts.unwrap_or_else(PoisonError::into_inner);
+        // The router's own writes of the status do not change the generation.
+        let is_same = |old: &VolumeRevert, new: &VolumeRevert| {
+            old.metadata.generation == new.metadata.generation
+        };
+        if reverts.take(event, Some, is_same) {
+            cluster.changes.send_replace(());
+        }
+    })
+    .await;
+}
+
+#[tonic::async_trait]
+impl Reconciler for RevertController {
+    type Object = Revert;
+    type Step = Decision;
+
+    async fn observe(&self, revert: Revert) -> Result<Revert> {
+        observe::observe(self, revert).await
+    }
+
+    fn next(revert: &Revert) -> Next<Decision> {
+        let Some(seen) = &revert.seen else {
+            return Next::Done;
+        };
+        let decision = decide(seen);
+        let before = seen.object.status.clone().unwrap_or_default();
+        match decision.step.is_none() && decision.status == before {
+            true => Next::Wait,
+            false => Next::Step(decision),
+        }
+    }
+
+    /// Does the step and, without a pause, those that follow it: nothing can use the volumes now.
+    async fn execute(&self, revert: &Revert, decision: Decision) -> Result<Outcome> {
+        let mut outcome = execute::execute(self, revert, &decision).await?;
+        for _ in 1..MAX_STEPS {
+            if outcome == Outcome::Stale || !self.cluster.is_leader() {
+                break;
+            }
+            let again = Revert {
+                object: revert.object.clone(),
+                seen: None,
+            };
+            let again = self.observe(again).await?;
+            let Next::Step(decision) = Self::next(&again) else {
+                break;
+            };
+            outcome = execute::execute(self, &again, &decision).await?;
+        }
+        Ok(outcome)
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for RevertController {
+    const NAME: &'static str = "volume reverts";
+
+    async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Revert>> {
+        let cluster = &self.cluster;
+        let is_known = cluster.has_read_objects() && cluster.following.is_complete(REVERTS);
+        is_known.then(|| {
+            let all = cluster.reverts().into_values();
+            all.map(|object| Revert { object, seen: None }).collect()
+        })
+    }
+}

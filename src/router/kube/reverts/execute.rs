@@ -1,0 +1,228 @@
+//! Does the steps of a revert, and shows them in its status.
+
+use ::kube::ResourceExt;
+use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::decide::{Decision, FAILED, Observed, Step, given_up, old_name};
+use super::observe::UID_ANNOTATION;
+use super::read::{parsed, snapshots_api};
+use super::{Revert, RevertController};
+use crate::error::{Error, Result, chain};
+use crate::model::VolumeId;
+use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::reconcile::{Outcome, written};
+use crate::router::kube::volume_revert::{
+    FINALIZER, RevertMember, RevertPhase, RevertStatus, VolumeRevert,
+};
+use crate::router::reverted::RevertStep;
+
+/// Writes the status if it has changed; otherwise does the step. So a decision is written before
+/// anything follows from it.
+pub(super) async fn execute(
+    controller: &RevertController,
+    revert: &Revert,
+    decision: &Decision,
+) -> Result<Outcome> {
+    let Some(seen) = &revert.seen else {
+        return Ok(Outcome::Stale);
+    };
+    let executor = Executor {
+        controller,
+        seen,
+        object: &seen.object,
+    };
+    let before = seen.object.status.clone().unwrap_or_default();
+    if decision.status != before {
+        return executor.write(&before, &decision.status).await;
+    }
+    let Some(step) = decision.step else {
+        return Ok(Outcome::Done);
+    };
+    match executor.step(step).await {
+        Ok(outcome) => Ok(outcome),
+        Err(error) => executor.failed(step, error).await,
+    }
+}
+
+struct Executor<'a> {
+    controller: &'a RevertController,
+    seen: &'a Observed,
+    object: &'a VolumeRevert,
+}
+
+impl Executor<'_> {
+    fn api(&self) -> Api<VolumeRevert> {
+        let namespace = self.object.namespace().unwrap_or_default();
+        Api::namespaced(self.controller.cluster.client.clone(), &namespace)
+    }
+
+    async fn step(&self, step: Step) -> Result<Outcome> {
+        match step {
+            Step::AddFinalizer => {
+                let mut all = self.object.metadata.finalizers.clone().unwrap_or_default();
+                all.push(FINALIZER.into());
+                self.set_finalizers(all).await
+            }
+            Step::RemoveFinalizer => {
+                let mut all = self.object.metadata.finalizers.clone().unwrap_or_default();
+                all.retain(|one| one != FINALIZER);
+                self.set_finalizers(all).await
+            }
+            Step::Keep(n) => self.keep(n).await,
+            Step::Fence(n) => {
+                let member = self.member(n)?;
+                let begin = RevertStep::Begin {
+                    name: self.object.path(),
+                    snapshot: parsed(&member.snapshot_handle)?,
+                    number: member.number,
+                };
+                self.order(n, begin).await
+            }
+            Step::Prepare(n) => self.order(n, RevertStep::Prepare).await,
+            Step::Switch(n) => self.order(n, RevertStep::Switch).await,
+            Step::Lift(n) => self.order(n, RevertStep::End).await,
+            Step::Abort(n) => {
+                let number = self.member(n)?.number;
+                self.order(n, RevertStep::Abort { number }).await
+            }
+        }
+    }
+
+    fn member(&self, n: usize) -> Result<&RevertMember> {
+        let status = self.object.status.as_ref();
+        let member = status.and_then(|status| status.members.get(n));
+        member.ok_or_else(|| Error::bug("a step is for a member"))
+    }
+
+    async fn order(&self, n: usize, step: RevertStep) -> Result<Outcome> {
+        let volume: VolumeId = parsed(&self.member(n)?.handle)?;
+        let uid = self.object.uid().unwrap_or_default();
+        let volumes = &self.controller.volumes;
+        volumes.step(volume, uid, step).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Writes why a step has failed. What would be refused again is undone instead.
+    async fn failed(&self, step: Step, error: Error) -> Result<Outcome> {
+        let code = match &error {
+            Error::Forwarded { code, .. } => Code::from_i32(*code),
+            Error::NotFound { .. } => Code::NotFound,
+            _ => Code::Unknown,
+        };
+        let why = chain(&error);
+        let before = self.object.status.clone().unwrap_or_default();
+        if step.gives_up(code) {
+            return self.write(&before, &given_up(self.seen, &why)).await;
+        }
+        let mut status = before.clone();
+        status.message = why;
+        for condition in &mut status.conditions {
+            condition.reason = FAILED.into();
+            condition.message.clone_from(&status.message);
+        }
+        if status != before {
+            self.write(&before, &status).await?;
+        }
+        // An operation that still runs is no failure.
+        match code {
+            Code::Aborted | Code::DeadlineExceeded => Ok(Outcome::Stale),
+            _ => Err(error),
+        }
+    }
+
+    /// Creates the VolumeSnapshot with the old content of a member. Its name follows from the UID of
+    /// the revert, so there is never a second one.
+    async fn keep(&self, n: usize) -> Result<Outcome> {
+        let member = self.member(n)?;
+        let name = old_name(self.object, n);
+        let mut source = json!({ "source": { "persistentVolumeClaimName": member.claim } });
+        if let Some(class) = &member.class {
+            source["volumeSnapshotClassName"] = json!(class);
+        }
+        let object = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshot",
+            "metadata": {
+                "name": name,
+                "annotations": {
+                    UID_ANNOTATION: self.object.metadata.uid,
+                    "slackwater.dev/revert": self.object.name_any(),
+                },
+            },
+            "spec": source,
+        });
+        let unusable = |error: serde_json::Error| Error::unreachable(&name, error.to_string());
+        let object: DynamicObject = serde_json::from_value(object).map_err(unusable)?;
+        let namespace = self.object.namespace().unwrap_or_default();
+        let client = self.controller.cluster.client.clone();
+        let api = Api::namespaced_with(client, &namespace, &snapshots_api());
+        let what = format!("VolumeSnapshot {name}");
+        written(&what, api.create(&PostParams::default(), &object)).await
+    }
+
+    async fn set_finalizers(&self, finalizers: Vec<String>) -> Result<Outcome> {
+        let fields = json!({ "metadata": {
+            "uid": self.object.metadata.uid,
+            "resourceVersion": self.object.metadata.resource_version,
+            "finalizers": finalizers,
+        } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(fields));
+        let name = self.object.name_any();
+        let what = format!("VolumeRevert {}", self.object.path());
+        written(&what, self.api().patch(&name, &params, &patch)).await
+    }
+
+    /// Writes the status of this version of the object.
+    async fn write(&self, before: &RevertStatus, status: &RevertStatus) -> Result<Outcome> {
+        let unusable = |error: serde_json::Error| Error::unreachable("status", error.to_string());
+        let value = serde_json::to_value(status).map_err(unusable)?;
+        let outcome = self.write_value(value).await?;
+        if outcome == Outcome::Done && before.phase != status.phase {
+            self.tell(status);
+        }
+        Ok(outcome)
+    }
+
+    async fn write_value(&self, status: Value) -> Result<Outcome> {
+        let fields = json!({
+            "metadata": {
+                "uid": self.object.metadata.uid,
+                "resourceVersion": self.object.metadata.resource_version,
+            },
+            "status": status,
+        });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(fields));
+        let name = self.object.name_any();
+        let what = format!("VolumeRevert {}", self.object.path());
+        let api = self.api();
+        written(&what, api.patch_status(&name, &params, &patch)).await
+    }
+
+    /// Events about the phases that people want to know of, at the revert and its claims.
+    fn tell(&self, status: &RevertStatus) {
+        let (is_warning, reason, message) = match status.phase {
+            RevertPhase::Waiting => (false, "RevertWaiting", "waits until no pod uses it"),
+            RevertPhase::Preparing => (false, "RevertBegun", "is being reverted to a snapshot"),
+            RevertPhase::Done => (false, "Reverted", "has the content of its snapshot"),
+            RevertPhase::Failed => (true, "RevertFailed", "has kept its content"),
+            _ => return,
+        };
+        let path = self.object.path();
+        let why = match status.message.is_empty() {
+            true => String::new(),
+            false => format!(": {}", status.message),
+        };
+        let cluster = &self.controller.cluster;
+        let about = ObjectRef::Revert(path.clone());
+        let text = format!("each claim {message}{why}");
+        cluster.record_event(&about, is_warning, reason, text);
+        let namespace = self.object.namespace().unwrap_or_default();
+        for member in &status.members {
+            let about = ObjectRef::Claim(format!("{namespace}/{}", member.claim));
+            let text = format!("VolumeRevert {path}: it {message}{why}");
+            cluster.record_event(&about, is_warning, reason, text);
+        }
+    }
+}

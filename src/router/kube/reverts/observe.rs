@@ -1,0 +1,112 @@
+//! Reads what is decided about a revert.
+
+use ::kube::ResourceExt;
+use ::kube::api::Api;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::jiff::Timestamp;
+
+use super::decide::{MemberSeen, Observed, Old, old_name};
+use super::read::{Reader, is_ready, parsed, snapshots_api, text};
+use super::{Revert, RevertController};
+use crate::error::{Result, chain};
+use crate::model::{SnapshotId, VolumeId};
+use crate::router::kube::ask;
+use crate::router::kube::volume_revert::{RevertMember, VolumeRevert};
+
+/// The annotation of a VolumeSnapshot with old content: the UID of the revert.
+pub(super) const UID_ANNOTATION: &str = "slackwater.dev/revert-uid";
+
+/// Reads a revert and everything that it depends on.
+pub(super) async fn observe(controller: &RevertController, revert: Revert) -> Result<Revert> {
+    let reader = Reader {
+        controller,
+        namespace: revert.object.namespace().unwrap_or_default(),
+    };
+    let client = controller.cluster.client.clone();
+    let api = Api::<VolumeRevert>::namespaced(client, &reader.namespace);
+    let now = ask(&revert.to_string(), api.get_opt(&revert.object.name_any())).await?;
+    let now = now.filter(|now| now.metadata.uid == revert.object.metadata.uid);
+    let Some(object) = now else {
+        return Ok(Revert {
+            seen: None,
+            ..revert
+        });
+    };
+    let mut seen = Observed {
+        object: object.clone(),
+        now: Timestamp::now(),
+        proposal: None,
+        members: Vec::new(),
+    };
+    let status = object.status.clone().unwrap_or_default();
+    if status.phase.is_final() {
+        // Only its finalizer is removed.
+    } else if status.members.is_empty() {
+        seen.proposal = Some(reader.propose(&object).await?);
+    } else {
+        let pods = reader.pods().await?;
+        for (n, member) in status.members.iter().enumerate() {
+            let mut its = reader.member(&object, n, member).await?;
+            its.pods = pods.get(&member.claim).cloned().unwrap_or_default();
+            seen.members.push(its);
+        }
+    }
+    let seen = Some(Box::new(seen));
+    Ok(Revert { object, seen })
+}
+
+impl Reader<'_> {
+    async fn member(
+        &self,
+        object: &VolumeRevert,
+        n: usize,
+        member: &RevertMember,
+    ) -> Result<MemberSeen> {
+        let claim = self.claim(&member.claim).await?;
+        let same = |claim: &PersistentVolumeClaim| {
+            let volume = claim.spec.as_ref().and_then(|it| it.volume_name.as_ref());
+            claim.metadata.uid.as_ref() == Some(&member.claim_uid) && volume == Some(&member.volume)
+        };
+        let is_bound = match claim.is_some_and(|claim| same(&claim)) {
+            true => {
+                let handle = self.handle(&member.volume, &member.claim_uid).await?;
+                handle.as_ref() == Some(&member.handle)
+            }
+            false => false,
+        };
+        let volume: VolumeId = parsed(&member.handle)?;
+        let snapshot: SnapshotId = parsed(&member.snapshot_handle)?;
+        let looked = self.controller.volumes.look(volume, snapshot).await;
+        let old = match object.spec.keep_old {
+            true => self.old(object, n).await?,
+            false => Old::Absent,
+        };
+        Ok(MemberSeen {
+            is_bound,
+            volume: looked.map_err(|error| chain(&error)),
+            old,
+            pods: Vec::new(),
+        })
+    }
+
+    /// The VolumeSnapshot with the old content of a member.
+    async fn old(&self, object: &VolumeRevert, n: usize) -> Result<Old> {
+        let name = old_name(object, n);
+        let api = self.namespaced(&snapshots_api());
+        let found = ask(&format!("VolumeSnapshot {name}"), api.get_opt(&name)).await?;
+        let Some(found) = found else {
+            return Ok(Old::Absent);
+        };
+        if found.annotations().get(UID_ANNOTATION) != object.metadata.uid.as_ref() {
+            return Ok(Old::Foreign);
+        }
+        if is_ready(&found) {
+            return Ok(Old::Ready);
+        }
+        let error = text(&found, "/status/error/message");
+        let error = error.map_or_else(String::new, |error| format!(": {error}"));
+        Ok(Old::Pending(format!(
+            "VolumeSnapshot {name} is not ready{error}"
+        )))
+    }
+}

@@ -1,0 +1,280 @@
+//! What a revert would begin with, or why it cannot begin.
+
+use std::collections::BTreeSet;
+
+use ::kube::ResourceExt;
+use ::kube::api::{Api, DynamicObject, ListParams};
+use ::kube::core::{ApiResource, GroupVersionKind};
+use serde_json::Value;
+
+use super::decide::Refusal;
+use super::read::{Reader, is_ready, snapshots_api, text};
+use crate::error::{Result, chain};
+use crate::model::{SnapshotId, VolumeId};
+use crate::operation::RevertedVolume;
+use crate::router::kube::volume_revert::{MemberState, RevertMember, VolumeRevert};
+use crate::router::kube::{ask, note};
+
+pub(super) type Refused<T> = std::result::Result<T, Refusal>;
+
+/// Something that may change until the deadline.
+fn not_yet<T>(reason: &'static str, message: impl Into<String>) -> Refused<T> {
+    let message = message.into();
+    Err(Refusal {
+        reason,
+        message,
+        is_final: false,
+    })
+}
+
+fn never<T>(reason: &'static str, message: impl Into<String>) -> Refused<T> {
+    let message = message.into();
+    Err(Refusal {
+        reason,
+        message,
+        is_final: true,
+    })
+}
+
+impl Reader<'_> {
+    /// What a revert would begin with.
+    pub(super) async fn propose(
+        &self,
+        object: &VolumeRevert,
+    ) -> Result<Refused<Vec<RevertMember>>> {
+        if let Err(why) = object.deadline() {
+            return Ok(never("InvalidDeadline", why));
+        }
+        let spec = &object.spec;
+        let named = match (&spec.claim, &spec.snapshot, &spec.group_snapshot) {
+            (Some(claim), Some(snapshot), None) => {
+                Ok(vec![(Some(claim.clone()), snapshot.clone())])
+            }
+            (None, None, Some(group)) => self.members_of(group).await?,
+            _ => never(
+                "InvalidSpec",
+                "give either claim and snapshot, or groupSnapshot",
+            ),
+        };
+        let named = match named {
+            Ok(named) => named,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut members: Vec<RevertMember> = Vec::new();
+        for (claim, snapshot) in named {
+            match self.plan(object, claim, snapshot).await? {
+                Ok(member) => members.push(member),
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+        }
+        let handles: BTreeSet<&String> = members.iter().map(|member| &member.handle).collect();
+        Ok(
+            match handles.len() == members.len() && !members.is_empty() {
+                true => Ok(members),
+                false => never("InvalidSpec", "two of its members are the same volume"),
+            },
+        )
+    }
+
+    /// The VolumeSnapshots of a group, which must be all of its members.
+    async fn members_of(&self, group: &str) -> Result<Refused<Vec<(Option<String>, String)>>> {
+        let Some((contents, content)) = self.content_of_group(group).await? else {
+            let why = format!("VolumeGroupSnapshot {group} does not exist or is not ready");
+            return Ok(not_yet("GroupNotReady", why));
+        };
+        let client = self.controller.cluster.client.clone();
+        let api = Api::<DynamicObject>::all_with(client, &contents);
+        let what = format!("{} {content}", contents.kind);
+        let found = ask(&what, api.get_opt(&content)).await?;
+        let volumes = found.as_ref().and_then(|found| {
+            let volumes = found.data.pointer("/spec/source/volumeHandles");
+            volumes.and_then(Value::as_array).cloned()
+        });
+        let Some(volumes) = volumes else {
+            let why = format!("the volumes of VolumeGroupSnapshot {group} are not known");
+            return Ok(never("GroupUnknown", why));
+        };
+        let volumes: BTreeSet<&str> = volumes.iter().filter_map(Value::as_str).collect();
+        let all = self.namespaced(&snapshots_api());
+        let all = ask("VolumeSnapshots", all.list(&ListParams::default())).await?;
+        let of_group =
+            |one: &&DynamicObject| text(one, "/status/volumeGroupSnapshotName") == Some(group);
+        let named: Vec<_> = all.items.iter().filter(of_group).collect();
+        if named.len() != volumes.len() {
+            let why = format!(
+                "VolumeGroupSnapshot {group} has {} volumes, but {} VolumeSnapshots",
+                volumes.len(),
+                named.len()
+            );
+            return Ok(not_yet("GroupIncomplete", why));
+        }
+        let claim = |one: &&DynamicObject| {
+            let claim = text(one, "/spec/source/persistentVolumeClaimName");
+            (claim.map(String::from), one.name_any())
+        };
+        Ok(Ok(named.iter().map(claim).collect()))
+    }
+
+    /// The kind and the name of the content of a group that is ready.
+    async fn content_of_group(&self, group: &str) -> Result<Option<(ApiResource, String)>> {
+        for kind in note::group_contents() {
+            let of = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
+            let api = self.namespaced(&ApiResource::from_gvk(&of));
+            let what = format!("VolumeGroupSnapshot {group}");
+            let Some(found) = ask(&what, api.get_opt(group)).await? else {
+                continue;
+            };
+            let content = text(&found, "/status/boundVolumeGroupSnapshotContentName");
+            return Ok(content.filter(|_| is_ready(&found)).map(|content| {
+                let contents = ApiResource::from_gvk(&kind);
+                (contents, content.to_string())
+            }));
+        }
+        Ok(None)
+    }
+
+    /// One member, if its volume can have the content of its snapshot.
+    async fn plan(
+        &self,
+        object: &VolumeRevert,
+        claim: Option<String>,
+        snapshot: String,
+    ) -> Result<Refused<RevertMember>> {
+        let source = match self.snapshot(&snapshot).await? {
+            Ok(source) => source,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let Some(claim) = claim else {
+            let why = format!("VolumeSnapshot {snapshot} names no claim");
+            return Ok(never("NoClaim", why));
+        };
+        let Some(found) = self.claim(&claim).await? else {
+            return Ok(not_yet(
+                "NoClaim",
+                format!("claim {claim} does not exist; create it from the snapshot instead"),
+            ));
+        };
+        let claim_uid = found.metadata.uid.clone().unwrap_or_default();
+        let volume = found.spec.and_then(|spec| spec.volume_name);
+        let volume = volume.unwrap_or_default();
+        let handle = match volume.is_empty() {
+            true => None,
+            false => self.handle(&volume, &claim_uid).await?,
+        };
+        let Some(handle) = handle else {
+            let why = format!("claim {claim} is not bound to a volume of this driver");
+            return Ok(not_yet("NotBound", why));
+        };
+        let (Ok(id), Ok(of)) = (
+            handle.parse::<VolumeId>(),
+            source.handle.parse::<SnapshotId>(),
+        ) else {
+            let why = format!("the IDs of claim {claim} and its snapshot are not of this driver");
+            return Ok(never("UnknownId", why));
+        };
+        if id.pool != of.pool {
+            let why = format!(
+                "VolumeSnapshot {snapshot} is in another pool than claim {claim}; create a new claim from it"
+            );
+            return Ok(never("OtherPool", why));
+        }
+        if let Some(other) = self.other(object, &handle) {
+            let why = format!("VolumeRevert {other} reverts claim {claim}");
+            return Ok(not_yet("OtherRevert", why));
+        }
+        let found = match self.controller.volumes.look(id, of).await {
+            Ok(found) => found,
+            Err(error) => return Ok(not_yet("AgentUnknown", chain(&error))),
+        };
+        Ok(fitting(&claim, &found).map(|()| RevertMember {
+            claim,
+            claim_uid,
+            volume,
+            handle,
+            snapshot,
+            snapshot_handle: source.handle,
+            class: source.class,
+            number: found.number,
+            state: MemberState::Waiting,
+            old: None,
+        }))
+    }
+
+    /// Another revert of the same volume that has not ended.
+    fn other(&self, object: &VolumeRevert, handle: &str) -> Option<String> {
+        let others = self.controller.cluster.reverts().into_values();
+        let mut others = others.filter(|other| {
+            let status = other.status.clone().unwrap_or_default();
+            let mut members = status.members.iter();
+            other.metadata.uid != object.metadata.uid
+                && !status.phase.is_final()
+                && members.any(|member| member.handle == handle)
+        });
+        others.next().map(|other| other.path())
+    }
+
+    /// What a VolumeSnapshot that is ready names.
+    async fn snapshot(&self, name: &str) -> Result<Refused<Source>> {
+        let api = self.namespaced(&snapshots_api());
+        let what = format!("VolumeSnapshot {name}");
+        let Some(found) = ask(&what, api.get_opt(name)).await? else {
+            return Ok(not_yet("NoSnapshot", format!("{what} does not exist")));
+        };
+        let content = text(&found, "/status/boundVolumeSnapshotContentName");
+        let Some(content) = content.filter(|_| is_ready(&found)) else {
+            return Ok(not_yet("SnapshotNotReady", format!("{what} is not ready")));
+        };
+        let client = self.controller.cluster.client.clone();
+        let contents = ApiResource::from_gvk(&note::snapshot_contents());
+        let contents = Api::<DynamicObject>::all_with(client, &contents);
+        let its = format!("VolumeSnapshotContent {content}");
+        let Some(of) = ask(&its, contents.get_opt(content)).await? else {
+            return Ok(not_yet("SnapshotNotReady", format!("{its} does not exist")));
+        };
+        let driver = self.controller.cluster.options.driver.as_str();
+        if text(&of, "/spec/driver") != Some(driver) {
+            return Ok(never(
+                "OtherDriver",
+                format!("{what} belongs to another driver"),
+            ));
+        }
+        // A content that names another VolumeSnapshot is not that of this one.
+        if text(&of, "/spec/volumeSnapshotRef/uid") != found.metadata.uid.as_deref() {
+            return Ok(never(
+                "NotBound",
+                format!("{its} is bound to another VolumeSnapshot"),
+            ));
+        }
+        let Some(handle) = text(&of, "/status/snapshotHandle") else {
+            return Ok(not_yet(
+                "SnapshotNotReady",
+                format!("{its} has no snapshot"),
+            ));
+        };
+        let class = text(&found, "/spec/volumeSnapshotClassName");
+        Ok(Ok(Source {
+            handle: handle.to_string(),
+            class: class.map(String::from),
+        }))
+    }
+}
+
+/// What a VolumeSnapshot names.
+struct Source {
+    /// The ID of the snapshot.
+    handle: String,
+    class: Option<String>,
+}
+
+fn fitting(claim: &str, found: &RevertedVolume) -> Refused<()> {
+    if !found.exists {
+        return never(
+            "VolumeGone",
+            format!("the volume of claim {claim} does not exist"),
+        );
+    }
+    match &found.unfit {
+        Some(unfit) => never("SnapshotUnfit", format!("claim {claim}: {unfit}")),
+        None => Ok(()),
+    }
+}
