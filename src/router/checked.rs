@@ -370,18 +370,16 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         .not_grown
         .iter_mut()
         .for_each(|small| cut(&mut small.reason, TEXT_BYTES));
-    description.fences.retain(|fence| {
-        let pool = fence.volume_id.parse::<VolumeId>().map(|id| id.pool);
-        pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
-            && fence.move_uid.parse::<uuid::Uuid>().is_ok()
-    });
-    description.fences.truncate(MOST_FENCES);
-    description.revert_fences.retain(|fence| {
-        let pool = fence.volume_id.parse::<VolumeId>().map(|id| id.pool);
-        pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
-            && fence.revert_uid.parse::<uuid::Uuid>().is_ok()
-    });
-    description.revert_fences.truncate(MOST_FENCES);
+    let is_fence = |volume_id: &str, uid: &str| {
+        let pool = volume_id.parse::<VolumeId>().map(|id| id.pool);
+        pool.is_ok_and(|pool| ids.contains(&pool.to_string())) && uid.parse::<uuid::Uuid>().is_ok()
+    };
+    let fences = &mut description.fences;
+    fences.retain(|fence| is_fence(&fence.volume_id, &fence.move_uid));
+    fences.truncate(MOST_FENCES);
+    let fences = &mut description.revert_fences;
+    fences.retain(|fence| is_fence(&fence.volume_id, &fence.revert_uid));
+    fences.truncate(MOST_FENCES);
     description.copies.truncate(MOST_COPIES);
     description
         .copies

@@ -33,7 +33,6 @@ pub mod pool_status;
 pub mod populators;
 mod reconcile;
 mod retry;
-mod revert_fences;
 mod reverts;
 mod schedules;
 pub mod unowned;
@@ -80,7 +79,6 @@ use reconcile::Controller;
 use retry::{Unsent, retried};
 use schedules::object::SnapshotSchedule;
 use volume_move::VolumeMove;
-use volume_revert::VolumeRevert;
 use volumes::Volumes;
 use watch::{Store, WatchStates, watch};
 
@@ -172,7 +170,7 @@ pub struct InCluster {
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
     moves: RwLock<Store<VolumeMove>>,
-    reverts: RwLock<Store<VolumeRevert>>,
+    reverts: RwLock<Store<volume_revert::VolumeRevert>>,
     schedules: RwLock<Store<SnapshotSchedule>>,
     /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
     /// or labeled.
@@ -254,11 +252,8 @@ impl InCluster {
         let every = self.options.look_every;
         let changes = || Some(self.changes.subscribe());
         self.control(Arc::new(PoolController(Arc::clone(self))), every, changes());
-        self.control(
-            Arc::new(LabelController(Arc::clone(self))),
-            every,
-            changes(),
-        );
+        let labels = Arc::new(LabelController(Arc::clone(self)));
+        self.control(labels, every, changes());
         self.spawn(advice::advise(Arc::clone(self)));
         let (cluster, memory) = (Arc::clone(self), Mutex::default());
         let every = self.options.orphans.every;

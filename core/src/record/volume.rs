@@ -164,6 +164,11 @@ impl VolumeRecord {
             && modes.all(|mode| mode == AccessMode::MultiNodeReaderOnly)
     }
 
+    /// Whether it is a spare that has its whole content.
+    pub fn is_whole_spare(&self) -> bool {
+        self.spare.is_some_and(|spare| spare.is_whole)
+    }
+
     /// How many reverts of it have ended.
     pub fn reverts(&self) -> u64 {
         self.reverted.map_or(0, |reverted| reverted.number)

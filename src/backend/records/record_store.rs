@@ -62,8 +62,7 @@ impl StoredRecord for VolumeRecord {
 
     /// Whether a whole spare is kept is decided by the record of its volume.
     fn is_abandoned(&self) -> bool {
-        let is_whole = self.spare.is_some_and(|spare| spare.is_whole);
-        self.is_unanswered() && self.copy.is_none() && !is_whole
+        self.is_unanswered() && self.copy.is_none() && !self.is_whole_spare()
     }
 
     fn is_begun_copy(&self) -> bool {

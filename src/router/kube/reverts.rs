@@ -6,6 +6,7 @@
 
 mod decide;
 mod execute;
+mod fences;
 mod observe;
 mod propose;
 mod read;
@@ -28,7 +29,7 @@ use crate::router::reverted::RevertingVolumes;
 use decide::{Decision, Observed, decide};
 
 /// The name of the watch in messages.
-pub(super) const REVERTS: &str = "VolumeReverts";
+const REVERTS: &str = "VolumeReverts";
 /// Steps that one pass does for a revert, so that a group is fenced for a short time.
 const MAX_STEPS: usize = 50;
 

@@ -79,9 +79,12 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether a revert is undone after this step was refused with this code. Everything else may
-    /// succeed later.
-    pub(super) fn gives_up(self, code: Code) -> bool {
+    /// Whether a revert in this phase is undone after this step was refused with this code. Everything
+    /// else may succeed later.
+    pub(super) fn gives_up(self, phase: Phase, code: Code) -> bool {
+        if phase >= Phase::Switching {
+            return false;
+        }
         let is_refused = matches!(
             code,
             Code::NotFound

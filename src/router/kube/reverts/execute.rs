@@ -113,7 +113,7 @@ impl Executor<'_> {
         };
         let why = chain(&error);
         let before = self.object.status.clone().unwrap_or_default();
-        if step.gives_up(code) {
+        if step.gives_up(before.phase, code) {
             return self.write(&before, &given_up(self.seen, &why)).await;
         }
         let mut status = before.clone();
@@ -122,7 +122,8 @@ impl Executor<'_> {
             condition.reason = FAILED.into();
             condition.message.clone_from(&status.message);
         }
-        if status != before {
+        // While it is undone, the status shows why.
+        if status != before && before.phase != RevertPhase::Aborting {
             self.write(&before, &status).await?;
         }
         // An operation that still runs is no failure.

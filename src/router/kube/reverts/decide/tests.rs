@@ -250,7 +250,7 @@ impl World {
             step => {
                 let answer = self.order(step);
                 if let Err(code) = answer
-                    && step.gives_up(code)
+                    && step.gives_up(before.phase, code)
                 {
                     let status = given_up(seen, "refused");
                     self.write(seen, |object| object.status = Some(status));
@@ -485,6 +485,15 @@ fn a_revert_fences_all_keeps_the_old_content_prepares_all_and_switches_all() {
         (&*condition.type_, &*condition.status),
         ("Complete", "True")
     );
+}
+
+#[test]
+fn only_a_refusal_before_the_first_switch_undoes_a_revert() {
+    let prepare = Step::Prepare(0);
+    assert!(prepare.gives_up(Phase::Preparing, Code::ResourceExhausted));
+    assert!(!prepare.gives_up(Phase::Preparing, Code::Aborted));
+    assert!(!prepare.gives_up(Phase::Switching, Code::ResourceExhausted));
+    assert!(!Step::Fence(0).gives_up(Phase::Fencing, Code::FailedPrecondition));
 }
 
 #[test]

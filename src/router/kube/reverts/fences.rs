@@ -13,18 +13,18 @@ use ::kube::api::{Api, ListParams};
 use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
-use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::reverts::REVERTS;
-use super::volume_revert::VolumeRevert;
-use super::{InCluster, ask};
+use super::REVERTS;
 use crate::error::Result;
 use crate::model::VolumeId;
 use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler};
+use crate::router::kube::volume_revert::VolumeRevert;
+use crate::router::kube::{InCluster, ask};
 use crate::router::reverted::{RevertStep, RevertingVolumes};
 
 /// The fences of one revert.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fences {
+pub(in crate::router::kube) struct Fences {
     uid: Uuid,
     volumes: Vec<Fenced>,
     has_revert: bool,
