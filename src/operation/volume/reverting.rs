@@ -175,6 +175,8 @@ impl Volumes {
                 let reason = "its new image is not complete";
                 return Err(Error::refused(format!("volume {volume_id}"), reason));
             };
+            // A copy that began before would delay the whole group, and the next one again.
+            self.snapshots.copies.cancel(id.uuid);
             if self.snapshots.copies.has(id.uuid) {
                 return Err(Error::pending(format!("a copy of volume {volume_id}")));
             }

@@ -360,21 +360,11 @@ impl Deciding<'_> {
         if let Some((n, _)) = self.known().find(|(_, volume)| !self.is_fenced(volume)) {
             return self.act(phase.max(Phase::Fencing), Step::Fence(n));
         }
+        // Until the switch the volumes have their old content, so one that is gone is created again.
+        if let Some(keeping) = self.keep_old(phase.max(Phase::Keeping)) {
+            return keeping;
+        }
         if phase < Phase::Preparing {
-            if self.seen.object.spec.keep_old {
-                let olds = self.seen.members.iter().map(|member| &member.old);
-                for (n, old) in olds.enumerate() {
-                    match old {
-                        Old::Ready => {}
-                        Old::Pending(why) => {
-                            return self.wait(Phase::Keeping, "KeepingOld", why.clone());
-                        }
-                        Old::Absent | Old::Foreign => {
-                            return self.act(Phase::Keeping, Step::Keep(n));
-                        }
-                    }
-                }
-            }
             return self.wait(Phase::Preparing, "Proceeding", "");
         }
         match self.known().find(|(_, volume)| !volume.is_prepared) {
@@ -382,6 +372,19 @@ impl Deciding<'_> {
             // The next observation switches them, once this is written.
             None => self.wait(Phase::Switching, "Proceeding", ""),
         }
+    }
+
+    /// What is to be done until each member has a VolumeSnapshot of its old content.
+    fn keep_old(&self, phase: Phase) -> Option<Decision> {
+        if !self.seen.object.spec.keep_old {
+            return None;
+        }
+        let mut olds = self.seen.members.iter().enumerate();
+        olds.find_map(|(n, member)| match &member.old {
+            Old::Ready => None,
+            Old::Pending(why) => Some(self.wait(phase, "KeepingOld", why.clone())),
+            Old::Absent | Old::Foreign => Some(self.act(phase, Step::Keep(n))),
+        })
     }
 
     /// All members get their new content, whatever happens.
@@ -400,9 +403,12 @@ impl Deciding<'_> {
         if let Some(unknown) = self.unknown() {
             return self.wait(Phase::Switching, "AgentUnknown", unknown);
         }
+        if let Some((n, _)) = self.known().find(|(_, volume)| fenced(volume)) {
+            return self.act(Phase::Switching, Step::Lift(n));
+        }
         let is_done = |volume: &RevertedVolume| volume.ended == Some((self.uid, true));
         for (n, volume) in self.known() {
-            if volume.exists && !fenced(volume) && !is_done(volume) {
+            if volume.exists && !is_done(volume) {
                 let why = format!(
                     "the fence of claim {} is gone; its content is not known",
                     self.status.members[n].claim
@@ -410,10 +416,7 @@ impl Deciding<'_> {
                 return self.wait(Phase::Switching, "FenceGone", why);
             }
         }
-        match self.known().find(|(_, volume)| fenced(volume)) {
-            Some((n, _)) => self.act(Phase::Switching, Step::Lift(n)),
-            None => self.wait(Phase::Done, "Reverted", ""),
-        }
+        self.wait(Phase::Done, "Reverted", "")
     }
 
     /// All members keep their content, for good.

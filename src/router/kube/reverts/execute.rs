@@ -84,8 +84,31 @@ impl Executor<'_> {
             Step::Switch(n) => self.order(n, RevertStep::Switch).await,
             Step::Lift(n) => self.order(n, RevertStep::End).await,
             Step::Abort(n) => {
-                let number = self.member(n)?.number;
-                self.order(n, RevertStep::Abort { number }).await
+                let aborted = self.abort(n).await;
+                if aborted.is_err() {
+                    self.abort_others(n).await;
+                }
+                aborted
+            }
+        }
+    }
+
+    async fn abort(&self, n: usize) -> Result<Outcome> {
+        let number = self.member(n)?.number;
+        self.order(n, RevertStep::Abort { number }).await
+    }
+
+    /// A member that fails keeps no other one fenced.
+    async fn abort_others(&self, failed: usize) {
+        let uid = self.object.uid();
+        for (n, member) in self.seen.members.iter().enumerate() {
+            let fenced = member.volume.as_ref().ok().and_then(|volume| volume.fenced);
+            if n != failed
+                && fenced.is_some()
+                && fenced == uid
+                && let Err(error) = self.abort(n).await
+            {
+                tracing::debug!(error = %chain(&error), "failed to abort another member of a revert");
             }
         }
     }
@@ -97,7 +120,13 @@ impl Executor<'_> {
     }
 
     async fn order(&self, n: usize, step: RevertStep) -> Result<Outcome> {
-        let volume: VolumeId = parsed(&self.member(n)?.handle)?;
+        let handle = &self.member(n)?.handle;
+        let namespace = self.object.namespace().unwrap_or_default();
+        if let Some(claim) = self.controller.cluster.foreign_claim(handle, &namespace) {
+            let reason = format!("it is the volume of claim {claim}");
+            return Err(Error::refused(format!("volume {handle}"), reason));
+        }
+        let volume: VolumeId = parsed(handle)?;
         let uid = self.object.uid().unwrap_or_default();
         let volumes = &self.controller.volumes;
         volumes.step(volume, uid, step).await?;

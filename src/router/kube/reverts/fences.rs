@@ -17,8 +17,10 @@ use super::REVERTS;
 use crate::error::Result;
 use crate::model::VolumeId;
 use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::pool::{Health, Pool};
+use crate::router::kube::pool_status::Report;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler};
-use crate::router::kube::volume_revert::VolumeRevert;
+use crate::router::kube::volume_revert::{RevertPhase, VolumeRevert};
 use crate::router::kube::{InCluster, ask};
 use crate::router::reverted::{RevertStep, RevertingVolumes};
 
@@ -90,6 +92,29 @@ impl RevertFenceController {
     }
 }
 
+/// Whether all fences are known: while an agent is silent or a disk is away, a member of a group may be
+/// there whose fence says more than those that are known. A pool that is gone for good is marked as lost.
+fn knows_all(cluster: &InCluster) -> bool {
+    let reports = cluster.agents.reports();
+    let answers = |report: &Report| report.problem.is_none() && report.seen.is_some();
+    let is_served = |pool: &Pool| {
+        let health = pool.status.as_ref().map(|status| status.health);
+        pool.spec.lost
+            || matches!(
+                health,
+                Some(Health::Healthy | Health::Degraded | Health::Forgotten | Health::Lost)
+            )
+    };
+    reports.iter().all(answers) && cluster.pool_objects().values().all(is_served)
+}
+
+/// Whether a VolumeRevert still acts on its fences.
+fn acts(revert: &VolumeRevert, uid: Uuid) -> bool {
+    let phase = revert.status.as_ref().map(|status| status.phase);
+    let is_final = matches!(phase, Some(RevertPhase::Done | RevertPhase::Failed));
+    revert.uid() == Some(uid) && !is_final
+}
+
 /// The fences that agents report.
 fn reported(cluster: &InCluster) -> Vec<Fences> {
     let mut found: BTreeMap<Uuid, Vec<Fenced>> = BTreeMap::new();
@@ -122,8 +147,11 @@ impl Controller for RevertFenceController {
         if !cluster.has_read_objects() || !cluster.following.is_complete(REVERTS) {
             return None;
         }
+        if !knows_all(cluster) {
+            return Some(Vec::new());
+        }
         let reverts = cluster.reverts();
-        let has_revert = |uid: Uuid| reverts.values().any(|one| one.uid() == Some(uid));
+        let has_revert = |uid: Uuid| reverts.values().any(|one| acts(one, uid));
         let mut fences = reported(cluster);
         fences.retain(|fences| !has_revert(fences.uid));
         let now = Instant::now();
@@ -151,7 +179,8 @@ impl Reconciler for RevertFenceController {
     async fn observe(&self, fences: Fences) -> Result<Fences> {
         let api = Api::<VolumeRevert>::all(self.cluster.client.clone());
         let all = ask("VolumeReverts", api.list(&ListParams::default())).await?;
-        let has_revert = all.items.iter().any(|one| one.uid() == Some(fences.uid));
+        let has_revert =
+            all.items.iter().any(|one| acts(one, fences.uid)) || !knows_all(&self.cluster);
         Ok(Fences {
             has_revert,
             ..fences
@@ -185,6 +214,7 @@ impl Reconciler for RevertFenceController {
 mod tests {
     use super::*;
     use crate::model::PoolId;
+    use crate::router::kube::volume_revert::RevertStatus;
 
     fn fences(switched: &[bool], has_revert: bool) -> Fences {
         let volumes = switched.iter().zip(1..).map(|(switched, n)| Fenced {
@@ -215,5 +245,22 @@ mod tests {
         let end = Some((1, RevertStep::End));
         assert_eq!(step(&fences(&[true, true], false)), end);
         assert_eq!(step(&fences(&[true, true], true)), None);
+    }
+
+    #[test]
+    fn a_revert_that_has_ended_does_not_protect_a_fence() {
+        let uid = Uuid::from_u128(7);
+        let of = |phase: Option<RevertPhase>| {
+            let mut revert = VolumeRevert::default();
+            revert.metadata.uid = Some(uid.to_string());
+            revert.status = phase.map(|phase| RevertStatus {
+                phase,
+                ..RevertStatus::default()
+            });
+            acts(&revert, uid)
+        };
+        assert!(of(None) && of(Some(RevertPhase::Switching)) && of(Some(RevertPhase::Aborting)));
+        assert!(!of(Some(RevertPhase::Done)) && !of(Some(RevertPhase::Failed)));
+        assert!(!acts(&VolumeRevert::default(), uid));
     }
 }

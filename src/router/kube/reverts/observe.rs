@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::decide::{MemberSeen, Observed, Old, old_name};
 use super::read::{Reader, is_ready, parsed, snapshots_api, text};
 use super::{Revert, RevertController};
-use crate::error::{Result, chain};
+use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
 use crate::router::kube::ask;
 use crate::router::kube::volume_revert::{RevertMember, VolumeRevert};
@@ -76,9 +76,21 @@ impl Reader<'_> {
         };
         let volume: VolumeId = parsed(&member.handle)?;
         let snapshot: SnapshotId = parsed(&member.snapshot_handle)?;
-        let looked = self.controller.volumes.look(volume, snapshot).await;
+        let namespace = object.namespace().unwrap_or_default();
+        let foreign = self
+            .controller
+            .cluster
+            .foreign_claim(&member.handle, &namespace);
+        let looked = match foreign {
+            // The status of an object in a namespace is not trusted.
+            Some(claim) => Err(Error::refused(
+                format!("volume {}", member.handle),
+                format!("it is the volume of claim {claim}"),
+            )),
+            None => self.controller.volumes.look(volume, snapshot).await,
+        };
         let old = match object.spec.keep_old {
-            true => self.old(object, n).await?,
+            true => self.old(object, n, &member.claim).await?,
             false => Old::Absent,
         };
         Ok(MemberSeen {
@@ -90,14 +102,16 @@ impl Reader<'_> {
     }
 
     /// The VolumeSnapshot with the old content of a member.
-    async fn old(&self, object: &VolumeRevert, n: usize) -> Result<Old> {
+    async fn old(&self, object: &VolumeRevert, n: usize, claim: &str) -> Result<Old> {
         let name = old_name(object, n);
         let api = self.namespaced(&snapshots_api());
         let found = ask(&format!("VolumeSnapshot {name}"), api.get_opt(&name)).await?;
         let Some(found) = found else {
             return Ok(Old::Absent);
         };
-        if found.annotations().get(UID_ANNOTATION) != object.metadata.uid.as_ref() {
+        let of = text(&found, "/spec/source/persistentVolumeClaimName");
+        let is_own = found.annotations().get(UID_ANNOTATION) == object.metadata.uid.as_ref();
+        if !is_own || of != Some(claim) {
             return Ok(Old::Foreign);
         }
         if is_ready(&found) {

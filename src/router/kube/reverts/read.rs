@@ -11,12 +11,24 @@ use serde_json::Value;
 use super::RevertController;
 use crate::error::{Error, Result};
 use crate::model::VolumeId;
-use crate::router::kube::ask;
+use crate::router::cluster::Cluster;
 use crate::router::kube::pod_claims::claims_of;
+use crate::router::kube::{InCluster, ask};
 
 pub(super) fn snapshots_api() -> ApiResource {
     let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshot");
     ApiResource::from_gvk(&kind)
+}
+
+impl InCluster {
+    /// The claim of a volume, if it is in another namespace.
+    pub(super) fn foreign_claim(&self, handle: &str, namespace: &str) -> Option<String> {
+        let claim = self.claim_of(handle)?;
+        let is_own = claim
+            .split_once('/')
+            .is_some_and(|(its, _)| its == namespace);
+        (!is_own).then_some(claim)
+    }
 }
 
 /// An ID in the status, which the router has written.

@@ -488,6 +488,35 @@ fn a_revert_fences_all_keeps_the_old_content_prepares_all_and_switches_all() {
 }
 
 #[test]
+fn the_old_content_is_kept_again_if_its_snapshot_is_deleted_before_the_switch() {
+    let mut world = World::new(2, true);
+    while world.phase() != Some(Phase::Preparing) {
+        let seen = world.observe().unwrap();
+        world.act(&seen, false);
+    }
+    world.volumes[1].has_old = false;
+    assert_eq!(phases(&mut world, 60).last(), Some(&Phase::Done));
+    assert!(world.volumes.iter().all(|it| it.has_old));
+}
+
+/// A member whose content is not known keeps no other one fenced.
+#[test]
+fn other_members_are_lifted_when_the_fence_of_one_is_gone() {
+    let mut world = World::new(2, false);
+    while !world.volumes.iter().all(|it| it.seen.is_switched) {
+        let seen = world.observe().unwrap();
+        world.act(&seen, false);
+    }
+    world.volumes[0].seen.fenced = None;
+    for _ in 0..20 {
+        let seen = world.observe().unwrap();
+        world.act(&seen, false);
+    }
+    assert!(!world.is_fenced());
+    assert_eq!(world.phase(), Some(Phase::Switching));
+}
+
+#[test]
 fn only_a_refusal_before_the_first_switch_undoes_a_revert() {
     let prepare = Step::Prepare(0);
     assert!(prepare.gives_up(Phase::Preparing, Code::ResourceExhausted));
