@@ -122,7 +122,10 @@ impl Executor<'_> {
     async fn order(&self, n: usize, step: RevertStep) -> Result<Outcome> {
         let handle = &self.member(n)?.handle;
         let namespace = self.object.namespace().unwrap_or_default();
-        if let Some(claim) = self.controller.cluster.foreign_claim(handle, &namespace) {
+        let seen = self.seen.members.get(n).map(|member| &member.volume);
+        let is_own = matches!(seen, Some(Ok(volume)) if volume.fenced.is_some() && volume.fenced == self.object.uid());
+        let foreign = self.controller.cluster.foreign_claim(handle, &namespace);
+        if let Some(claim) = foreign.filter(|_| !is_own) {
             let reason = format!("it is the volume of claim {claim}");
             return Err(Error::refused(format!("volume {handle}"), reason));
         }

@@ -10,6 +10,7 @@ use super::read::{Reader, is_ready, parsed, snapshots_api, text};
 use super::{Revert, RevertController};
 use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
+use crate::operation::RevertedVolume;
 use crate::router::kube::ask;
 use crate::router::kube::volume_revert::{RevertMember, VolumeRevert};
 
@@ -81,13 +82,17 @@ impl Reader<'_> {
             .controller
             .cluster
             .foreign_claim(&member.handle, &namespace);
-        let looked = match foreign {
-            // The status of an object in a namespace is not trusted.
-            Some(claim) => Err(Error::refused(
+        let looked = self.controller.volumes.look(volume, snapshot).await;
+        let uid = object.uid();
+        let is_own = |seen: &RevertedVolume| uid.is_some() && seen.fenced == uid;
+        let looked = match (looked, foreign) {
+            // The status of an object in a namespace is not trusted. The fence of this revert proves that the
+            // volume was one of its members, also if its claim has changed since.
+            (Ok(seen), Some(claim)) if !is_own(&seen) => Err(Error::refused(
                 format!("volume {}", member.handle),
                 format!("it is the volume of claim {claim}"),
             )),
-            None => self.controller.volumes.look(volume, snapshot).await,
+            (looked, _) => looked,
         };
         let old = match object.spec.keep_old {
             true => self.old(object, n, &member.claim).await?,
