@@ -142,7 +142,7 @@ pub async fn copies(
     match in_the_way.is_empty() {
         true => Ok(found),
         false => Err(Failure::failed(format!(
-            "these claims of namespace {} exist: {}. Volumes are not restored in place yet (VolumeRevert): give --suffix to create claims with other names; docs/restore.md has the steps for the same names",
+            "these claims of namespace {} exist: {}. A VolumeRevert puts them back in place (docs/reverts.md); give --suffix to create claims with other names, and docs/restore.md has the steps for new volumes under the same names",
             cluster.namespace,
             in_the_way.join(", ")
         ))),
