@@ -18,6 +18,7 @@ mod evacuated;
 mod events;
 mod fences;
 mod fleet;
+mod follow;
 pub mod hand_over;
 pub mod label;
 pub mod lease;

@@ -17,15 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use ::kube::api::Api;
-use ::kube::runtime::watcher;
 use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
 use super::InCluster;
+use super::follow::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use super::volume_move::{MoveStatus, VolumeMove};
-use super::watch::{until_served, watch};
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
 use crate::router::cluster::Cluster;
@@ -62,7 +60,7 @@ pub(super) struct MoveController {
 impl InCluster {
     /// Moves volumes from now on, while this router leads.
     pub fn move_volumes(self: &Arc<InCluster>, volumes: Arc<dyn MovingVolumes>) {
-        self.spawn(follow(Arc::clone(self)));
+        self.spawn(follow(Arc::clone(self), MOVES, |it| &it.moves));
         let cluster = Arc::clone(self);
         let changes = Some(self.changes.subscribe());
         let controller = Arc::new(MoveController { cluster, volumes });
@@ -107,26 +105,6 @@ pub(super) fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, Sna
     let rounds = ROUNDS.map(Some).into_iter().chain([None]);
     let each = rounds.map(|round| (round, snapshot_of(source, mover, round)));
     each.collect()
-}
-
-/// Watches the moves, once the cluster has their CRD.
-async fn follow(cluster: Arc<InCluster>) {
-    let api = Api::<VolumeMove>::all(cluster.client.clone());
-    until_served(&api, MOVES).await;
-    let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
-    watch(api, all, MOVES, states, move |event| {
-        let mut moves = cluster
-            .moves
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        // The router's own writes of the status do not change the generation.
-        let is_same =
-            |old: &VolumeMove, new: &VolumeMove| old.metadata.generation == new.metadata.generation;
-        if moves.take(event, Some, is_same) {
-            cluster.changes.send_replace(());
-        }
-    })
-    .await;
 }
 
 #[tonic::async_trait]

@@ -15,14 +15,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use ::kube::api::Api;
-use ::kube::runtime::watcher;
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
+use super::follow::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use super::volume_revert::VolumeRevert;
-use super::watch::{until_served, watch};
 use crate::error::Result;
 use crate::router::cluster::Cluster;
 use crate::router::reverted::RevertingVolumes;
@@ -55,7 +53,7 @@ pub(super) struct RevertController {
 impl InCluster {
     /// Reverts volumes from now on, while this router leads.
     pub fn revert_volumes(self: &Arc<InCluster>, volumes: Arc<dyn RevertingVolumes>) {
-        self.spawn(follow(Arc::clone(self)));
+        self.spawn(follow(Arc::clone(self), REVERTS, |it| &it.reverts));
         let cluster = Arc::clone(self);
         let changes = Some(self.changes.subscribe());
         let controller = Arc::new(RevertController { cluster, volumes });
@@ -67,25 +65,6 @@ impl InCluster {
         let reverts = self.reverts.read().unwrap_or_else(PoisonError::into_inner);
         reverts.now().clone()
     }
-}
-
-/// Watches the reverts, once the cluster has their CRD.
-async fn follow(cluster: Arc<InCluster>) {
-    let api = Api::<VolumeRevert>::all(cluster.client.clone());
-    until_served(&api, REVERTS).await;
-    let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
-    watch(api, all, REVERTS, states, move |event| {
-        let reverts = cluster.reverts.write();
-        let mut reverts = reverts.unwrap_or_else(PoisonError::into_inner);
-        // The router's own writes of the status do not change the generation.
-        let is_same = |old: &VolumeRevert, new: &VolumeRevert| {
-            old.metadata.generation == new.metadata.generation
-        };
-        if reverts.take(event, Some, is_same) {
-            cluster.changes.send_replace(());
-        }
-    })
-    .await;
 }
 
 #[tonic::async_trait]

@@ -20,13 +20,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use ::kube::api::Api;
-use ::kube::runtime::watcher;
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
+use super::follow::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::watch::{until_served, watch};
 use crate::error::{Result, chain};
 use crate::router::cluster::Cluster;
 use crate::telemetry::router::ScheduleStatus as ScheduleNumbers;
@@ -71,7 +69,7 @@ impl ScheduleController {
 impl InCluster {
     /// Executes schedules of snapshots from now on, while this router leads.
     pub fn schedule_snapshots(self: &Arc<InCluster>) {
-        self.spawn(follow(Arc::clone(self)));
+        self.spawn(follow(Arc::clone(self), SCHEDULES, |it| &it.schedules));
         let changes = Some(self.changes.subscribe());
         let controller = Arc::new(ScheduleController(Arc::clone(self)));
         self.control(controller, self.options.look_every * 3, changes);
@@ -102,25 +100,6 @@ impl InCluster {
         });
         Some(each.collect())
     }
-}
-
-/// Watches the schedules, once the cluster has their CRD.
-async fn follow(cluster: Arc<InCluster>) {
-    let api = Api::<SnapshotSchedule>::all(cluster.client.clone());
-    until_served(&api, SCHEDULES).await;
-    let (states, all) = (Arc::clone(&cluster.following), watcher::Config::default());
-    watch(api, all, SCHEDULES, states, move |event| {
-        let schedules = cluster.schedules.write();
-        let mut schedules = schedules.unwrap_or_else(PoisonError::into_inner);
-        // The router's own writes of the status do not change the generation.
-        let is_same = |old: &SnapshotSchedule, new: &SnapshotSchedule| {
-            old.metadata.generation == new.metadata.generation
-        };
-        if schedules.take(event, Some, is_same) {
-            cluster.changes.send_replace(());
-        }
-    })
-    .await;
 }
 
 #[tonic::async_trait]

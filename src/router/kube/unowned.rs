@@ -184,7 +184,7 @@ fn why(
 }
 
 /// Whether a text is anywhere in a value. Versions of the API have handles in different fields.
-fn mentions(value: &Value, text: &str) -> bool {
+pub(super) fn mentions(value: &Value, text: &str) -> bool {
     match value {
         Value::String(value) => value == text,
         Value::Array(values) => values.iter().any(|value| mentions(value, text)),

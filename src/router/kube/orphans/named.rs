@@ -12,6 +12,7 @@ use crate::model::VolumeId;
 use crate::router::kube::moves::snapshots_of;
 use crate::router::kube::note;
 use crate::router::kube::pool::{GROUP, VERSION};
+use crate::router::kube::unowned::mentions;
 
 /// What names an orphan now, or may be about to. An error if that cannot be determined.
 pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<String>> {
@@ -86,16 +87,6 @@ fn ids_of_move(object: &DynamicObject) -> Vec<String> {
     };
     let snapshots = snapshots_of(source, mover).into_values();
     snapshots.map(|id| id.to_string()).collect()
-}
-
-/// Whether a text is anywhere in a value.
-fn mentions(value: &Value, text: &str) -> bool {
-    match value {
-        Value::String(value) => value.contains(text),
-        Value::Array(values) => values.iter().any(|value| mentions(value, text)),
-        Value::Object(fields) => fields.values().any(|value| mentions(value, text)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-    }
 }
 
 #[cfg(test)]
