@@ -242,7 +242,7 @@ impl Volumes {
 
     /// Finds a volume by name in all pools that are served on this node. A pool that is not served
     /// is skipped: the other pools remain usable, and a StorageClass always leads to the same pool.
-    fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
+    pub(super) fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
         for pool in self.pools.serving() {
             let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
             if let Some(record) = pool

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 
 use super::import::check_content;
 use crate::error::{Error, Result};
+use crate::operation::lock::Key;
 use crate::operation::snapshot::foreign::{FileContent, refusal};
 use crate::operation::snapshot::restore::Content;
 use crate::operation::{ContentFacts, FileImport, ImportFile, Pool, Volumes, content_identity};
@@ -20,10 +21,21 @@ impl Volumes {
     pub fn import_file(&self, request: &ImportFile) -> Result<FileImport> {
         let done = self.clone_file(request);
         done.map_err(|error| match &request.import.name {
-            // A final error means that nothing is left, also of an earlier call.
-            Some(name) if !request.dry_run => self.end_begun(name, error),
+            Some(name) if !request.dry_run && error.is_final() => self.end_import(name, error),
             Some(_) | None => error,
         })
+    }
+
+    /// A final error means that nothing is left of what an earlier call has begun. A complete volume of
+    /// this name stays.
+    fn end_import(&self, name: &str, error: Error) -> Error {
+        let found = self.pools.locks.acquire(Key::Name(name.to_string()));
+        let found = found.and_then(|lock| Ok((lock, self.find_name(name)?)));
+        match found {
+            Ok((_, Some(_))) => error,
+            Ok((_lock, None)) => self.end_begun(name, error),
+            Err(unknown) => error.with_undo(Err(unknown)),
+        }
     }
 
     fn clone_file(&self, request: &ImportFile) -> Result<FileImport> {

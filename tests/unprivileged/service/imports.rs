@@ -56,17 +56,6 @@ async fn import(node: &Node, request: ImportFileRequest) -> Result<ImportFileRes
     Ok(client.import_file(request).await?.into_inner())
 }
 
-/// The error of a call. Like its callers, it repeats the call while the one before has just ended.
-async fn finally_refused(node: &Node, request: &ImportFileRequest) -> tonic::Status {
-    loop {
-        let refused = import(node, request.clone()).await.unwrap_err();
-        if refused.code() != Code::Aborted {
-            return refused;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-}
-
 #[tokio::test]
 async fn the_answer_is_a_volume_or_an_obstacle_or_what_a_dry_run_found() {
     let (_, node) = start(TOP).await;
@@ -91,13 +80,13 @@ async fn the_answer_is_a_volume_or_an_obstacle_or_what_a_dry_run_found() {
         path: "disk.img".into(),
         ..request(&node)
     };
-    let refused = finally_refused(&node, &relative).await;
+    let refused = import(&node, relative).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     let without = ImportFileRequest {
         options: None,
         ..request(&node)
     };
-    let refused = finally_refused(&node, &without).await;
+    let refused = import(&node, without).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     node.delete(&volume.volume_id).await;
     node.stop().await;
