@@ -45,12 +45,16 @@ pub(super) fn format(
         .map_err(|errno| HostError::errno("read the size of", path, errno))?;
     let run = || program.run_within(limit(bytes), path, &words);
     // mkfs.btrfs looks up the image of every mounted loop device, and fails at the first that it
-    // cannot look up.
-    let ended = if fs == FsType::Btrfs && mounts::shows_dead_loop()? {
-        mounts::without_loops(run)
-    } else {
-        run()
-    }?;
+    // cannot look up: because its disk is dead, or because it was detached after mkfs.btrfs had read
+    // the table of mounts.
+    let ended = match fs {
+        FsType::Btrfs if mounts::shows_dead_loop()? => mounts::without_loops(run)?,
+        FsType::Btrfs => match run()? {
+            ended if ended.status.success() => ended,
+            _ => mounts::without_loops(run)?,
+        },
+        FsType::Ext4 | FsType::Xfs => run()?,
+    };
     if !ended.status.success() {
         return Err(ended.error("format", path));
     }
