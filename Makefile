@@ -53,7 +53,7 @@ test: ## Run all tests, but no benchmarks (as root, or with sudo)
 	tests/summary $$code $(LOGS)/left.log $(LOGS)/left-out.log $(PARTS:%=$(LOGS)/%.log) | tee $(LOGS)/summary.log
 
 .PHONY: parts parts-on-this-kernel parts-elsewhere
-parts: helm prometheus sanity-programs # all parts, also after one has failed
+parts: helm packages sanity-programs # all parts, also after one has failed
 	@code=0; $(MAKE) --jobs=2 --keep-going parts-on-this-kernel parts-elsewhere || code=$$?; \
 	$(MAKE) --jobs=1 --keep-going timed-sanity-here timed-e2e-if-warm || code=$$?; exit $$code
 
@@ -122,7 +122,7 @@ TEST_MEMBERS := --package slackwater --package slackwater-core --package slackwa
 
 # The tests wait for disks more than they compute, so twice as many run at once as there are CPUs.
 .PHONY: $(CARGO_PARTS)
-$(CARGO_PARTS): tests-%: helm prometheus
+$(CARGO_PARTS): tests-%: helm packages
 	@mkdir -p $(LOGS); echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast $(TEST_MEMBERS) --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
@@ -157,12 +157,12 @@ quick-lib $(QUICK_PROGRAMS:%=quick-%): quick-%:
 helm: # builds helm, which the tests of the chart use
 	@tests/cluster/build --helm
 
-# Without it, the tests that use it are left out, and the summary of `make test` names them. In CI, where apt
+# Without them, the tests that use them are left out, and the summary of `make test` names them. In CI, where apt
 # is available, that is a failure.
-.PHONY: prometheus
-prometheus: # downloads Prometheus, which the tests of alerts and of the dashboard use
-	@tests/prometheus/get >/dev/null || { \
-		echo "tests with Prometheus will be left out"; \
+.PHONY: packages
+packages: # downloads Prometheus and a registry of images, which tests start
+	@tests/packages/get >/dev/null || { \
+		echo "tests with Prometheus and with a real registry will be left out"; \
 		[ "$${CI:-}" != true ] || ! command -v apt-get >/dev/null; \
 	}
 

@@ -60,6 +60,7 @@ pub struct Archive<R> {
     /// Of the content and the padding of this entry.
     content: u64,
     padding: u64,
+    is_layer: bool,
 }
 
 fn refused(what: impl std::fmt::Display) -> Failure {
@@ -76,24 +77,33 @@ impl<R: Read> Archive<R> {
             inner,
             content: 0,
             padding: 0,
+            is_layer: false,
+        }
+    }
+
+    /// A reader of a layer of an image. Programs that create layers may leave out the end mark, and the
+    /// padding of the last file; the digest of the layer says whether something was lost.
+    pub fn layer(inner: R) -> Archive<R> {
+        Archive {
+            is_layer: true,
+            ..Archive::new(inner)
         }
     }
 
     /// The next entry; `None` at the end that the archive itself marks. One that only stops has
-    /// lost something.
+    /// lost something, unless it is a layer.
     pub fn next_entry(&mut self) -> Result<Option<Entry>> {
         self.skip_content()?;
         let mut extended = Extended::default();
-        for _ in 0..=EXTENSIONS {
-            let mut block = [0; BLOCK];
-            self.inner
-                .read_exact(&mut block)
-                .map_err(|error| match error.kind() {
-                    io::ErrorKind::UnexpectedEof => {
-                        refused("the archive ends without its end mark")
-                    }
-                    _ => corrupt(error),
-                })?;
+        for before in 0..=EXTENSIONS {
+            let mut block = Vec::with_capacity(BLOCK);
+            let mut next = self.inner.by_ref().take(BLOCK as u64);
+            next.read_to_end(&mut block).map_err(corrupt)?;
+            if block.is_empty() && self.is_layer && before == 0 {
+                return Ok(None);
+            }
+            let block = <[u8; BLOCK]>::try_from(block)
+                .map_err(|_| refused("the archive ends without its end mark"))?;
             if block == [0; BLOCK] {
                 return Ok(None);
             }
@@ -136,9 +146,10 @@ impl<R: Read> Archive<R> {
 
     fn skip_content(&mut self) -> Result<()> {
         let rest = self.content.saturating_add(self.padding);
+        let needed = if self.is_layer { self.content } else { rest };
         (self.content, self.padding) = (0, 0);
         let skipped = io::copy(&mut self.inner.by_ref().take(rest), &mut io::sink());
-        match skipped.map_err(corrupt)? == rest {
+        match skipped.map_err(corrupt)? >= needed {
             true => Ok(()),
             false => Err(refused("the archive ends within a file")),
         }

@@ -25,6 +25,10 @@ impl Name {
         if bytes.is_empty() {
             return refused("is empty");
         }
+        // umoci gives the root of an image this name.
+        if bytes == b"/" {
+            return Ok(None);
+        }
         if bytes.starts_with(b"/") {
             return refused("is absolute");
         }
@@ -104,12 +108,13 @@ mod tests {
         assert_eq!(parsed("./a//b/./c/"), Some("a/b/c".into()));
         assert_eq!(parsed("."), Some(String::new()));
         assert_eq!(parsed("./"), Some(String::new()));
+        assert_eq!(parsed("/"), Some(String::new()));
         assert_eq!(parsed("..a/...b/c.."), Some("..a/...b/c..".into()));
         let long_part = "a".repeat(256);
         let long_path = "a/".repeat(2048);
         for text in [
             "",
-            "/",
+            "//",
             "/a",
             "..",
             "a/..",

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::archive::Archive;
 use crate::config::{Config, Http, Source, Target};
 use crate::decode::decoder;
 use crate::disk::{Disk, open_folder};
@@ -277,7 +276,7 @@ impl<R: Read> Read for Timed<'_, R> {
 
 /// Adds one archive to a tree, and reads what follows its end.
 fn add_archive(tree: &mut Tree, content: &mut (impl Read + ?Sized)) -> Result<()> {
-    tree.add_all(&mut Archive::new(&mut *content))?;
+    tree.add_all(&mut *content)?;
     drain(content)
 }
 

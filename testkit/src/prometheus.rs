@@ -1,4 +1,4 @@
-//! Prometheus and promtool, from the path or from the cache of `tests/prometheus/get`.
+//! Prometheus and promtool, from the path or from the cache of `tests/packages/get`.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -12,9 +12,9 @@ use super::{Scratch, eventually, free_port};
 
 /// The program `prometheus` or `promtool`, if this machine has it. Otherwise `what` is left out.
 pub fn find(program: &str, what: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("PROMETHEUS_CACHE").map(PathBuf::from);
+    let cache = std::env::var_os("PACKAGES_CACHE").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(home()?.join(".cache/slackwater-prometheus")));
+    let cache = cache.or_else(|| Some(home()?.join(".cache/slackwater-packages")));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(cache.map(|cache| cache.join("usr/bin")));
     let found = folders
@@ -22,7 +22,7 @@ pub fn find(program: &str, what: &str) -> Option<PathBuf> {
         .find(|file| file.is_file());
     if found.is_none() {
         crate::left_out(&format!(
-            "{what}: {program} is missing (make prometheus downloads it)"
+            "{what}: {program} is missing (make packages downloads it)"
         ));
     }
     found

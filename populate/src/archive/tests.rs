@@ -45,7 +45,10 @@ fn all(parts: &[Vec<u8>]) -> Result<Vec<(Entry, Vec<u8>)>> {
 }
 
 fn read(bytes: &[u8]) -> Result<Vec<(Entry, Vec<u8>)>> {
-    let mut archive = Archive::new(bytes);
+    read_of(Archive::new(bytes))
+}
+
+fn read_of(mut archive: Archive<&[u8]>) -> Result<Vec<(Entry, Vec<u8>)>> {
     let mut found = Vec::new();
     while let Some(entry) = archive.next_entry()? {
         let mut content = Vec::new();
@@ -68,6 +71,32 @@ fn names(parts: &[Vec<u8>]) -> Vec<String> {
     names
         .map(|name| name.as_path().display().to_string())
         .collect()
+}
+
+/// umoci writes such layers.
+#[test]
+fn a_layer_needs_no_end_mark_and_its_last_file_no_padding() {
+    let whole = [
+        entry(b"a", b'0', b"", &[7; 600]),
+        entry(b"b", b'0', b"", b"12"),
+    ]
+    .concat();
+    let content = 3 * BLOCK + BLOCK + 2;
+    for length in 0..=whole.len() {
+        let read = read_of(Archive::layer(&whole[..length]));
+        // The end of "a" is that of its content, or within its padding, or that of its padding.
+        let files = match length {
+            0 => Some(0),
+            length if (BLOCK + 600..=3 * BLOCK).contains(&length) => Some(1),
+            length if length >= content => Some(2),
+            _ => None,
+        };
+        assert_eq!(read.ok().map(|files| files.len()), files, "{length}");
+        assert!(all(&[whole[..length].to_vec()]).is_err(), "{length}");
+    }
+    let header = pax(b'x', &[("path", "c")]);
+    let long = [whole, header].concat();
+    assert!(read_of(Archive::layer(&long)).is_err());
 }
 
 #[test]

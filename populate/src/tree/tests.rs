@@ -32,7 +32,7 @@ impl Place {
         let mut tree = Tree::new(root, rules, &report);
         for layer in layers {
             let bytes = layer.concat();
-            tree.add_all(&mut Archive::new(&bytes[..]))?;
+            tree.add_all(&bytes[..])?;
         }
         tree.finish()?;
         let outside = fs::read_dir(self.folder.path().join("outside")).expect("a folder");

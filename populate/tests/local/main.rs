@@ -13,6 +13,7 @@ mod kill;
 mod network;
 mod objects;
 mod program;
+mod registry;
 mod s3;
 mod server;
 mod support;

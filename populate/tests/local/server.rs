@@ -55,6 +55,8 @@ pub struct Server {
 /// A certificate authority and a certificate of `localhost` and the addresses.
 pub struct Tls {
     pub authority: String,
+    /// Certificate and key of the server, for a program that reads them from files.
+    pub own: (String, String),
     config: Arc<ServerConfig>,
 }
 
@@ -77,6 +79,7 @@ impl Tls {
             .with_single_cert(vec![certificate.der().clone()], key);
         Tls {
             authority,
+            own: (certificate.pem(), own.serialize_pem()),
             config: Arc::new(config.expect("valid")),
         }
     }

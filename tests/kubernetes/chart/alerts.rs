@@ -1,5 +1,5 @@
 //! The chart's alerts: each fires when it should and only then, says what happened, and leads to a
-//! runbook that exists. promtool comes from the package of Prometheus (`tests/prometheus/get`).
+//! runbook that exists. promtool comes from the package of Prometheus (`tests/packages/get`).
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
 //! The dashboard: every query of every panel returns series in a real Prometheus that scrapes drivers and
-//! a router, with the expected values. Prometheus comes from its package (`tests/prometheus/get`).
+//! a router, with the expected values. Prometheus comes from its package (`tests/packages/get`).
 
 use std::collections::BTreeSet;
 use std::fs;
