@@ -153,7 +153,8 @@ impl Store {
     fn with(meddle: Meddle) -> Store {
         let tls = Tls::new();
         let gateway = Arc::new(Gateway::new());
-        let behind = gateway.clone();
+        // The thread of the front never ends, and must not keep the folder of the server.
+        let behind = Arc::downgrade(&gateway);
         let count = Mutex::new(0);
         let front = Server::at("127.0.0.1", Some(&tls), move |request| {
             let before = {
@@ -161,7 +162,12 @@ impl Store {
                 *count += 1;
                 *count - 1
             };
-            meddle(&behind, request, before).unwrap_or_else(|| behind.forward(request))
+            match behind.upgrade() {
+                Some(behind) => {
+                    meddle(&behind, request, before).unwrap_or_else(|| behind.forward(request))
+                }
+                None => reply("503 Service Unavailable", &[], b""),
+            }
         });
         Store {
             gateway,
