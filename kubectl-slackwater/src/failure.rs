@@ -25,6 +25,8 @@ pub struct Failure {
     pub message: String,
     /// An object has changed since it was read, or exists already: nothing was stored.
     pub is_conflict: bool,
+    /// The API server or the connection to it failed: the same request may succeed later.
+    pub is_transient: bool,
 }
 
 impl Failure {
@@ -34,6 +36,7 @@ impl Failure {
             code: FAILED,
             message,
             is_conflict: false,
+            is_transient: false,
         }
     }
 
@@ -43,6 +46,7 @@ impl Failure {
             code: DENIED,
             message,
             is_conflict: false,
+            is_transient: false,
         }
     }
 
@@ -53,6 +57,7 @@ impl Failure {
             message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
                 .into(),
             is_conflict: false,
+            is_transient: false,
         }
     }
 
@@ -62,6 +67,7 @@ impl Failure {
             code: USAGE,
             message,
             is_conflict: false,
+            is_transient: false,
         }
     }
 
@@ -73,6 +79,7 @@ impl Failure {
             }
             kube::Error::Api(status) => Failure {
                 is_conflict: status.code == 409,
+                is_transient: matches!(status.code, 408 | 429 | 500..),
                 ..Failure::failed(format!("{action}: {}", status.message))
             },
             // The error has the arguments, the variables and the output of the program, and so secrets.
@@ -80,7 +87,11 @@ impl Failure {
                 "{action}: the credential plugin of the kubeconfig failed with {}; run it by hand to see why",
                 out.status
             )),
-            error => Failure::failed(format!("{action}: {}", chain(error))),
+            error => Failure {
+                // Not what is wrong with the kubeconfig, the user or the request.
+                is_transient: matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_)),
+                ..Failure::failed(format!("{action}: {}", chain(error)))
+            },
         }
     }
 }
@@ -102,6 +113,26 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_failures_that_can_pass_are_transient() {
+        let of = |code: u16| {
+            let status = serde_json::json!({"status": "Failure", "message": "x", "reason": "x", "code": code});
+            let status = serde_json::from_value(status).unwrap();
+            Failure::of("reading", &kube::Error::Api(Box::new(status))).is_transient
+        };
+        for code in [408, 429, 500, 503, 504] {
+            assert!(of(code), "{code}");
+        }
+        for code in [400, 401, 403, 404, 409, 410, 422] {
+            assert!(!of(code), "{code}");
+        }
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let refused = kube::Error::Service(Box::new(refused));
+        assert!(Failure::of("reading", &refused).is_transient);
+        assert!(!Failure::of("reading", &kube::Error::TlsRequired).is_transient);
+        assert!(!Failure::usage("x".into()).is_transient);
+    }
 
     #[test]
     fn an_error_of_a_credential_plugin_shows_no_secret() {

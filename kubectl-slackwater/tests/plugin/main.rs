@@ -14,4 +14,5 @@ mod raced;
 mod reads;
 mod restores;
 mod transfers;
+mod waits;
 mod world;

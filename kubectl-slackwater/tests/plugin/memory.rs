@@ -33,6 +33,8 @@ pub struct Server {
     pub broken: Vec<String>,
     /// Namespaces in which nothing can be created: their paths.
     pub refusing: Vec<String>,
+    /// How many requests for these paths are still answered with this code.
+    pub failing: BTreeMap<String, (usize, u16)>,
     /// Called before each request is executed.
     pub before: Option<fn(&mut Server, &Method, &str)>,
 }
@@ -43,11 +45,12 @@ const CLAIMS: &str = "/persistentvolumeclaims/";
 const VOLUMES: &str = "/api/v1/persistentvolumes/";
 
 /// Kinds that are listed.
-const LISTED: [&str; 8] = [
+const LISTED: [&str; 9] = [
     "horizontalpodautoscalers",
     "persistentvolumeclaims",
     "persistentvolumes",
     "pods",
+    "pools",
     "volumegroupsnapshots",
     "volumemoves",
     "volumesnapshotcontents",
@@ -142,6 +145,10 @@ impl Server {
         if *method == Method::POST && self.refusing.contains(&parent) {
             return refused(StatusCode::FORBIDDEN, "exceeded quota");
         }
+        if let Some((left, code)) = self.failing.get_mut(path).filter(|(left, _)| *left > 0) {
+            *left -= 1;
+            return refused(StatusCode::from_u16(*code).unwrap(), "the server is away");
+        }
         if path.ends_with("/selfsubjectaccessreviews") {
             let mut answer = body.clone();
             answer["status"] = json!({"allowed": true});
@@ -153,12 +160,17 @@ impl Server {
         match *method {
             Method::GET => self.read(path),
             Method::POST => {
-                let name = body["metadata"]["name"].as_str().unwrap();
+                let prefix = body["metadata"]["generateName"].as_str();
+                let name = match body["metadata"]["name"].as_str() {
+                    Some(name) => name.to_string(),
+                    None => format!("{}new", prefix.unwrap()),
+                };
                 let own = format!("{path}/{name}");
                 if self.objects.contains_key(&own) {
                     return refused(StatusCode::CONFLICT, "AlreadyExists");
                 }
                 let mut object = body.clone();
+                object["metadata"]["name"] = json!(name);
                 object["metadata"]["namespace"] = json!(path.split('/').nth(4).unwrap());
                 object["status"] = json!({"phase": "Pending"});
                 self.put(&own, object);
