@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::cluster::{Cluster, Scope};
 
@@ -80,6 +80,8 @@ pub enum Command {
     Move(MoveArguments),
     /// Restore a snapshot, or all members of a group snapshot, into new claims
     Restore(RestoreArguments),
+    /// Give a claim, or all claims of a group snapshot, the content of a snapshot in place
+    Revert(RevertArguments),
     /// Move a claim, with its volume, to another namespace
     Transfer(TransferArguments),
 }
@@ -225,6 +227,31 @@ pub struct Check {
     pub discard: bool,
 }
 
+/// A revert.
+#[derive(Clone, Debug, Args)]
+#[command(group = ArgGroup::new("reverted").required(true).args(["claim", "group"]))]
+pub struct RevertArguments {
+    /// The claim
+    #[arg(requires = "to")]
+    pub claim: Option<String>,
+    /// The VolumeSnapshot of this claim whose content it gets
+    #[arg(long, value_name = "SNAPSHOT", requires = "claim")]
+    pub to: Option<String>,
+    /// Revert the claims of all members of this VolumeGroupSnapshot
+    #[arg(long, value_name = "GROUPSNAPSHOT")]
+    pub group: Option<String>,
+    /// Keep the present content in VolumeSnapshots
+    #[arg(long)]
+    pub keep_old: bool,
+    /// What has not begun within this time fails, for example because pods use a claim
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = deadline)]
+    pub deadline: String,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
 /// A claim to another namespace.
 #[derive(Clone, Debug, Args)]
 pub struct TransferArguments {
@@ -266,6 +293,16 @@ fn time(text: &str) -> Result<Duration, String> {
     };
     let number: u32 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
     Ok(Duration::from_secs(unit * u64::from(number)))
+}
+
+/// A duration as fields of objects have it.
+fn deadline(text: &str) -> Result<String, String> {
+    let number = text.strip_suffix(['s', 'm', 'h', 'd']);
+    let is_number = |number: &str| number.parse::<u32>().is_ok();
+    match number.is_some_and(is_number) {
+        true => Ok(text.to_string()),
+        false => Err(format!("{text} is not a time such as 90s, 10m, 2h or 1d")),
+    }
 }
 
 /// How a result is printed.
@@ -367,6 +404,10 @@ mod tests {
         assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
         for wrong in ["", "5", "m", "-1s", "1.5h", "5d", "é"] {
             assert!(time(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(deadline("2d").as_deref(), Ok("2d"));
+        for wrong in ["", "5", "m", "-1s", "1.5h", "soon", "é"] {
+            assert!(deadline(wrong).is_err(), "{wrong}");
         }
     }
 

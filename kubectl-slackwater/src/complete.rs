@@ -122,6 +122,8 @@ fn value_of(argument: &clap::Arg) -> Wanted {
         "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
         "to_node" => Wanted::Objects(&[&object::NODE]),
         "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
+        "to" => Wanted::Objects(&[&object::SNAPSHOT]),
+        "group" => Wanted::Objects(&[&object::GROUP]),
         "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
         "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
         "namespace" | "to_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
@@ -208,6 +210,15 @@ mod tests {
         assert_eq!(
             after(&["restore", "x", "--statefulset"], ""),
             Wanted::Objects(&[&object::STATEFUL_SET])
+        );
+        assert_eq!(after(&["revert"], ""), Wanted::Objects(&[&object::CLAIM]));
+        assert_eq!(
+            after(&["revert", "x", "--to"], ""),
+            Wanted::Objects(&[&object::SNAPSHOT])
+        );
+        assert_eq!(
+            after(&["revert", "--group"], ""),
+            Wanted::Objects(&[&object::GROUP])
         );
         has(after(&["-n", "status", "volumes", "--output"], ""), "json");
         assert_eq!(after(&["who"], ""), Wanted::Objects(&[&object::CLAIM]));

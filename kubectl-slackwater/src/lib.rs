@@ -19,6 +19,7 @@ pub mod orphans;
 pub mod pool_change;
 pub mod pools;
 pub mod restore;
+pub mod revert;
 pub mod snapshots;
 pub mod status;
 pub mod text;
@@ -111,6 +112,7 @@ fn run(cli: Cli) -> Result<()> {
             Command::Pool(command) => pool_change::run(&cluster, command).await,
             Command::Move(arguments) => volume_move::run(&cluster, &arguments).await,
             Command::Restore(arguments) => restore::run(&cluster, &arguments).await,
+            Command::Revert(arguments) => revert::run(&cluster, &arguments).await,
             Command::Transfer(arguments) => transfer::run(&cluster, &arguments).await,
         }
     })

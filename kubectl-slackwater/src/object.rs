@@ -63,6 +63,13 @@ const GROUPS_GROUP: &str = "groupsnapshot.storage.k8s.io";
 
 pub const POOL: Kind = Kind::new("slackwater.dev", ALPHA, "Pool", "pools", false);
 pub const MOVE: Kind = Kind::new("slackwater.dev", ALPHA, "VolumeMove", "volumemoves", true);
+pub const REVERT: Kind = Kind::new(
+    "slackwater.dev",
+    ALPHA,
+    "VolumeRevert",
+    "volumereverts",
+    true,
+);
 pub const CLAIM: Kind = Kind::new(
     "",
     V1,

@@ -6,7 +6,7 @@
 mod names;
 mod plan;
 mod report;
-mod source;
+pub mod source;
 mod stateful;
 mod verify;
 mod wait;
@@ -54,6 +54,7 @@ impl Plan {
     /// Refuses what would fail later, or leave an application with some of its volumes.
     async fn read(cluster: &Cluster, arguments: &RestoreArguments) -> Result<Plan> {
         let source = source::find(cluster, &arguments.source).await?;
+        source.refuse_unsized()?;
         let set = match &arguments.statefulset {
             Some(name) => Some(stateful::find(cluster, name).await?),
             None => None,

@@ -1,4 +1,4 @@
-//! What is restored: a snapshot, or all members of a group snapshot.
+//! What is restored or reverted: a snapshot, or all members of a group snapshot.
 
 use crate::cluster::{Cluster, Scope};
 use crate::cuts::{self, Snapshot};
@@ -13,6 +13,19 @@ pub struct Source {
     /// Its snapshots, sorted by the name of their claim. Each is ready, and has a name to which its
     /// copy is restored.
     pub members: Vec<Snapshot>,
+}
+
+impl Source {
+    /// Refuses snapshots from which no claim can be created, because their size is not known.
+    pub fn refuse_unsized(&self) -> Result<()> {
+        match self.members.iter().find(|one| one.restore_bytes <= 0) {
+            None => Ok(()),
+            Some(one) => Err(Failure::failed(format!(
+                "VolumeSnapshot {}/{} has no status.restoreSize, so the size of its copy is not known",
+                one.namespace, one.name
+            ))),
+        }
+    }
 }
 
 /// The kind that the user has named.
@@ -86,9 +99,6 @@ fn refuse_unready(snapshot: &Snapshot) -> Result<()> {
             error => format!(": {error}"),
         };
         return refuse(format!("is not ready{why}"));
-    }
-    if snapshot.restore_bytes <= 0 {
-        return refuse("has no status.restoreSize, so the size of its copy is not known".into());
     }
     Ok(())
 }

@@ -1,15 +1,8 @@
 //! Commands that change objects.
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 
-use crate::world::{POOLS, World, days_ago, id, said};
-
-/// Nothing here takes as long, unless it hangs. The machine may be busy.
-const LONG: Duration = Duration::from_secs(120);
+use crate::world::{POOLS, World, days_ago, id, without_suffix};
 
 #[test]
 fn changes_are_planned_permitted_and_confirmed_first() {
@@ -86,7 +79,7 @@ fn orphans(world: &World) {
 }
 
 /// Runs commands, and reports what is stored after each.
-fn steps(world: &World, resource: &[&str], commands: &[&[&str]]) -> String {
+pub fn steps(world: &World, resource: &[&str], commands: &[&[&str]]) -> String {
     let mut all = Vec::new();
     for words in commands {
         let said = world.says(words);
@@ -279,7 +272,7 @@ fn moves(world: &World) {
             ],
         ],
     );
-    insta::assert_snapshot!("move_refused", without_suffix(&text));
+    insta::assert_snapshot!("move_refused", without_suffix(&text, "data-pg-0-"));
     let done = [
         json!({"phase": "Copying", "to": {"node": "node-2"}, "bytesDone": 1 << 30, "bytesTotal": 20u64 << 30}),
         json!({"phase": "Copying", "bytesDone": 11u64 << 30}),
@@ -292,19 +285,6 @@ fn moves(world: &World) {
     let undone = [json!({"phase": "Aborted", "message": "the pool of node-2 has no room"})];
     let text = followed(world, "data-pg-1", &undone);
     insta::assert_snapshot!("move_undone", text);
-}
-
-/// The characters that the API server adds to `generateName` differ from run to run.
-fn without_suffix(text: &str) -> String {
-    let mut plain = String::new();
-    for (n, part) in text.split("data-pg-0-").enumerate() {
-        let has_suffix = n > 0;
-        if has_suffix {
-            plain.push_str("data-pg-0-SUFFIX");
-        }
-        plain.push_str(if has_suffix { &part[5..] } else { part });
-    }
-    plain
 }
 
 /// A move with `--wait`, while its controller writes these parts of the status.
@@ -324,30 +304,6 @@ fn followed(world: &World, claim: &str, states: &[Value]) -> String {
         "--yes",
         "--wait",
     ];
-    let mut command = world.command(&words);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut seen = vec![progress.next().unwrap().unwrap()];
-    let start = Instant::now();
-    let name = loop {
-        let jsonpath = format!("jsonpath={{.items[?(@.spec.claim==\"{claim}\")].metadata.name}}");
-        let found = world
-            .plane
-            .kubectl(&["get", "volumemoves", "-n", "shop", "-o", &jsonpath]);
-        if !found.is_empty() {
-            break found;
-        }
-        assert!(start.elapsed() < LONG, "no VolumeMove was created");
-    };
-    for state in states {
-        world.status(&format!("volumemove/{name}"), state.clone());
-        seen.extend(progress.next().map(Result::unwrap));
-    }
-    let mut output = child.wait_with_output().unwrap();
-    output.stderr = (seen.join("\n") + "\n").into_bytes();
-    said(&words, &output).replace(&name, "NAME")
+    let filter = format!("@.spec.claim==\"{claim}\"");
+    world.followed(&words, ("volumemoves", &filter), states)
 }

@@ -13,6 +13,7 @@ mod memory;
 mod raced;
 mod reads;
 mod restores;
+mod reverts;
 mod transfers;
 mod waits;
 mod world;

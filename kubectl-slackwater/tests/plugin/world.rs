@@ -1,6 +1,8 @@
 //! An API server with objects of a small shop, and the plugin.
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -16,6 +18,8 @@ pub const POOLS: [&str; 3] = [
     "11111111-2222-4333-8444-000000000003",
 ];
 const GIB: i64 = 1 << 30;
+/// Nothing here takes as long, unless it hangs. The machine may be busy.
+const LONG: Duration = Duration::from_secs(120);
 
 pub struct World {
     pub plane: Plane,
@@ -36,6 +40,9 @@ impl World {
         let plane = Plane::start(what)?;
         plane.apply(include_str!("../../../deploy/chart/crds/pools.yaml"));
         plane.apply(include_str!("../../../deploy/chart/crds/volumemoves.yaml"));
+        plane.apply(include_str!(
+            "../../../deploy/chart/crds/volumereverts.yaml"
+        ));
         let crds = plane
             .program()
             .ancestors()
@@ -112,6 +119,42 @@ impl World {
     /// What it prints, with its exit code, and without what differs from run to run.
     pub fn says(&self, words: &[&str]) -> String {
         said(words, &self.command(words).output().unwrap())
+    }
+
+    /// A command with `--wait` that creates the object of this resource which the filter of jsonpath
+    /// selects, while its controller writes these parts of the status.
+    pub fn followed(
+        &self,
+        words: &[&str],
+        (resource, filter): (&str, &str),
+        states: &[Value],
+    ) -> String {
+        let mut command = self.command(words);
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut seen = vec![progress.next().unwrap().unwrap()];
+        let start = Instant::now();
+        let name = loop {
+            let jsonpath = format!("jsonpath={{.items[?({filter})].metadata.name}}");
+            let found = self
+                .plane
+                .kubectl(&["get", resource, "-n", "shop", "-o", &jsonpath]);
+            if !found.is_empty() {
+                break found;
+            }
+            assert!(start.elapsed() < LONG, "no object was created");
+        };
+        for state in states {
+            self.status(&format!("{resource}/{name}"), state.clone());
+            seen.extend(progress.next().map(Result::unwrap));
+        }
+        let mut output = child.wait_with_output().unwrap();
+        output.stderr = (seen.join("\n") + "\n").into_bytes();
+        said(words, &output).replace(&name, "NAME")
     }
 
     /// The objects of the shop.
@@ -335,4 +378,18 @@ fn plain(cell: &str) -> String {
         Some(number) if is_age(number) => "AGE".into(),
         _ => cell.into(),
     }
+}
+
+/// The characters that the API server adds to `generateName` differ from run to run.
+pub fn without_suffix(text: &str, prefix: &str) -> String {
+    let mut plain = String::new();
+    for (n, part) in text.split(prefix).enumerate() {
+        let has_suffix = n > 0;
+        if has_suffix {
+            plain.push_str(prefix);
+            plain.push_str("SUFFIX");
+        }
+        plain.push_str(if has_suffix { &part[5..] } else { part });
+    }
+    plain
 }
