@@ -123,8 +123,11 @@ pub async fn patch(
         dry_run: change.dry_run,
         ..PatchParams::default()
     };
-    let api =
-        Api::<DynamicObject>::all_with(cluster.client.clone(), &kind.resource(kind.versions[0]));
+    let scope = match &object.metadata.namespace {
+        Some(namespace) => Scope::Namespace(namespace.clone()),
+        None => Scope::All,
+    };
+    let api = cluster.api(kind, kind.versions[0], &scope);
     let done = api.patch(&name, &params, &Patch::Merge(fields)).await;
     done.map_err(|error| match error {
         kube::Error::Api(status) if status.code == 409 => Failure {
@@ -136,6 +139,16 @@ pub async fn patch(
         },
         error => Failure::of(&format!("changing {} {name}", kind.kind), &error),
     })
+}
+
+/// A field that the CustomResourceDefinition of an older release does not have is not stored.
+pub fn is_stored(stored: bool, field: &str, file: &str) -> Result<()> {
+    match stored {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "the API server did not store {field}: the CustomResourceDefinition is of an older release; apply deploy/chart/crds/{file}, and try again"
+        ))),
+    }
 }
 
 /// How far an operation is.

@@ -62,6 +62,11 @@ pub enum Command {
     Volumes(ListArguments),
     /// List snapshots with the consistency level that they have reached
     Snapshots(ListArguments),
+    /// List schedules of snapshots with their last and next cut
+    Schedules(ListArguments),
+    /// Have a schedule of snapshots executed now
+    #[command(subcommand, disable_help_subcommand = true)]
+    Schedule(ScheduleCommand),
     /// List volumes and snapshots that no object names, and have them deleted
     Orphans(OrphanArguments),
     /// Show where the volume of a claim is, and which pods use it
@@ -126,6 +131,20 @@ pub enum PoolCommand {
         to_node: String,
         #[command(flatten)]
         change: Change,
+    },
+}
+
+/// What is done with a schedule of snapshots.
+#[derive(Debug, Subcommand)]
+pub enum ScheduleCommand {
+    /// Have it executed now, besides its own times
+    Run {
+        /// The SnapshotSchedule
+        schedule: String,
+        #[command(flatten)]
+        change: Change,
+        #[command(flatten)]
+        wait: Wait,
     },
 }
 

@@ -4,7 +4,11 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::civil::DateTime;
+use k8s_openapi::jiff::tz::TimeZone;
 use kube::api::{Api, DynamicObject, ListParams};
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 
@@ -229,6 +233,20 @@ impl Cluster {
             }
         }
         Ok(None)
+    }
+
+    /// The time of the API server, by which controllers go. That of the user's machine may be wrong.
+    pub async fn server_time(&self) -> Result<Timestamp> {
+        let action = "asking the API server for its time";
+        let request = http::Request::get("/version").body(Body::empty());
+        let request = request.map_err(|error| Failure::failed(format!("{action}: {error}")))?;
+        let answer = self.client.send(request).await;
+        let answer = answer.map_err(|error| Failure::of(action, &error))?;
+        let date = answer.headers().get(http::header::DATE);
+        let date = date.and_then(|date| date.to_str().ok()).unwrap_or_default();
+        let time = DateTime::strptime("%a, %d %b %Y %H:%M:%S GMT", date);
+        let time = time.and_then(|time| TimeZone::UTC.to_timestamp(time));
+        time.map_err(|_| Failure::failed(format!("{action}: its Date is {date:?}")))
     }
 
     /// Something that is not shown.

@@ -122,6 +122,7 @@ fn value_of(argument: &clap::Arg) -> Wanted {
         "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
         "to_node" => Wanted::Objects(&[&object::NODE]),
         "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
+        "schedule" => Wanted::Objects(&[&object::SCHEDULE]),
         "to" => Wanted::Objects(&[&object::SNAPSHOT]),
         "group" => Wanted::Objects(&[&object::GROUP]),
         "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
@@ -210,6 +211,11 @@ mod tests {
         assert_eq!(
             after(&["restore", "x", "--statefulset"], ""),
             Wanted::Objects(&[&object::STATEFUL_SET])
+        );
+        has(after(&["schedule"], ""), "run");
+        assert_eq!(
+            after(&["schedule", "run"], ""),
+            Wanted::Objects(&[&object::SCHEDULE])
         );
         assert_eq!(after(&["revert"], ""), Wanted::Objects(&[&object::CLAIM]));
         assert_eq!(

@@ -20,6 +20,8 @@ pub mod pool_change;
 pub mod pools;
 pub mod restore;
 pub mod revert;
+pub mod schedule_run;
+pub mod schedules;
 pub mod snapshots;
 pub mod status;
 pub mod text;
@@ -36,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, ScheduleCommand};
 use cluster::Cluster;
 use failure::{Failure, Result};
 
@@ -106,6 +108,14 @@ fn run(cli: Cli) -> Result<()> {
             Command::Snapshots(arguments) => {
                 watch::show(&cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
             }
+            Command::Schedules(arguments) => {
+                watch::show(&cluster, &arguments, &schedules::KINDS, schedules::listing).await
+            }
+            Command::Schedule(ScheduleCommand::Run {
+                schedule,
+                change,
+                wait,
+            }) => schedule_run::run(&cluster, &schedule, &change, &wait).await,
             Command::Orphans(arguments) => orphans::run(&cluster, &arguments).await,
             Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
             Command::Status(arguments) => status::run(&cluster, &arguments).await,

@@ -70,6 +70,13 @@ pub const REVERT: Kind = Kind::new(
     "volumereverts",
     true,
 );
+pub const SCHEDULE: Kind = Kind::new(
+    "slackwater.dev",
+    ALPHA,
+    "SnapshotSchedule",
+    "snapshotschedules",
+    true,
+);
 pub const CLAIM: Kind = Kind::new(
     "",
     V1,

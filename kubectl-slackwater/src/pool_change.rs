@@ -3,7 +3,7 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Need, Progress, confirm, follow, mark, patch, require, say};
+use crate::change::{Need, Progress, confirm, follow, is_stored, mark, patch, require, say};
 use crate::cli::{Change, PoolCommand};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
@@ -246,7 +246,11 @@ async fn evacuate(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"evacuate": wanted}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
-    is_stored(now.is_true("/spec/evacuate") == wanted, "spec.evacuate")?;
+    is_stored(
+        now.is_true("/spec/evacuate") == wanted,
+        "spec.evacuate",
+        "pools.yaml",
+    )?;
     let done = match wanted {
         true => "evacuating",
         false => "not evacuating",
@@ -257,16 +261,6 @@ async fn evacuate(
         mark(change)
     ));
     Ok(())
-}
-
-/// A field that the CustomResourceDefinition of an older release does not have is not stored.
-fn is_stored(stored: bool, field: &str) -> Result<()> {
-    match stored {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "the API server did not store {field}: the CustomResourceDefinition is of an older release; apply deploy/chart/crds/pools.yaml, and try again"
-        ))),
-    }
 }
 
 /// What is left in a pool that is being emptied.
@@ -337,7 +331,7 @@ async fn hand_over(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"node": node}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
-    is_stored(now.text("/spec/node") == node, "spec.node")?;
+    is_stored(now.text("/spec/node") == node, "spec.node", "pools.yaml")?;
     say(&format!(
         "pool.slackwater.dev/{} handed over to {node}{}",
         pool.id,

@@ -14,6 +14,7 @@ mod raced;
 mod reads;
 mod restores;
 mod reverts;
+mod schedules;
 mod transfers;
 mod waits;
 mod world;

@@ -41,6 +41,9 @@ impl World {
         plane.apply(include_str!("../../../deploy/chart/crds/pools.yaml"));
         plane.apply(include_str!("../../../deploy/chart/crds/volumemoves.yaml"));
         plane.apply(include_str!(
+            "../../../deploy/chart/crds/snapshotschedules.yaml"
+        ));
+        plane.apply(include_str!(
             "../../../deploy/chart/crds/volumereverts.yaml"
         ));
         let crds = plane

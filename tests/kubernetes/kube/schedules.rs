@@ -245,6 +245,7 @@ fn schedules_create_and_delete_snapshots() {
     assert!(!fixture.exists(&new));
     let status = fixture.cluster.status().and_then(|status| status.schedules);
     assert!(status.is_some_and(|all| all.contains_key("shop/pg")));
+    runs_when_a_person_requests_it(&fixture);
     groups(&fixture);
     fixture.plane.runtime.block_on(fixture.cluster.shut_down());
 }
@@ -336,6 +337,36 @@ fn makes_up_for_a_missed_slot(fixture: &Fixture, (old, new): (&str, &str), slot:
         shown.contains("LAST CUT") && shown.contains("filesystem"),
         "{shown}"
     );
+}
+
+/// `runAt` is one more slot, as `kubectl slackwater schedule run` writes it.
+fn runs_when_a_person_requests_it(fixture: &Fixture) {
+    let schedule = "snapshotschedules.slackwater.dev/pg";
+    let now = Timestamp::now().as_second();
+    let minute = Timestamp::from_second(now - now % 60).unwrap();
+    let run = json!({"spec": {"runAt": minute.to_string()}});
+    fixture.patch(schedule, &run, &[]);
+    let set = fixture.set("pg", minute, "data");
+    eventually("a set of this minute is created", || fixture.exists(&set));
+    eventually("the slot is recorded", || {
+        fixture.get(schedule, ".status.lastSlot") == minute.to_string()
+    });
+    fixture.finish(&set, 5);
+    eventually("it is the last cut", || {
+        fixture.get(schedule, ".status.lastCutSlot") == minute.to_string()
+    });
+    let wrong = json!({"spec": {"runAt": "2026-11-22T11:05:30Z"}}).to_string();
+    let words = [
+        "patch",
+        "-n",
+        "shop",
+        schedule,
+        "--type=merge",
+        "-p",
+        &wrong,
+    ];
+    let error = fixture.plane.try_kubectl(&words).unwrap_err();
+    assert!(error.contains("spec.runAt"), "{error}");
 }
 
 /// What is not valid is refused by the schema, or with a condition.

@@ -64,6 +64,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "pools",
             "restore",
             "revert",
+            "schedule_run",
+            "schedules",
             "snapshots",
             "status",
             "text",

@@ -19,7 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
 use super::retention::{Keep, Reason, State, victims};
 use super::sets::Set;
-use super::slots::jitter;
+use super::slots::{SPREAD, jitter};
 use super::spec::{Plan, What};
 use crate::model::Level;
 use show::Shown;
@@ -152,7 +152,7 @@ fn usable(seen: &Seen) -> Result<Plan, (&'static str, String)> {
 
 /// The slots of a suspended schedule pass.
 fn settle_suspended(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
-    if let Some(slot) = plan.times.last(seen.now)
+    if let Some(slot) = plan.times.last(seen.now).max(run(seen, plan))
         && shown.status.last_slot.as_ref().map(|last| last.0) != Some(slot)
     {
         shown.status.last_slot = Some(Time(slot));
@@ -160,12 +160,24 @@ fn settle_suspended(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
     shown.suspended();
 }
 
+/// The slot that a person has added, once its time has come.
+fn run(seen: &Seen, plan: &Plan) -> Option<Timestamp> {
+    plan.run_at.filter(|at| *at <= seen.now)
+}
+
 /// The slot that is to be executed now. Those that are not executed any more are settled.
 fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestamp> {
     let created = seen.object.metadata.creation_timestamp.as_ref();
     let created = created.map_or(seen.now, |created| created.0);
     let jitter = jitter(&plan.names.uid);
-    let slot = plan.times.last(seen.now.checked_sub(jitter).ok()?)?;
+    let slot = plan.times.last(seen.now.checked_sub(jitter).ok()?);
+    // A person waits for the one that was added. It is the minute in which it was, so it may be as late
+    // as others that are spread over theirs.
+    let run = run(seen, plan);
+    let (slot, spread) = match run > slot {
+        true => (run?, SPREAD),
+        false => (slot?, jitter),
+    };
     let before = status.last_slot.as_ref().map_or(created, |last| last.0);
     if before.duration_since(seen.now) > MAX_AHEAD {
         status.last_slot = Some(Time(slot));
@@ -175,7 +187,7 @@ fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestam
         return None;
     }
     status.last_slot = Some(Time(slot));
-    let is_late = |most: SignedDuration| seen.now.duration_since(slot) - jitter > most;
+    let is_late = |most: SignedDuration| seen.now.duration_since(slot) - spread > most;
     if plan.deadline.is_some_and(is_late) {
         status.missed += 1;
         return None;

@@ -50,6 +50,9 @@ pub(super) struct ScheduleSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) keep: Option<KeepSpec>,
     pub(super) suspend: bool,
+    /// One more slot, besides those of `cron` or `every`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) run_at: Option<String>,
     /// A slot that could not be executed for this long is skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) starting_deadline: Option<String>,

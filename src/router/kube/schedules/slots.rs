@@ -17,6 +17,8 @@ const COMPARED: usize = 128;
 const REFERENCE: i64 = 1_704_067_200;
 /// Slots are executed within this time after they are due, each schedule at another second of it.
 const SPREAD_SECONDS: u64 = 60;
+/// The same, as a duration.
+pub(super) const SPREAD: SignedDuration = SignedDuration::from_secs(SPREAD_SECONDS as i64);
 
 /// The time zones of this program, not those of its image: they are the same in all routers.
 static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);

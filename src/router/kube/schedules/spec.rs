@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::SignedDuration;
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 
 use super::names::Names;
 use super::object::{KeepSpec, ScheduleSpec, SnapshotSchedule};
 use super::retention::Keep;
 use super::slots::{self, Timetable};
 use crate::router::kube::duration::duration;
+
+const NANOSECONDS_PER_MINUTE: i128 = 60 * 1_000_000_000;
 
 /// What a schedule requests.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub(super) struct Plan {
     /// `None`: all sets are kept.
     pub(super) keep: Option<Keep>,
     pub(super) deadline: Option<SignedDuration>,
+    /// One more slot, which is due at once.
+    pub(super) run_at: Option<Timestamp>,
     pub(super) names: Names,
 }
 
@@ -52,6 +56,7 @@ impl Plan {
                 .as_deref()
                 .map(|text| time("startingDeadline", text))
                 .transpose()?,
+            run_at: spec.run_at.as_deref().map(minute).transpose()?,
             names,
         })
     }
@@ -121,6 +126,17 @@ fn keep(spec: &KeepSpec) -> Result<Option<Keep>, String> {
             .map(|text| time("keep.maxAge", text))
             .transpose()?,
     }))
+}
+
+/// A time in whole minutes, as all slots are.
+fn minute(text: &str) -> Result<Timestamp, String> {
+    let time = text.parse::<Timestamp>().ok();
+    let time = time.filter(|time| time.as_nanosecond() % NANOSECONDS_PER_MINUTE == 0);
+    time.ok_or_else(|| {
+        format!(
+            "runAt {text:?} is not a time in whole minutes; give one such as 2026-11-22T11:05:00Z"
+        )
+    })
 }
 
 fn time(field: &str, text: &str) -> Result<SignedDuration, String> {

@@ -66,7 +66,9 @@ impl<'a> Shown<'a> {
     pub(super) fn scheduling(&mut self, plan: &Plan) {
         let last = self.status.last_slot.as_ref();
         let after = last.map_or(self.seen.now, |last| last.0.max(self.seen.now));
-        self.status.next_slot = plan.times.next(after).map(|next| next.to_string());
+        let run = plan.run_at.filter(|run| *run > after);
+        let next = plan.times.next(after).into_iter().chain(run).min();
+        self.status.next_slot = next.map(|next| next.to_string());
         self.set(SCHEDULING, "True", "Scheduled", String::new());
     }
 

@@ -317,6 +317,104 @@ fn one_set_is_removed_for_its_age_after_each_new_one() {
 }
 
 #[test]
+fn a_schedule_is_run_once_when_a_person_requests_it() {
+    for crash in [
+        Crash::Before,
+        Crash::Within,
+        Crash::BeforeStatus,
+        Crash::Never,
+    ] {
+        let mut world = world();
+        world.now = at("2026-11-22T01:07:30Z");
+        world.run();
+        world.finish(Some(Level::Filesystem));
+        world.run();
+        let regular = world.created.clone();
+        // Without a wait for the jitter of its regular slots.
+        world.schedule.spec.run_at = Some("2026-11-22T01:07:00Z".into());
+        world.pass(crash);
+        world.run();
+        let run = ["pg-20261122-0107-0a1b2-a", "pg-20261122-0107-0a1b2-b"];
+        assert_eq!(world.created[regular.len()..], run, "{crash:?}");
+        let status = world.status();
+        assert_eq!(status.next_slot.as_deref(), Some("2026-11-22T02:00:00Z"));
+        // Neither after they were deleted, nor after the schedule was suspended.
+        world.objects.clear();
+        world.schedule.spec.suspend = true;
+        world.run();
+        world.schedule.spec.suspend = false;
+        world.run();
+        assert_eq!(world.created.len(), 4, "{crash:?}");
+        world.now = at("2026-11-22T02:02:00Z");
+        world.run();
+        assert_eq!(
+            world.created[4..],
+            ["pg-20261122-0200-0a1b2-a", "pg-20261122-0200-0a1b2-b"]
+        );
+    }
+}
+
+#[test]
+fn a_run_in_the_minute_of_a_slot_is_the_slot() {
+    let mut world = world();
+    world.now = at("2026-11-22T01:00:01Z");
+    assert!(jitter(world.uid()) > SignedDuration::from_secs(1));
+    world.schedule.spec.run_at = Some("2026-11-22T01:00:00Z".into());
+    world.run();
+    world.now = at("2026-11-22T01:10:00Z");
+    world.run();
+    assert_eq!(world.created.len(), CLAIMS.len());
+}
+
+#[test]
+fn a_run_of_the_future_waits_and_one_of_the_past_of_a_schedule_is_none() {
+    let mut world = world();
+    // Before the schedule was created, as in a manifest from another cluster.
+    world.schedule.spec.run_at = Some("2026-11-22T00:05:00Z".into());
+    world.run();
+    assert_eq!(world.created, Vec::<String>::new());
+    world.schedule.spec.run_at = Some("2026-11-22T00:30:00Z".into());
+    world.run();
+    assert_eq!(world.created, Vec::<String>::new());
+    let next = world.status().next_slot;
+    assert_eq!(next.as_deref(), Some("2026-11-22T00:30:00Z"));
+    // While it is suspended, it passes as others do.
+    world.now = at("2026-11-22T00:31:00Z");
+    world.schedule.spec.suspend = true;
+    world.run();
+    world.schedule.spec.suspend = false;
+    world.run();
+    assert_eq!(world.created, Vec::<String>::new());
+    world.schedule.spec.run_at = Some("2026-11-22T00:40:30Z".into());
+    world.run();
+    assert_eq!(condition(&world.status(), SCHEDULING), ("False", "Invalid"));
+}
+
+#[test]
+fn a_set_of_a_run_counts_in_retention() {
+    let mut world = of_hours(json!({"last": 2}), &[1, 2]);
+    world.schedule.spec.run_at = Some("2026-11-22T02:10:00Z".into());
+    world.run();
+    world.finish(Some(Level::Filesystem));
+    world.run();
+    assert_eq!(world.created, ["pg-20261122-0210-0a1b2-a"]);
+    assert_eq!(world.deleted, ["pg-20261122-0100-0a1b2-a"]);
+}
+
+#[test]
+fn a_run_is_skipped_after_the_deadline_which_begins_with_the_next_minute() {
+    for (seconds, created) in [(70, 1), (72, 0)] {
+        let mut world = of_hours(json!({"last": 2}), &[1, 2]);
+        world.schedule.spec.starting_deadline = Some("10s".into());
+        world.schedule.spec.run_at = Some("2026-11-22T02:09:00Z".into());
+        world.now = at("2026-11-22T02:09:00Z") + SignedDuration::from_secs(seconds);
+        world.run();
+        assert_eq!(world.created.len(), created, "{seconds}");
+        assert_eq!(world.status().missed, 1 - created as u64);
+    }
+}
+
+#[test]
 fn clocks_that_were_wrong_do_not_stop_a_schedule() {
     let mut world = world();
     world.now = at("2036-01-01T00:10:00Z");

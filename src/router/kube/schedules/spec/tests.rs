@@ -84,6 +84,8 @@ fn what_is_not_valid_is_refused_with_its_reason() {
         (json!({"timeZone": "Mars"}), "is not a time zone"),
         (json!({"keep": {"last": 0}}), "a number in keep is 0"),
         (json!({"keep": {"maxAge": "0s"}}), "keep.maxAge \"0s\""),
+        (json!({"runAt": "soon"}), "runAt \"soon\""),
+        (json!({"runAt": "2026-11-22T11:05:30Z"}), "whole minutes"),
         (json!({"startingDeadline": "1w"}), "startingDeadline \"1w\""),
         (json!({"claims": ["x".repeat(240)]}), "are too long"),
     ] {

@@ -23,6 +23,8 @@ enum Event {
     Remove(usize),
     /// Something begins or ends to use one of the sets.
     Use(usize),
+    /// A person has the schedule executed now.
+    Run,
     /// A user creates an object with the label and a name that may be one of a set.
     Intrude(usize),
 }
@@ -47,6 +49,7 @@ fn events() -> impl Strategy<Value = Event> {
         5 => level.prop_map(Event::Finish),
         1 => (0_usize..9).prop_map(Event::Remove),
         1 => (0_usize..9).prop_map(Event::Use),
+        1 => Just(Event::Run),
         1 => (0_usize..9).prop_map(Event::Intrude),
     ]
 }
@@ -85,6 +88,7 @@ fn apply(world: &mut World, event: &Event) -> Result<(), TestCaseError> {
                 world.used.insert(name);
             }
         }
+        Event::Run => world.schedule.spec.run_at = Some(world.now.to_string()),
         Event::Intrude(number) => {
             let name = STRANGE[number % STRANGE.len()];
             let object = json!({

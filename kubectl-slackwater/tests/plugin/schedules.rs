@@ -1,0 +1,196 @@
+//! Schedules of snapshots.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::changes::steps;
+use crate::world::{DRIVER, World, days_ago, id, said};
+
+const API: &str = "slackwater.dev/v1alpha1";
+const RESOURCE: &str = "snapshotschedules.slackwater.dev";
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-11-22T10:00:00Z"})
+}
+
+fn fill(world: &World) {
+    let schedule = |name: &str, spec: Value, status: Value| {
+        let mut whole = json!({"class": "slackwater"});
+        let fields = spec.as_object().unwrap().clone();
+        whole.as_object_mut().unwrap().extend(fields);
+        let object = json!({"apiVersion": API, "kind": "SnapshotSchedule",
+            "metadata": {"name": name, "namespace": "shop"}, "spec": whole, "status": status});
+        world.put(object);
+    };
+    let scheduled = condition("Scheduling", "True", "Scheduled", "");
+    let ready = condition("Cut", "True", "Ready", "");
+    let good = json!({"lastCut": days_ago(2), "level": "filesystem", "delay": "12s",
+        "nextSlot": "2096-11-22T10:05:00Z", "conditions": [scheduled, ready]});
+    let labels = json!({"matchLabels": {"app": "pg"}});
+    schedule(
+        "pg",
+        json!({"selector": labels, "cron": "5 * * * *", "timeZone": "Europe/Berlin"}),
+        good,
+    );
+    schedule(
+        "claims",
+        json!({"claims": ["data-pg-0", "cache"], "every": "1h"}),
+        json!({"nextSlot": "2096-11-22T10:05:00Z", "conditions": [scheduled,
+            condition("Cut", "False", "NotReady", "claims-x: no space\u{1b}[2J"),
+            condition("Retention", "False", "Deleting", "claims-y is being deleted")]}),
+    );
+    schedule(
+        "broken",
+        json!({"claims": ["cache"], "every": "1h"}),
+        json!({"conditions": [condition("Scheduling", "False", "NoClass",
+            "there is no VolumeSnapshotClass slackwater")]}),
+    );
+    schedule(
+        "paused",
+        json!({"claims": ["cache"], "every": "1h", "suspend": true}),
+        json!({"conditions": [condition("Scheduling", "False", "Suspended", "")]}),
+    );
+    schedule(
+        "unread",
+        json!({"claims": ["cache"], "every": "1h"}),
+        json!({}),
+    );
+}
+
+/// Without what differs from run to run: times, and in names of sets the slot and the UID.
+fn plain(text: &str) -> String {
+    let of_word = |word: &str| {
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        if bare.parse::<Timestamp>().is_ok() {
+            return word.replace(bare, "SLOT");
+        }
+        // NAME-YYYYMMDD-HHMM-UID[-CLAIM]
+        let parts: Vec<_> = bare.splitn(4, '-').collect();
+        match parts[..] {
+            [name, day, _, rest] if day.len() == 8 && day.parse::<u32>().is_ok() => {
+                let claim = rest.get(5..).unwrap_or_default();
+                word.replace(bare, &format!("{name}-SLOT-UID{claim}"))
+            }
+            _ => word.to_string(),
+        }
+    };
+    let of_line = |line: &str| line.split(' ').map(of_word).collect::<Vec<_>>().join(" ");
+    text.lines().map(of_line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn schedules_are_listed_and_run_on_request() {
+    let Some(world) = World::start("schedules with kubectl slackwater") else {
+        return;
+    };
+    world.fill();
+    world.user_of_shop();
+    fill(&world);
+    let commands: [&[&str]; 5] = [
+        &["schedules", "-n", "shop"],
+        &["schedules", "-A", "-o", "wide"],
+        &["schedules", "-n", "shop", "-o", "name"],
+        &["schedules", "-n", "other"],
+        &["schedules", "-n", "shop", "--as", "dev"],
+    ];
+    let text = commands.map(|words| world.says(words)).join("\n");
+    insta::assert_snapshot!("schedules", text);
+    refused(&world);
+    runs_a_group(&world);
+    reports_a_slot_that_was_skipped(&world);
+}
+
+fn refused(world: &World) {
+    let of = |name: &'static str, more: &[&'static str]| {
+        [&["schedule", "run", name, "-n", "shop"][..], more].concat()
+    };
+    let commands = [
+        of("absent", &[]),
+        of("broken", &["--yes"]),
+        of("paused", &["--yes"]),
+        of("unread", &["--yes"]),
+        of("pg", &["--yes", "--as", "dev"]),
+        of("pg", &[]),
+        of("claims", &["--dry-run"]),
+        of("claims", &["--yes"]),
+    ];
+    let commands: Vec<_> = commands.iter().map(Vec::as_slice).collect();
+    let text = steps(
+        world,
+        &[
+            RESOURCE,
+            "-n",
+            "shop",
+            "--field-selector",
+            "metadata.name=claims",
+        ],
+        &commands,
+    );
+    // The slot of what is stored is in JSON.
+    let run_at = field(world, "claims", ".spec.runAt");
+    insta::assert_snapshot!("schedule_run", plain(&text.replace(&run_at, "SLOT")));
+}
+
+fn field(world: &World, schedule: &str, path: &str) -> String {
+    let path = format!("jsonpath={{{path}}}");
+    let what = format!("{RESOURCE}/{schedule}");
+    world
+        .plane
+        .kubectl(&["get", "-n", "shop", &what, "-o", &path])
+}
+
+/// The test does the work of the controllers.
+fn runs_a_group(world: &World) {
+    let words = ["schedule", "run", "pg", "-n", "shop", "--yes", "--wait"];
+    let mut command = world.command(&words);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut seen = vec![progress.next().unwrap().unwrap()];
+    let slot: Timestamp = field(world, "pg", ".spec.runAt").parse().unwrap();
+    let uid = field(world, "pg", ".metadata.uid");
+    let name = format!("pg-{}-{}", slot.strftime("%Y%m%d-%H%M"), &uid[..5]);
+    let groups = "groupsnapshot.storage.k8s.io/v1beta2";
+    world.put(
+        json!({"apiVersion": groups, "kind": "VolumeGroupSnapshotContent",
+        "metadata": {"name": "run-content", "annotations": {"slackwater.dev/level": "filesystem"}},
+        "spec": {"deletionPolicy": "Delete", "driver": DRIVER,
+            "source": {"volumeHandles": [id(0, 1)]},
+            "volumeGroupSnapshotRef": {"name": name, "namespace": "shop"}}}),
+    );
+    world.put(json!({"apiVersion": groups, "kind": "VolumeGroupSnapshot",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"source": {"selector": {"matchLabels": {"app": "pg"}}}},
+        "status": {"readyToUse": false}}));
+    seen.push(progress.next().unwrap().unwrap());
+    let ready = json!({"boundVolumeGroupSnapshotContentName": "run-content", "readyToUse": true});
+    world.status(&format!("volumegroupsnapshot/{name}"), ready);
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = (seen.join("\n") + "\n").into_bytes();
+    insta::assert_snapshot!("schedule_run_waits", plain(&said(&words, &output)));
+}
+
+fn reports_a_slot_that_was_skipped(world: &World) {
+    let words = ["schedule", "run", "claims", "-n", "shop", "--yes", "--wait"];
+    let mut command = world.command(&words);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut progress = BufReader::new(child.stderr.take().unwrap()).lines();
+    let first = progress.next().unwrap().unwrap();
+    let slot = field(world, "claims", ".spec.runAt");
+    world.status(&format!("{RESOURCE}/claims"), json!({ "lastSlot": slot }));
+    let last = progress.next().unwrap().unwrap();
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = format!("{first}\n{last}\n").into_bytes();
+    insta::assert_snapshot!("schedule_run_skipped", plain(&said(&words, &output)));
+}
