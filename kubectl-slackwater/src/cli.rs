@@ -64,7 +64,7 @@ pub enum Command {
     Snapshots(ListArguments),
     /// List schedules of snapshots with their last and next cut
     Schedules(ListArguments),
-    /// Have a schedule of snapshots executed now
+    /// Have a schedule of snapshots executed now, or show what it will delete
     #[command(subcommand, disable_help_subcommand = true)]
     Schedule(ScheduleCommand),
     /// List volumes and snapshots that no object names, and have them deleted
@@ -145,6 +145,13 @@ pub enum ScheduleCommand {
         change: Change,
         #[command(flatten)]
         wait: Wait,
+    },
+    /// List the sets that are not to be kept, and why
+    Retention {
+        /// The SnapshotSchedule
+        schedule: String,
+        #[command(flatten)]
+        output: Output,
     },
 }
 

@@ -214,6 +214,10 @@ mod tests {
         );
         has(after(&["schedule"], ""), "run");
         assert_eq!(
+            after(&["schedule", "retention"], ""),
+            Wanted::Objects(&[&object::SCHEDULE])
+        );
+        assert_eq!(
             after(&["schedule", "run"], ""),
             Wanted::Objects(&[&object::SCHEDULE])
         );

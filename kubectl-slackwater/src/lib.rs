@@ -19,6 +19,7 @@ pub mod orphans;
 pub mod pool_change;
 pub mod pools;
 pub mod restore;
+pub mod retention;
 pub mod revert;
 pub mod schedule_run;
 pub mod schedules;
@@ -116,6 +117,9 @@ fn run(cli: Cli) -> Result<()> {
                 change,
                 wait,
             }) => schedule_run::run(&cluster, &schedule, &change, &wait).await,
+            Command::Schedule(ScheduleCommand::Retention { schedule, output }) => {
+                retention::run(&cluster, &schedule, output.format).await
+            }
             Command::Orphans(arguments) => orphans::run(&cluster, &arguments).await,
             Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
             Command::Status(arguments) => status::run(&cluster, &arguments).await,

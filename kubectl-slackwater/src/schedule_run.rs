@@ -67,7 +67,8 @@ pub async fn run(cluster: &Cluster, name: &str, change: &Change, wait: &Wait) ->
     }
 }
 
-async fn get(cluster: &Cluster, name: &str) -> Result<DynamicObject> {
+/// The schedule.
+pub async fn get(cluster: &Cluster, name: &str) -> Result<DynamicObject> {
     let found = cluster.get_one(&object::SCHEDULE, &cluster.namespace, name);
     found.await?.ok_or_else(|| {
         Failure::failed(format!(

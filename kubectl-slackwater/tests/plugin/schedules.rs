@@ -99,9 +99,73 @@ fn schedules_are_listed_and_run_on_request() {
     ];
     let text = commands.map(|words| world.says(words)).join("\n");
     insta::assert_snapshot!("schedules", text);
+    retention(&world);
     refused(&world);
     runs_a_group(&world);
     reports_a_slot_that_was_skipped(&world);
+}
+
+fn retention(world: &World) {
+    let due = |name: &str, reason: &str, waits: &str| json!({"name": name, "reason": reason, "waits": waits});
+    let surplus = "no number of keep includes it";
+    let deletions = json!([
+        due("pg-a", surplus, "claim shop/x is restored from it\u{1b}[2J"),
+        due("pg-b", surplus, "")
+    ]);
+    let scheduled = |reason: &str| {
+        let mut one = condition("Scheduling", "True", reason, "");
+        one["observedGeneration"] = json!(1);
+        one
+    };
+    let clocks = condition(
+        "Retention",
+        "False",
+        "ClocksDiffer",
+        "the clocks differ by 90 s",
+    );
+    let states = [
+        (
+            "pg",
+            json!({"deletions": deletions, "conditions": [scheduled("Scheduled")]}),
+        ),
+        (
+            "claims",
+            json!({"deletions": [], "conditions": [scheduled("Scheduled"), clocks]}),
+        ),
+        (
+            "paused",
+            json!({"deletions": [due("paused-a", surplus, "")],
+            "conditions": [scheduled("Suspended")]}),
+        ),
+    ];
+    for (name, status) in states {
+        world.status(&format!("{RESOURCE}/{name}"), status);
+    }
+    let commands: [&[&str]; 7] = [
+        &["schedule", "retention", "pg", "-n", "shop"],
+        &["schedule", "retention", "pg", "-n", "shop", "-o", "name"],
+        &["schedule", "retention", "claims", "-n", "shop"],
+        &["schedule", "retention", "paused", "-n", "shop"],
+        &[
+            "schedule",
+            "retention",
+            "paused",
+            "-n",
+            "shop",
+            "-o",
+            "json",
+        ],
+        &["schedule", "retention", "unread", "-n", "shop"],
+        &["schedule", "retention", "absent", "-n", "shop"],
+    ];
+    let mut text = commands.map(|words| world.says(words)).join("\n");
+    // A spec that the controller has not read.
+    let keep = json!({"spec": {"keep": {"last": 1}}}).to_string();
+    let what = format!("{RESOURCE}/pg");
+    let words = ["patch", "-n", "shop", &what, "--type=merge", "-p", &keep];
+    world.plane.kubectl(&words);
+    text.push_str(&world.says(commands[0]));
+    insta::assert_snapshot!("schedule_retention", text);
 }
 
 fn refused(world: &World) {

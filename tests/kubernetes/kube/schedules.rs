@@ -323,6 +323,9 @@ fn makes_up_for_a_missed_slot(fixture: &Fixture, (old, new): (&str, &str), slot:
         fixture.reason("pg", "Retention") == "InUse"
     });
     assert!(fixture.exists(old));
+    assert_eq!(fixture.get(schedule, ".status.deletions[*].name"), old);
+    let waits = fixture.get(schedule, ".status.deletions[*].waits");
+    assert!(waits.contains("slackwater.dev/keep"), "{waits}");
     let keep = json!({"metadata": {"annotations": {"slackwater.dev/keep": null}}});
     fixture.patch(&format!("volumesnapshot/{old}"), &keep, &[]);
     eventually("it is deleted afterwards", || fixture.is_gone(old));

@@ -63,6 +63,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "pool_change",
             "pools",
             "restore",
+            "retention",
             "revert",
             "schedule_run",
             "schedules",

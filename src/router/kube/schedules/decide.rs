@@ -96,7 +96,8 @@ pub(super) fn decide(seen: &Seen) -> Decision {
     };
     if seen.object.spec.suspend {
         settle_suspended(seen, &plan, &mut shown);
-        return shown.decided(None, false);
+        let needs_more = preview(seen, &plan, &mut shown);
+        return shown.decided(None, needs_more);
     }
     shown.cuts(&plan);
     let settled = shown.status.last_slot.clone();
@@ -195,12 +196,25 @@ fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestam
     Some(slot)
 }
 
-/// What is done to keep what is to be kept, and nothing else: the deletion of one set.
-fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, bool) {
-    let Some(keep) = &plan.keep else {
-        shown.retention(true, "AllKept", String::new());
-        return (None, false);
+/// Shows what would be deleted if the schedule were not suspended. Returns whether that is not known yet.
+fn preview(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> bool {
+    let found = match &plan.keep {
+        Some(keep) => surplus(seen, keep, &plan.times.zone).0,
+        None => Vec::new(),
     };
+    if !found.is_empty() && !seen.is_complete {
+        return true;
+    }
+    shown.deletions(&found);
+    false
+}
+
+/// The sets that are not to be kept, with their claims, and one that is being deleted.
+fn surplus<'a>(
+    seen: &'a Seen,
+    keep: &Keep,
+    zone: &TimeZone,
+) -> (Vec<(&'a String, Deletion)>, Option<&'a Set>) {
     let mut found = Vec::new();
     let mut leaving = None;
     for (claim, sets) in &seen.sets {
@@ -209,15 +223,27 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
             leaving = Some(set);
             continue;
         }
-        let its = deletions(seen, keep, &plan.times.zone, sets);
+        let its = deletions(seen, keep, zone, sets);
         found.extend(its.map(|deletion| (claim, deletion)));
     }
+    (found, leaving)
+}
+
+/// What is done to keep what is to be kept, and nothing else: the deletion of one set.
+fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, bool) {
+    let Some(keep) = &plan.keep else {
+        shown.deletions(&[]);
+        shown.retention(true, "AllKept", String::new());
+        return (None, false);
+    };
+    let (found, leaving) = surplus(seen, keep, &plan.times.zone);
     if let (true, Some(set)) = (found.is_empty(), leaving) {
         let why = format!("{} is being deleted", set.name);
         shown.retention(false, "Deleting", why);
         return (None, false);
     }
     if found.is_empty() {
+        shown.deletions(&[]);
         shown.retention(true, "Kept", String::new());
         return (None, false);
     }
@@ -228,6 +254,7 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
     if !seen.is_complete {
         return (None, true);
     }
+    shown.deletions(&found);
     let mut in_use = Vec::new();
     for (claim, deletion) in found {
         let set = &deletion.set;

@@ -104,9 +104,24 @@ pub(super) struct ScheduleStatus {
     pub(super) overdue_since: Option<Time>,
     /// The number of slots that were skipped, because they could not be executed in time.
     pub(super) missed: u64,
+    /// The sets that are not to be kept, in the order in which they are deleted. `None` before that is
+    /// known.
+    pub(super) deletions: Option<Vec<Due>>,
     /// The sets that `maxAge` has removed last, or is about to remove.
     pub(super) expired: Vec<Expired>,
     pub(super) conditions: Vec<Condition>,
+}
+
+/// A set that is not to be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Due {
+    /// The name of the set.
+    pub(super) name: String,
+    /// Why it is not to be kept.
+    pub(super) reason: String,
+    /// Why it is not deleted yet; empty if it is only its turn that it waits for.
+    pub(super) waits: String,
 }
 
 /// A set that is too old. One such set is removed after each new good set.

@@ -1,11 +1,14 @@
 //! What the status of a schedule shows.
 
+use std::collections::BTreeSet;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::{Decision, Seen, Step};
+use super::{Decision, Deletion, Seen, Step};
 use crate::router::kube::reconcile::with_transitions;
-use crate::router::kube::schedules::object::ScheduleStatus;
+use crate::router::kube::schedules::object::{Due, ScheduleStatus};
+use crate::router::kube::schedules::retention::Reason;
 use crate::router::kube::schedules::sets::Set;
 use crate::router::kube::schedules::spec::Plan;
 
@@ -19,6 +22,8 @@ pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
 pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
 /// In this order.
 const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
+/// Sets that are to be deleted, in the status. An object has at most 1.5 MiB.
+const MAX_DELETIONS: usize = 100;
 /// A set that is not ready after this time has failed.
 const CUT_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 
@@ -70,6 +75,37 @@ impl<'a> Shown<'a> {
         let next = plan.times.next(after).into_iter().chain(run).min();
         self.status.next_slot = next.map(|next| next.to_string());
         self.set(SCHEDULING, "True", "Scheduled", String::new());
+    }
+
+    /// The sets that are not to be kept, in the order in which they are deleted.
+    pub(super) fn deletions(&mut self, found: &[(&String, Deletion)]) {
+        let records = &self.status.expired;
+        let mut expiring = BTreeSet::new();
+        let mut is_later = |claim: &String, deletion: &Deletion| {
+            let record = records.iter().find(|one| one.claim == *claim);
+            deletion.reason == Reason::Expired
+                && match record {
+                    Some(one) if one.name == deletion.set.name => false,
+                    Some(one) if one.after.0 >= deletion.newer.slot => true,
+                    Some(_) | None => !expiring.insert(claim.clone()),
+                }
+        };
+        let due = |(claim, deletion): &(&String, Deletion)| {
+            let waits = match &deletion.set.used {
+                Some(why) => why.clone(),
+                None if is_later(claim, deletion) => {
+                    "after each new set, one is deleted for its age".into()
+                }
+                None => String::new(),
+            };
+            Due {
+                name: deletion.set.name.clone(),
+                reason: deletion.reason.text().into(),
+                waits,
+            }
+        };
+        let all = found.iter().take(MAX_DELETIONS).map(due);
+        self.status.deletions = Some(all.collect());
     }
 
     pub(super) fn retention(&mut self, is_kept: bool, reason: &str, message: String) {

@@ -270,6 +270,51 @@ fn a_set_in_use_stays_and_the_others_go() {
     assert_eq!(world.deleted.len(), 2);
 }
 
+/// The sets that the status lists, each with why it waits.
+fn listed(world: &World) -> Vec<(String, String)> {
+    let all = world.status().deletions.unwrap();
+    all.into_iter().map(|one| (one.name, one.waits)).collect()
+}
+
+#[test]
+fn what_is_not_to_be_kept_is_listed_in_its_order() {
+    let mut world = of_hours(json!({"last": 1}), &[1, 2, 3]);
+    let [first, second] = ["pg-20261122-0100-0a1b2-a", "pg-20261122-0200-0a1b2-a"];
+    world.used.insert(first.into());
+    world.pass(Crash::Never);
+    let waits = |name: &str, why: &str| (name.to_string(), why.to_string());
+    assert_eq!(
+        listed(&world),
+        [waits(first, "it is used"), waits(second, "")]
+    );
+    world.run();
+    assert_eq!(listed(&world), [waits(first, "it is used")]);
+    world.used.clear();
+    world.run();
+    assert_eq!(listed(&world), []);
+}
+
+#[test]
+fn a_suspended_schedule_lists_what_it_would_delete_and_deletes_nothing() {
+    let mut world = of_hours(json!({"last": 1}), &[1, 2, 3]);
+    world.schedule.spec.suspend = true;
+    world.run();
+    assert_eq!((world.deleted.len(), listed(&world).len()), (0, 2));
+    world.schedule.spec.keep = serde_json::from_value(json!({"maxAge": "30m"})).unwrap();
+    world.run();
+    let waits: Vec<_> = listed(&world).into_iter().map(|(_, waits)| waits).collect();
+    assert_eq!(
+        waits,
+        ["", "after each new set, one is deleted for its age"]
+    );
+    assert_eq!(world.status().expired, Vec::new());
+    world.schedule.spec.keep = None;
+    world.run();
+    assert_eq!((world.deleted.len(), listed(&world).len()), (0, 0));
+    let status = world.status();
+    assert_eq!(condition(&status, SCHEDULING), ("False", "Suspended"));
+}
+
 #[test]
 fn a_set_below_the_level_displaces_none() {
     let mut world = of_hours(json!({"last": 1}), &[1, 2, 3]);

@@ -111,6 +111,9 @@ fn pass(world: &mut World, crash: Crash) -> Result<(), TestCaseError> {
     let Some(name) = world.deleted.get(deleted) else {
         return Ok(());
     };
+    let listed = decide(&before).status.deletions.unwrap_or_default();
+    let mut next = listed.iter().filter(|one| one.waits.is_empty());
+    prop_assert!(next.any(|one| one.name == *name), "{name} was not listed");
     prop_assert_eq!(world.deleted.len(), deleted + 1);
     prop_assert!(!STRANGE.contains(&name.as_str()), "{name}");
     prop_assert!(!world.skew && !world.used.contains(name), "{name}");
