@@ -106,6 +106,10 @@ pub struct Given {
     #[arg(long, value_name = "ADDR:PORT")]
     #[serde(deserialize_with = "value::one")]
     pub metrics_address: Option<Address>,
+    /// Role controller: port of 127.0.0.1 that serves a read-only status page, such as 9830
+    /// [default: none]
+    #[arg(long, value_name = "PORT")]
+    pub page_port: Option<NonZeroU16>,
     /// Also report metrics of single volumes. Roles all and node: their bytes and their last cut. Role
     /// controller: their claims
     #[arg(long)]
@@ -216,6 +220,7 @@ impl Given {
             import_path: list(self.import_path, file.import_path),
             max_volumes: self.max_volumes.or(file.max_volumes),
             metrics_address: self.metrics_address.or(file.metrics_address),
+            page_port: self.page_port.or(file.page_port),
             metrics_per_volume: self.metrics_per_volume || file.metrics_per_volume,
             log_format: self.log_format.or(file.log_format),
             alpha: list(self.alpha, file.alpha),
@@ -326,7 +331,7 @@ mod tests {
         let controller = format!("endpoint = \"unix:///x/csi.sock\"\n{tls}role = \"controller\"\n");
         let agents = format!("{controller}agent = [\"n1=10.0.0.1:9820\", \"n2=[::1]:1\"]");
         let service = format!(
-            "{controller}agent-service = \"slackwater/agents\"\nlost-after = \"24h\"\nrecreate-ready-for = \"5m\"\nmetrics-per-volume = true"
+            "{controller}agent-service = \"slackwater/agents\"\nlost-after = \"24h\"\nrecreate-ready-for = \"5m\"\npage-port = 9830\nmetrics-per-volume = true"
         );
         insta::assert_debug_snapshot!(
             [node, agents, service].map(|text| file(&text).finish().unwrap())

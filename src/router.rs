@@ -69,8 +69,8 @@ pub use cluster::{Cluster, NoCluster};
 pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
 pub use kube::{
-    Begun, InCluster, Options as ClusterOptions, adopt, begin, behind, connect, hand_over, orphans,
-    populators, unowned,
+    Begun, InCluster, Options as ClusterOptions, StatusSource, adopt, begin, behind, connect,
+    hand_over, orphans, populators, unowned,
 };
 use restore_node::progress::Choices;
 

@@ -6,6 +6,7 @@
 mod cuts;
 pub mod http;
 pub mod metrics;
+pub mod page;
 pub mod populations;
 pub mod router;
 pub mod volumes;

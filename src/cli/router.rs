@@ -28,6 +28,7 @@ pub(super) async fn start(
         lost_after,
         recreate_ready_for,
         snapshot_schedules,
+        page_port: _,
         metrics_per_volume,
     } = controller;
     let name = Name::controller().map_err(Failure::run)?;

@@ -3,7 +3,8 @@
 
 use std::fs::DirBuilder;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,8 +21,9 @@ use crate::error::chain;
 use crate::hook::{HookDefinition, LocalHooks};
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::operation::{Driver, Settings};
+use crate::router::{InCluster, StatusSource};
 use crate::server::{self, Endpoint, Options, Socket};
-use crate::telemetry::{self, Metrics, http};
+use crate::telemetry::{self, Metrics, http, page};
 use crate::tls::{Credentials, Files, Name, TlsError};
 
 /// Threads for async tasks. One would suffice for the calls of a node's sidecars and kubelet; a
@@ -109,6 +111,7 @@ async fn run(config: Config) -> Result<(), Failure> {
             leave(&driver, served).await
         }
         RoleConfig::Controller(controller) => {
+            let page_port = controller.page_port;
             // The start may wait for certificates.
             let mut signal = Box::pin(signal);
             let started = tokio::select! {
@@ -116,6 +119,7 @@ async fn run(config: Config) -> Result<(), Failure> {
                 () = &mut signal => return Ok(()),
             };
             let (router, cluster) = started;
+            show(page_port, cluster.as_ref()).await?;
             let socket = bind(&endpoint)?;
             let served = server::serve_router(socket, router, options, signal).await;
             if let Some(cluster) = cluster {
@@ -124,6 +128,20 @@ async fn run(config: Config) -> Result<(), Failure> {
             served.map_err(Failure::run)
         }
     }
+}
+
+/// Serves the status page until the runtime ends, if there is one.
+async fn show(port: Option<NonZeroU16>, cluster: Option<&Arc<InCluster>>) -> Result<(), Failure> {
+    let (Some(port), Some(cluster)) = (port.map(NonZeroU16::get), cluster) else {
+        return Ok(());
+    };
+    let listener = page::listen(port).await;
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    let listener = listener.map_err(|error| failed("serve the status page on", address, error))?;
+    let source = Arc::new(StatusSource(Arc::clone(cluster)));
+    tokio::spawn(page::serve(listener, source, std::future::pending()));
+    tracing::info!(%address, "serving the status page");
+    Ok(())
 }
 
 async fn listen_at(address: SocketAddr, with: &Arc<Credentials>) -> Result<Endpoint, Failure> {

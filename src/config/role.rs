@@ -118,6 +118,8 @@ pub struct ControllerConfig {
     pub recreate_ready_for: Option<Duration>,
     /// Whether it executes SnapshotSchedules.
     pub snapshot_schedules: bool,
+    /// The port of its status page, if it has one.
+    pub page_port: Option<NonZeroU16>,
     /// Whether it reports the claim of each volume.
     pub metrics_per_volume: bool,
 }
@@ -196,12 +198,11 @@ impl Given {
             ("--lost-after", self.lost_after.is_some()),
             ("--recreate-ready-for", self.recreate_ready_for.is_some()),
         ];
-        let schedules = [("--snapshot-schedules", self.snapshot_schedules)];
-        let tls = [
-            ("--tls-cert", self.tls_cert.is_some()),
-            ("--tls-key", self.tls_key.is_some()),
-            ("--tls-ca", self.tls_ca.is_some()),
+        let objects = [
+            ("--snapshot-schedules", self.snapshot_schedules),
+            ("--page-port", self.page_port.is_some()),
         ];
+        let tls = self.tls_flags();
         let no_storage = "a controller owns no storage and does not serve the Node service";
         let in_pods = "in a cluster, hooks run in pods and are configured by pod annotations";
         let lists = "only a controller keeps the list of the cluster's pools";
@@ -222,7 +223,7 @@ impl Given {
             ),
             (&lost, &[Role::Controller], lists),
             (
-                &schedules,
+                &objects,
                 &[Role::Controller],
                 "only a controller knows the objects of a cluster",
             ),
@@ -239,6 +240,14 @@ impl Given {
             }
         }
         Ok(())
+    }
+
+    fn tls_flags(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--tls-cert", self.tls_cert.is_some()),
+            ("--tls-key", self.tls_key.is_some()),
+            ("--tls-ca", self.tls_ca.is_some()),
+        ]
     }
 
     fn all(self) -> Result<RoleConfig, BadConfig> {
@@ -295,6 +304,12 @@ impl Given {
                 "--snapshot-schedules needs --agent-service: schedules are objects of the Kubernetes API".into(),
             ));
         }
+        let page_port = self.page_port;
+        if page_port.is_some() && self.agent_service.is_none() {
+            return Err(BadConfig(
+                "--page-port needs --agent-service: the status page shows objects of the Kubernetes API".into(),
+            ));
+        }
         let metrics_per_volume = self.metrics_per_volume;
         if metrics_per_volume && self.agent_service.is_none() {
             return Err(BadConfig(
@@ -321,6 +336,7 @@ impl Given {
             lost_after,
             recreate_ready_for,
             snapshot_schedules,
+            page_port,
             metrics_per_volume,
         }))
     }

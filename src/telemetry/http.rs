@@ -1,4 +1,5 @@
-//! `--metrics-address`: the read-only endpoints `/metrics`, `/healthz` and `/readyz`.
+//! A server of read-only pages over HTTP, and those of `--metrics-address`: `/metrics`, `/healthz` and
+//! `/readyz`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -53,12 +54,29 @@ pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// Serves requests until `shutdown`.
+/// Serves metrics and readiness until `shutdown`.
 pub async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
     shutdown: impl Future<Output = ()>,
 ) {
+    let page = move |request: Request<Incoming>| {
+        let metrics = metrics.clone();
+        async move { answer(&request, metrics).await }
+    };
+    serve_pages(listener, "metrics", page, shutdown).await;
+}
+
+/// Serves requests until `shutdown`. `page` answers them.
+pub(super) async fn serve_pages<F, A>(
+    listener: TcpListener,
+    what: &'static str,
+    page: F,
+    shutdown: impl Future<Output = ()>,
+) where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     let mut open: VecDeque<(IpAddr, AbortHandle)> = VecDeque::new();
     let mut shutdown = std::pin::pin!(shutdown);
@@ -69,7 +87,7 @@ pub async fn serve(
                 Ok(accepted) => accepted,
                 // Usually no descriptors are left, and only waiting helps.
                 Err(error) => {
-                    tracing::warn!(%error, "failed to accept a connection for metrics");
+                    tracing::warn!(%error, what, "failed to accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -87,11 +105,11 @@ pub async fn serve(
         if let Some((_, oldest)) = oldest.and_then(|at| open.remove(at)) {
             oldest.abort();
         }
-        let metrics = metrics.clone();
+        let page = page.clone();
         let connection = connections.spawn(async move {
             let service = service_fn(|request| {
-                let metrics = metrics.clone();
-                async move { Ok::<_, Infallible>(answer(&request, metrics).await) }
+                let answer = page(request);
+                async move { Ok::<_, Infallible>(answer.await) }
             });
             // An error here means that the client disconnected.
             let _ = hyper::server::conn::http1::Builder::new()
@@ -104,11 +122,19 @@ pub async fn serve(
     }
 }
 
+/// The answer to a request that would change something.
+pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<Full<Bytes>>> {
+    if request.method() == Method::GET || request.method() == Method::HEAD {
+        return None;
+    }
+    let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "read only\n");
+    let allowed = hyper::header::HeaderValue::from_static("GET, HEAD");
+    refusal.headers_mut().insert(ALLOW, allowed);
+    Some(refusal)
+}
+
 async fn answer<B>(request: &Request<B>, metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "read only\n");
-        let allowed = hyper::header::HeaderValue::from_static("GET, HEAD");
-        refusal.headers_mut().insert(ALLOW, allowed);
+    if let Some(refusal) = refusal(request) {
         return refusal;
     }
     match request.uri().path() {
@@ -161,11 +187,11 @@ async fn readiness(metrics: Arc<Metrics>) -> Response<Full<Bytes>> {
     }
 }
 
-fn plain(code: StatusCode, text: &str) -> Response<Full<Bytes>> {
+pub(super) fn plain(code: StatusCode, text: &str) -> Response<Full<Bytes>> {
     respond(code, PLAIN, text.to_string())
 }
 
-fn respond(code: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+pub(super) fn respond(code: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = code;
     let kind = hyper::header::HeaderValue::from_static(kind);

@@ -86,7 +86,7 @@ const CASES: [(&str, &[&str]); 5] = [
             "--set=metrics.prometheusRule.create=true",
             "--set=pools[0].name=fast,pools[0].path=/disks/fast,pools[0].image=20Gi,pools[0].snapshots=reserved,pools[0].extent=64Ki,pools[0].overcommit=2,pools[0].trim=7d,pools[0].init=true",
             "--set=csiDriver.attach=true,csiDriver.inlineEphemeral=true,poolLostAfter=720h",
-            "--set=onNodeLost.recreate=true,schedules.create=true",
+            "--set=onNodeLost.recreate=true,schedules.create=true,page.create=true",
             "--set=global.imageRegistry=registry.example.org/mirror,networkPolicy.create=true",
             "--set=openshift.scc=true",
             "--set=node.importPaths={/opt/local-path-provisioner,/var/csi/rawfile}",

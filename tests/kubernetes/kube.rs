@@ -18,6 +18,7 @@ mod leading;
 mod moves;
 mod node_lost;
 mod orphans;
+mod page;
 mod pod_claims;
 mod populators;
 mod real;

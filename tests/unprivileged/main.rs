@@ -4,6 +4,7 @@
 mod cli;
 mod descriptor;
 mod docs;
+mod page;
 mod readme;
 mod router;
 mod runs;

@@ -100,6 +100,13 @@ impl InCluster {
     }
 }
 
+/// Since when a step of a move has failed; `None` if none has.
+pub(super) fn failed_since(object: &VolumeMove) -> Option<Timestamp> {
+    let mut conditions = object.status.iter().flat_map(|it| &it.conditions);
+    let failed = conditions.find(|one| one.reason == show::FAILED)?;
+    Some(failed.last_transition_time.0)
+}
+
 /// All snapshots that a move may have.
 pub(super) fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, SnapshotId> {
     let rounds = ROUNDS.map(Some).into_iter().chain([None]);

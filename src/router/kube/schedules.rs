@@ -12,6 +12,7 @@ pub(super) mod object;
 mod observe;
 mod retention;
 mod sets;
+mod shown;
 mod slots;
 mod spec;
 mod uses;

@@ -150,6 +150,22 @@ impl RevertPhase {
     pub(super) fn is_final(self) -> bool {
         matches!(self, RevertPhase::Done | RevertPhase::Failed)
     }
+
+    /// The value in the API.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            RevertPhase::Pending => "Pending",
+            RevertPhase::Waiting => "Waiting",
+            RevertPhase::Fencing => "Fencing",
+            RevertPhase::Keeping => "Keeping",
+            RevertPhase::Preparing => "Preparing",
+            RevertPhase::Switching => "Switching",
+            RevertPhase::Done => "Done",
+            RevertPhase::Aborting => "Aborting",
+            RevertPhase::Failed => "Failed",
+            RevertPhase::Other => "Other",
+        }
+    }
 }
 
 impl VolumeRevert {

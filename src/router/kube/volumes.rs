@@ -11,6 +11,7 @@ use super::watch::Store;
 use super::{InCluster, VOLUMES};
 use crate::model::{PoolId, VolumeId};
 use crate::router::cluster::Cluster;
+use crate::telemetry::page::world::Claim;
 use crate::telemetry::volumes::VolumeClaim;
 
 impl InCluster {
@@ -153,6 +154,19 @@ impl Volumes {
                 volume: handle.clone(),
                 namespace: namespace.into(),
                 claim: claim.into(),
+            })
+        });
+        each.collect()
+    }
+
+    /// The claims that are bound to volumes of pools, with these pools.
+    pub fn bound(&self) -> Vec<Claim> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().values().filter(|it| it.is_bound);
+        let each = all.filter_map(|volume| {
+            Some(Claim {
+                name: volume.claim.clone()?,
+                pool: volume.pool?.to_string(),
             })
         });
         each.collect()

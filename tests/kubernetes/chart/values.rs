@@ -38,6 +38,7 @@ const ATTACH: &[&str] = &["--set=csiDriver.attach=true"];
 const INLINE: &[&str] = &["--set=csiDriver.inlineEphemeral=true"];
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
+const PAGE: &[&str] = &["--set=page.create=true"];
 const POPULATORS: &[&str] = &[
     "--set=populators.create=true",
     "--set=populators.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
@@ -182,6 +183,8 @@ const CHANGES: &[Change] = &[
     ("moves.evict", "true", &[]),
     ("reverts.keepOld", "true", &[]),
     ("schedules.create", "true", &[]),
+    ("page.create", "true", &[]),
+    ("page.port", "9831", PAGE),
     ("networkPolicy.create", "true", &[]),
     ("udevRule.install", "true", &[]),
     ("openshift.scc", "true", &[]),
@@ -579,6 +582,19 @@ fn invalid_values_are_refused_by_name() {
         (
             &["singleNode=true,schedules.create=true"],
             &["schedules.create must be false with singleNode"],
+        ),
+        (
+            &["singleNode=true,page.create=true"],
+            &["page.create must be false with singleNode"],
+        ),
+        (&["page.port=0"], &["/page/port"]),
+        (
+            &["page.create=true,page.port=9810"],
+            &["page.port: metrics.port already uses port 9810"],
+        ),
+        (
+            &["page.create=true,metrics.sidecars.create=true,page.port=9811"],
+            &["page.port: metrics.sidecars.port already uses port 9811"],
         ),
         (
             &["singleNode=true,hooks.namespaces={a}"],

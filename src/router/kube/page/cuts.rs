@@ -1,0 +1,191 @@
+//! Lists of group snapshots, with what their contents say of their levels.
+
+use std::collections::BTreeMap;
+
+use ::kube::api::{Api, DynamicObject, ListParams, ObjectList};
+use ::kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
+use ::kube::{Client, Error as KubeError, ResourceExt};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use crate::error::{Result, chain};
+use crate::router::kube::{ask, note};
+use crate::telemetry::page::world::{Cut, CutState, Cuts};
+
+/// Objects of one page of a list.
+const PER_PAGE: u32 = 500;
+/// Pages that are read. A cluster with more group snapshots is shown in part.
+const MAX_PAGES: usize = 4;
+
+/// The label of a set of a schedule.
+const SCHEDULE_UID: &str = "slackwater.dev/schedule-uid";
+const LEVEL: &str = "slackwater.dev/level";
+const CUT_AT: &str = "slackwater.dev/cut-at";
+
+/// A list, and whether there is more of it.
+type Read<T> = (Vec<T>, bool);
+
+/// The group snapshots of this driver. An error is reported in the result.
+pub(super) async fn read(client: &Client) -> Cuts {
+    for kind in note::group_contents() {
+        match read_version(client, &kind).await {
+            Ok(Some(cuts)) => return cuts,
+            // The cluster does not have this version.
+            Ok(None) => {}
+            Err(error) => {
+                return Cuts {
+                    problem: Some(chain(&error)),
+                    ..Cuts::default()
+                };
+            }
+        }
+    }
+    Cuts::default()
+}
+
+async fn read_version(client: &Client, contents: &GroupVersionKind) -> Result<Option<Cuts>> {
+    let kind = GroupVersionKind::gvk(&contents.group, &contents.version, "VolumeGroupSnapshot");
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let list = |params: ListParams| {
+        let api = api.clone();
+        async move { api.list(&params).await }
+    };
+    let Some((groups, has_more)) = pages("VolumeGroupSnapshots", list).await? else {
+        return Ok(None);
+    };
+    type Any = PartialObjectMeta<DynamicObject>;
+    let api = Api::<Any>::all_with(client.clone(), &ApiResource::from_gvk(contents));
+    let list = |params: ListParams| {
+        let api = api.clone();
+        async move { api.list_metadata(&params).await }
+    };
+    let what = "VolumeGroupSnapshotContents";
+    let Some((contents, lacks_contents)) = pages(what, list).await? else {
+        return Ok(None);
+    };
+    let annotations = contents.into_iter().map(|content| {
+        let name = content.metadata.name.unwrap_or_default();
+        (name, content.metadata.annotations.unwrap_or_default())
+    });
+    let annotations = annotations.collect();
+    Ok(Some(Cuts {
+        all: groups
+            .iter()
+            .filter_map(|it| cut(it, &annotations))
+            .collect(),
+        problem: None,
+        is_cut_off: has_more || lacks_contents,
+    }))
+}
+
+/// The first pages of a list; `None` if the cluster does not have the kind.
+async fn pages<T: Clone, F>(what: &str, list: impl Fn(ListParams) -> F) -> Result<Option<Read<T>>>
+where
+    F: Future<Output = Result<ObjectList<T>, KubeError>>,
+{
+    let mut params = ListParams::default().limit(PER_PAGE);
+    let mut found = Vec::new();
+    for _ in 0..MAX_PAGES {
+        let page = async {
+            match list(params.clone()).await {
+                Ok(page) => Ok(Some(page)),
+                Err(KubeError::Api(status)) if status.code == 404 => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let Some(page) = ask(what, page).await? else {
+            return Ok(None);
+        };
+        found.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(Some((found, false))),
+        }
+    }
+    Ok(Some((found, true)))
+}
+
+/// A group snapshot; `None` if nothing shows that it is one of this driver.
+fn cut(
+    group: &DynamicObject,
+    contents: &BTreeMap<String, BTreeMap<String, String>>,
+) -> Option<Cut> {
+    let field = |path: &str| group.data.pointer(path);
+    let bound = field("/status/boundVolumeGroupSnapshotContentName").and_then(Value::as_str);
+    let annotation = |name: &str| contents.get(bound?)?.get(name);
+    let schedule = group.labels().get(SCHEDULE_UID).cloned();
+    let level = annotation(LEVEL).cloned();
+    if schedule.is_none() && level.is_none() {
+        return None;
+    }
+    let cut_at = annotation(CUT_AT).and_then(|at| at.parse::<Timestamp>().ok());
+    let created = group.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let error = field("/status/error/message").and_then(Value::as_str);
+    let is_ready = field("/status/readyToUse").and_then(Value::as_bool) == Some(true);
+    let state = match (is_ready, error) {
+        _ if group.metadata.deletion_timestamp.is_some() => CutState::Leaving,
+        (true, _) => CutState::Ready,
+        (false, Some(_)) => CutState::Failed,
+        (false, None) => CutState::Unready,
+    };
+    Some(Cut {
+        namespace: group.namespace().unwrap_or_default(),
+        name: group.name_any(),
+        schedule,
+        at: cut_at.or(created)?,
+        level,
+        state,
+        error: error.filter(|_| !is_ready).map(String::from),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn group(labels: &Value, status: &Value) -> DynamicObject {
+        let object = json!({"metadata": {"name": "g", "namespace": "shop", "labels": labels,
+            "creationTimestamp": "2026-01-02T03:04:05Z"}, "status": status});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn contents(annotations: &[(&str, &str)]) -> BTreeMap<String, BTreeMap<String, String>> {
+        let all = annotations.iter();
+        let all = all.map(|(name, value)| (format!("slackwater.dev/{name}"), (*value).into()));
+        [("content".to_string(), all.collect())].into()
+    }
+
+    const BOUND: &str = "boundVolumeGroupSnapshotContentName";
+
+    #[test]
+    fn level_and_time_of_a_group_are_those_of_its_content() {
+        let ready = group(&Value::Null, &json!({BOUND: "content", "readyToUse": true}));
+        let known = contents(&[("level", "crash"), ("cut-at", "2026-01-02T03:00:00Z")]);
+        let found = cut(&ready, &known).unwrap();
+        assert_eq!(found.level.as_deref(), Some("crash"));
+        assert_eq!(found.at.to_string(), "2026-01-02T03:00:00Z");
+        assert_eq!(found.state, CutState::Ready);
+        let wrong = contents(&[("level", "crash"), ("cut-at", "yesterday")]);
+        let found = cut(&ready, &wrong).unwrap();
+        assert_eq!(found.at.to_string(), "2026-01-02T03:04:05Z", "its creation");
+    }
+
+    #[test]
+    fn groups_of_other_drivers_are_not_shown() {
+        let status = json!({BOUND: "content", "readyToUse": true});
+        assert!(cut(&group(&Value::Null, &status), &contents(&[])).is_none());
+        let scheduled = group(&json!({SCHEDULE_UID: "u"}), &Value::Null);
+        let found = cut(&scheduled, &contents(&[])).unwrap();
+        assert_eq!((found.state, found.level), (CutState::Unready, None));
+    }
+
+    #[test]
+    fn a_failed_group_has_its_error() {
+        let status = json!({"readyToUse": false, "error": {"message": "no space"}});
+        let found = cut(&group(&json!({SCHEDULE_UID: "u"}), &status), &contents(&[])).unwrap();
+        assert_eq!(found.state, CutState::Failed);
+        assert_eq!(found.error.as_deref(), Some("no space"));
+    }
+}

@@ -1,0 +1,304 @@
+//! The content of a status page, which is also its JSON twin.
+//!
+//! [`view`] computes it from a [`World`] alone. Its size does not grow with the cluster: each list has at
+//! most [`MAX_LISTED`] entries, and each text a bounded length. The search finds the others.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::groups::{Group, groups};
+use super::list::{Listed, Search, limited};
+use super::problems::{Problem, is_stale, problems};
+use super::text::{When, duration, permille, shown, size};
+use super::world::{Agent, Claim, Pool, Work, World};
+
+/// The content of a status page.
+#[derive(Clone, Debug, Serialize)]
+pub struct View {
+    pub driver: String,
+    /// When it was computed.
+    pub at: String,
+    /// What the lists were searched for; empty if for nothing.
+    pub search: String,
+    /// Objects could not be read, so everything may be outdated.
+    pub is_outdated: bool,
+    /// Whether anything is wrong.
+    pub headline: String,
+    pub problems: Listed<Problem>,
+    pub pools: Listed<PoolRow>,
+    pub groups: Listed<Group>,
+    /// Why group snapshots are missing.
+    pub groups_problem: Option<String>,
+    pub nodes: Listed<NodeRow>,
+    pub work: Listed<WorkRow>,
+    /// Of a search; otherwise empty.
+    pub claims: Listed<ClaimRow>,
+}
+
+/// A pool.
+#[derive(Clone, Debug, Serialize)]
+pub struct PoolRow {
+    pub id: String,
+    pub name: String,
+    pub node: String,
+    pub health: &'static str,
+    pub is_well: bool,
+    /// It was not reported for minutes: nothing of it is its present state.
+    pub is_stale: bool,
+    pub seen: Option<When>,
+    pub total_bytes: u64,
+    pub used_bytes: u64,
+    pub available_bytes: u64,
+    pub promised_bytes: u64,
+    pub volumes: u64,
+    pub snapshots: u64,
+    pub orphans: u64,
+    #[serde(skip)]
+    pub(super) total: String,
+    #[serde(skip)]
+    pub(super) used: String,
+    #[serde(skip)]
+    pub(super) available: String,
+    #[serde(skip)]
+    pub(super) promised: String,
+    /// Of 1000.
+    #[serde(skip)]
+    pub(super) used_part: u64,
+    #[serde(skip)]
+    pub(super) promised_part: u64,
+}
+
+/// A node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeRow {
+    pub node: String,
+    pub version: String,
+    /// Its agent could be reached.
+    pub is_up: bool,
+    /// When its agent answered last.
+    pub seen: Option<When>,
+    pub pools: usize,
+    /// Claims whose volume is in a pool of this node, and nowhere else.
+    pub claims: usize,
+    /// Snapshots in pools of this node.
+    pub snapshots: u64,
+    #[serde(skip)]
+    pub(super) is_stale: bool,
+}
+
+/// Work that has not ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkRow {
+    /// Its object, such as `volumemoves.slackwater.dev/away`.
+    pub object: String,
+    pub namespace: String,
+    pub what: String,
+    pub phase: String,
+    pub message: String,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    /// Seconds until its bytes are copied, at the rate so far; `None` if that is not known.
+    pub left_seconds: Option<i64>,
+    #[serde(skip)]
+    pub(super) done: String,
+    #[serde(skip)]
+    pub(super) total: String,
+    #[serde(skip)]
+    pub(super) left: Option<String>,
+    #[serde(skip)]
+    pub(super) done_part: u64,
+}
+
+/// A claim that the search has found.
+#[derive(Clone, Debug, Serialize)]
+pub struct ClaimRow {
+    /// "namespace/name".
+    pub claim: String,
+    pub pool: String,
+    pub pool_name: String,
+    pub node: String,
+}
+
+/// The page of this state of a cluster, for a search.
+pub fn view(world: &World, search: &str) -> View {
+    let problems = problems(world);
+    let by = Search::new(search);
+    let is_outdated = world.problem.is_some();
+    View {
+        driver: shown(&world.driver),
+        at: When::new(world.now, world.now).at,
+        search: shown(search.trim()),
+        is_outdated,
+        headline: headline(&problems, is_outdated),
+        problems: Listed::of(problems),
+        pools: pools(world, &by),
+        groups: groups(world, &by),
+        groups_problem: groups_problem(world),
+        nodes: nodes(world, &by),
+        work: work(world, &by),
+        claims: claims(world, &by),
+    }
+}
+
+fn headline(problems: &[Problem], is_outdated: bool) -> String {
+    match problems.len() {
+        0 => "Nothing is wrong, as far as objects and agents report it.".into(),
+        _ if is_outdated => "The state is not known completely.".into(),
+        1 => "One thing is wrong.".into(),
+        count => format!("{count} things are wrong."),
+    }
+}
+
+fn groups_problem(world: &World) -> Option<String> {
+    let cuts = &world.cuts;
+    match &cuts.problem {
+        Some(problem) => Some(shown(problem)),
+        None if cuts.is_cut_off => Some(format!(
+            "only the first {} group snapshots of the cluster were read",
+            cuts.all.len()
+        )),
+        None => None,
+    }
+}
+
+fn pools(world: &World, by: &Search) -> Listed<PoolRow> {
+    let found = |pool: &&Pool| by.finds(&[&pool.id, &pool.name, &pool.node, pool.health]);
+    let mut all: Vec<&Pool> = world.pools.iter().filter(found).collect();
+    let free = |pool: &Pool| permille(pool.available_bytes, pool.total_bytes);
+    // The worst first, then the fullest.
+    all.sort_by_key(|pool| {
+        let is_bad = !pool.is_gone && (!pool.is_well || is_stale(pool, world.now));
+        (!is_bad, pool.is_gone, free(pool), pool.id.as_str())
+    });
+    let row = |pool: &Pool| {
+        let used = pool.total_bytes.saturating_sub(pool.available_bytes);
+        let is_stale = world.problem.is_some() || is_stale(pool, world.now);
+        PoolRow {
+            id: shown(&pool.id),
+            name: shown(&pool.name),
+            node: shown(&pool.node),
+            health: pool.health,
+            is_well: pool.is_well && !is_stale,
+            is_stale,
+            seen: pool.seen.map(|seen| When::new(seen, world.now)),
+            total_bytes: pool.total_bytes,
+            used_bytes: used,
+            available_bytes: pool.available_bytes,
+            promised_bytes: pool.promised_bytes,
+            volumes: pool.volumes,
+            snapshots: pool.snapshots,
+            orphans: pool.orphans,
+            total: size(pool.total_bytes),
+            used: size(used),
+            available: size(pool.available_bytes),
+            promised: size(pool.promised_bytes),
+            used_part: permille(used, pool.total_bytes),
+            promised_part: permille(pool.promised_bytes, pool.total_bytes),
+        }
+    };
+    limited(&all, |pool| row(pool))
+}
+
+fn nodes(world: &World, by: &Search) -> Listed<NodeRow> {
+    let mut rows = BTreeMap::<&str, NodeRow>::new();
+    for agent in world.agents.iter().filter(|it| by.finds(&[&it.node])) {
+        rows.insert(&agent.node, node_row(&agent.node, Some(agent), world.now));
+    }
+    // A node whose agent is gone still has its pools.
+    let pools = world.pools.iter();
+    let pools: Vec<&Pool> = pools
+        .filter(|pool| !pool.is_gone && !pool.node.is_empty() && by.finds(&[&pool.node]))
+        .collect();
+    let mut node_of = BTreeMap::<&str, &str>::new();
+    for pool in pools {
+        let row = rows.entry(&pool.node);
+        let row = row.or_insert_with(|| node_row(&pool.node, None, world.now));
+        row.pools += 1;
+        row.snapshots += pool.snapshots;
+        node_of.insert(&pool.id, &pool.node);
+    }
+    for claim in &world.claims {
+        let node = node_of.get(claim.pool.as_str());
+        if let Some(row) = node.and_then(|node| rows.get_mut(*node)) {
+            row.claims += 1;
+        }
+    }
+    let mut all: Vec<NodeRow> = rows.into_values().collect();
+    // Those that cannot be reached first, then those with most to lose.
+    all.sort_by_key(|row| (row.is_up, Reverse(row.claims)));
+    Listed::of(all)
+}
+
+fn node_row(node: &str, agent: Option<&Agent>, now: Timestamp) -> NodeRow {
+    let is_up = agent.is_some_and(|agent| agent.problem.is_none() && agent.seen.is_some());
+    NodeRow {
+        node: shown(node),
+        version: agent.map_or(String::new(), |agent| shown(&agent.version)),
+        is_up,
+        seen: agent
+            .and_then(|agent| agent.seen)
+            .map(|seen| When::new(seen, now)),
+        pools: 0,
+        claims: 0,
+        snapshots: 0,
+        is_stale: !is_up,
+    }
+}
+
+fn work(world: &World, by: &Search) -> Listed<WorkRow> {
+    let found = |work: &&Work| by.finds(&[&work.namespace, &work.name, &work.what]);
+    let all: Vec<&Work> = world.work.iter().filter(found).collect();
+    limited(&all, |work| {
+        let left = time_left(work, world.now);
+        WorkRow {
+            object: shown(&format!("{}.slackwater.dev/{}", work.resource, work.name)),
+            namespace: shown(&work.namespace),
+            what: shown(&work.what),
+            phase: shown(&work.phase),
+            message: shown(&work.message),
+            done_bytes: work.done_bytes,
+            total_bytes: work.total_bytes,
+            left_seconds: left,
+            done: size(work.done_bytes),
+            total: size(work.total_bytes),
+            left: left.map(duration),
+            done_part: permille(work.done_bytes, work.total_bytes),
+        }
+    })
+}
+
+/// Seconds until all bytes are copied, at the mean rate since the copy began.
+fn time_left(work: &Work, now: Timestamp) -> Option<i64> {
+    let since = now.duration_since(work.copying_since?).as_secs();
+    let left = work.total_bytes.checked_sub(work.done_bytes)?;
+    if since <= 0 || work.done_bytes == 0 {
+        return None;
+    }
+    let seconds = i128::from(left) * i128::from(since) / i128::from(work.done_bytes);
+    i64::try_from(seconds).ok()
+}
+
+fn claims(world: &World, by: &Search) -> Listed<ClaimRow> {
+    if by.is_empty() {
+        return Listed::of([]);
+    }
+    let pools: BTreeMap<&str, &Pool> = world.pools.iter().map(|it| (it.id.as_str(), it)).collect();
+    let of = |claim: &Claim| pools.get(claim.pool.as_str()).copied();
+    let found = |claim: &&Claim| {
+        let (name, node) = of(claim).map_or(("", ""), |pool| (&pool.name, &pool.node));
+        by.finds(&[&claim.name, &claim.pool, name, node])
+    };
+    let all: Vec<&Claim> = world.claims.iter().filter(found).collect();
+    limited(&all, |claim| {
+        let pool = of(claim);
+        ClaimRow {
+            claim: shown(&claim.name),
+            pool: shown(&claim.pool),
+            pool_name: pool.map_or(String::new(), |pool| shown(&pool.name)),
+            node: pool.map_or(String::new(), |pool| shown(&pool.node)),
+        }
+    })
+}

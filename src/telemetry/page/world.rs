@@ -1,0 +1,173 @@
+//! What a status page is computed from: values that a router has in memory or reads from objects.
+
+use std::pin::Pin;
+
+use jiff::Timestamp;
+
+/// A router as the source of a status page.
+pub trait Source: Send + Sync + 'static {
+    /// The present state. What cannot be read is reported in it.
+    fn world(&self) -> Pin<Box<dyn Future<Output = World> + Send + '_>>;
+}
+
+/// The state of a cluster as a router has it.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub now: Timestamp,
+    /// The name of the driver.
+    pub driver: String,
+    /// The namespace of the router and the agents.
+    pub namespace: String,
+    /// The pod of this router.
+    pub router: String,
+    /// Why objects may be outdated or missing.
+    pub problem: Option<String>,
+    /// All Pool objects.
+    pub pools: Vec<Pool>,
+    /// All agents.
+    pub agents: Vec<Agent>,
+    /// The PersistentVolumes that are bound to a claim.
+    pub claims: Vec<Claim>,
+    /// `None` if this installation executes no schedules.
+    pub schedules: Option<Vec<Schedule>>,
+    /// Group snapshots.
+    pub cuts: Cuts,
+    /// Moves, reverts and evacuations that have not ended.
+    pub work: Vec<Work>,
+}
+
+/// The status of a Pool object.
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    pub id: String,
+    /// Its name on its node.
+    pub name: String,
+    pub node: String,
+    /// The value of the API.
+    pub health: &'static str,
+    /// Whether it is as it should be.
+    pub is_well: bool,
+    /// It is gone for good: lost or forgotten.
+    pub is_gone: bool,
+    pub message: String,
+    /// Since when it has this health.
+    pub since: Option<Timestamp>,
+    /// When its agent answered last.
+    pub seen: Option<Timestamp>,
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+    /// Bytes that its volumes may grow to.
+    pub promised_bytes: u64,
+    pub volumes: u64,
+    pub snapshots: u64,
+    /// Volumes and snapshots that no object names.
+    pub orphans: u64,
+}
+
+/// What an agent has answered last.
+#[derive(Clone, Debug, Default)]
+pub struct Agent {
+    pub node: String,
+    pub version: String,
+    /// When that was.
+    pub seen: Option<Timestamp>,
+    /// Why it cannot be reached now.
+    pub problem: Option<String>,
+    /// Whether its freeze guard responds.
+    pub has_guard: bool,
+    /// What its host lacks.
+    pub missing: Vec<String>,
+}
+
+/// A PersistentVolume that is bound to a claim.
+#[derive(Clone, Debug, Default)]
+pub struct Claim {
+    /// "namespace/name".
+    pub name: String,
+    /// The UUID of its pool.
+    pub pool: String,
+}
+
+/// A SnapshotSchedule.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// Its snapshots are group snapshots.
+    pub is_group: bool,
+    /// Its interval or cron expression.
+    pub timetable: String,
+    pub is_suspended: bool,
+    /// The slot of the newest good set.
+    pub last_cut: Option<Timestamp>,
+    /// The level of that set.
+    pub level: Option<String>,
+    pub next_slot: Option<String>,
+    /// The first slot after it whose time has come and that has no good set.
+    pub overdue: Option<Timestamp>,
+    /// The number of slots that were skipped.
+    pub missed: u64,
+    /// Conditions that report a problem: since when, and what.
+    pub failing: Vec<(Timestamp, String)>,
+}
+
+/// Group snapshots of this driver.
+#[derive(Clone, Debug, Default)]
+pub struct Cuts {
+    pub all: Vec<Cut>,
+    /// Why they could not be read.
+    pub problem: Option<String>,
+    /// There are more than were read.
+    pub is_cut_off: bool,
+}
+
+/// A group snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Cut {
+    pub namespace: String,
+    pub name: String,
+    /// The UID of its schedule.
+    pub schedule: Option<String>,
+    /// When it was cut, or created if that is not known.
+    pub at: Timestamp,
+    /// The level that was reached; `None` if that is not known.
+    pub level: Option<String>,
+    pub state: CutState,
+    /// What has failed.
+    pub error: Option<String>,
+}
+
+/// The state of a group snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CutState {
+    #[default]
+    Ready,
+    /// It is not ready yet.
+    Unready,
+    /// It is not ready, and an error is reported.
+    Failed,
+    /// It is being deleted.
+    Leaving,
+}
+
+/// Work that has not ended.
+#[derive(Clone, Debug, Default)]
+pub struct Work {
+    /// The resource of its object, such as `volumemoves`.
+    pub resource: &'static str,
+    /// Empty for objects that have none.
+    pub namespace: String,
+    pub name: String,
+    /// What is done.
+    pub what: String,
+    pub phase: String,
+    /// What it waits for, or what has failed.
+    pub message: String,
+    /// A step has failed since this time.
+    pub failing: Option<Timestamp>,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    /// When the bytes began to be copied, if all that are done were copied since then.
+    pub copying_since: Option<Timestamp>,
+}
