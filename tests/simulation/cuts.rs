@@ -369,6 +369,9 @@ impl Simulation {
                 create_from(driver, name, *config, *size, from)
             }
             Step::Revert(name, snapshot) => self.revert(driver, name, snapshot).map(done),
+            Step::AbortRevert(name, snapshot) => {
+                self.abort_revert(driver, name, snapshot).map(done)
+            }
             Step::Group(name, volumes) => driver
                 .snapshots
                 .create_group(&CreateGroup {
@@ -393,20 +396,44 @@ impl Simulation {
 
     /// All steps of a revert, which is the same one in each call; then what the process does by itself.
     fn revert(&self, driver: &Driver, volume: &str, snapshot: &str) -> Result<()> {
-        let (volume_id, snapshot_id) = (self.id(volume), self.snapshot_id(snapshot));
         let (volumes, uid) = (&driver.volumes, Uuid::from_u128(1));
-        let number = volumes.reverting(&volume_id, &snapshot_id)?.number;
-        volumes.begin_revert(&BeginRevert {
-            volume_id: volume_id.clone(),
+        let begin = self.begin_revert(driver, volume, snapshot, uid)?;
+        volumes.begin_revert(&begin)?;
+        volumes.prepare_revert(&begin.volume_id, uid)?;
+        volumes.switch_revert(&begin.volume_id, uid)?;
+        volumes.end_revert(&begin.volume_id, uid)?;
+        self.clean()
+    }
+
+    /// The same up to the switch; then its abort, which alone is repeated once it was done.
+    fn abort_revert(&self, driver: &Driver, volume: &str, snapshot: &str) -> Result<()> {
+        let (volumes, uid) = (&driver.volumes, Uuid::from_u128(2));
+        let begin = self.begin_revert(driver, volume, snapshot, uid)?;
+        let found = volumes.reverting(&begin.volume_id, &begin.snapshot_id)?;
+        if found.ended != Some((uid, false)) {
+            volumes.begin_revert(&begin)?;
+            volumes.prepare_revert(&begin.volume_id, uid)?;
+        }
+        volumes.abort_revert(&begin.volume_id, uid, begin.number)?;
+        self.clean()
+    }
+
+    fn begin_revert(
+        &self,
+        driver: &Driver,
+        volume: &str,
+        snapshot: &str,
+        uid: Uuid,
+    ) -> Result<BeginRevert> {
+        let (volume_id, snapshot_id) = (self.id(volume), self.snapshot_id(snapshot));
+        let found = driver.volumes.reverting(&volume_id, &snapshot_id)?;
+        Ok(BeginRevert {
+            volume_id,
             uid,
             name: "namespace/revert".into(),
             snapshot_id,
-            number,
-        })?;
-        volumes.prepare_revert(&volume_id, uid)?;
-        volumes.switch_revert(&volume_id, uid)?;
-        volumes.end_revert(&volume_id, uid)?;
-        self.clean()
+            number: found.number,
+        })
     }
 
     /// A reverted volume has what its snapshot has.

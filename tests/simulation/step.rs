@@ -125,6 +125,8 @@ pub enum Step {
     Clone(&'static str, &'static str, VolumeConfig, u64),
     /// Gives a volume the content of one of its snapshots.
     Revert(&'static str, &'static str),
+    /// The same up to the switch; then it is aborted.
+    AbortRevert(&'static str, &'static str),
     Group(&'static str, &'static [&'static str]),
     DeleteGroup(&'static str),
     /// A user writes a token to the staged file system, and does not sync it.
@@ -158,7 +160,9 @@ impl Step {
         Some(match self {
             Step::Create(..) => Rpc::CreateVolume,
             Step::Delete(_) => Rpc::DeleteVolume,
-            Step::Modify(..) | Step::Revert(..) => Rpc::ControllerModifyVolume,
+            Step::Modify(..) | Step::Revert(..) | Step::AbortRevert(..) => {
+                Rpc::ControllerModifyVolume
+            }
             Step::Expand(..) => Rpc::ControllerExpandVolume,
             Step::ExpandNode(_) => Rpc::NodeExpandVolume,
             Step::Stage(_) | Step::StageAs(..) => Rpc::NodeStageVolume,
@@ -258,6 +262,7 @@ impl Simulation {
             | Step::ImportFile(..)
             | Step::Clone(..)
             | Step::Revert(..)
+            | Step::AbortRevert(..)
             | Step::Group(..)
             | Step::DeleteGroup(_) => self.call_cut(driver, step),
             _ => self.call_node(driver, step),

@@ -80,6 +80,14 @@ impl PoolBackend {
         placed.context(|| format!("replace the image of volume {volume}"))
     }
 
+    /// Moves a spare into the trash, durably. Its blocks are left to [`PoolBackend::clean_up`], so that
+    /// no fence waits for a wipe.
+    pub fn hide_spare(&self, spare: Uuid) -> Result<()> {
+        self.volumes.hide(spare)?;
+        self.folder.sync(TRASH)?;
+        self.folder.sync(VOLUMES)
+    }
+
     /// Volumes that have switched, and whose revert has not ended.
     pub(super) fn switched(&self) -> Vec<Uuid> {
         let each = self.volumes.map(|uuid, entry| match entry {

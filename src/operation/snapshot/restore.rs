@@ -373,10 +373,14 @@ fn of_thick(
     members.iter().filter(|_| thick).map(copy).collect()
 }
 
-/// Deletes a volume whose creation failed.
+/// Deletes a volume whose creation failed. A spare is hidden, and the cleanup frees its blocks: the
+/// caller holds the lock of a fenced volume, whose revert may be aborted.
 pub(super) fn undo_volume(pool: &Pool, record: &VolumeRecord, first: Error) -> Error {
     let _clean_up = CleanUp::after(&first);
-    first.with_undo(pool.backend.volumes.delete(record.uuid))
+    first.with_undo(match record.spare {
+        Some(_) => pool.backend.hide_spare(record.uuid),
+        None => pool.backend.volumes.delete(record.uuid),
+    })
 }
 
 /// Returns the format that is recorded for the new volume, or an error if it does not match the

@@ -25,7 +25,8 @@ impl Snapshots {
         content: Option<&Content>,
     ) -> Result<VolumeRecord> {
         self.copies.ask(planned.uuid, self.host.now());
-        let copying = self.begin_copy(None, planned.claim.as_deref(), [pool.id(); 2])?;
+        let mut copying = self.begin_copy(None, planned.claim.as_deref(), [pool.id(); 2])?;
+        copying.fills(&planned.name);
         let begin = CopyProgress {
             copied: 0,
             source_modified: content.map_or(0, Content::identity),

@@ -155,10 +155,11 @@ impl Volumes {
         }
     }
 
-    /// Gives a volume its new image, with one write of its record. The fence stays.
+    /// Gives a volume its new image, with one write of its record. The fence stays. The former image is
+    /// in the trash then, for the cleanup: other members of the group wait for this one.
     pub fn switch_revert(&self, volume_id: &str, uid: Uuid) -> Result<()> {
         let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
-        let lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
         let reverting = match stage(volume_id, &record, uid)? {
             Stage::Begun(reverting) => reverting,
@@ -166,7 +167,7 @@ impl Volumes {
             Stage::Other => return Err(not_fenced(volume_id, uid)),
         };
         // Once the former image is in the trash, its wipe keeps the lock for as long as it takes.
-        let spare = match pool.backend.volumes.get(reverting.spare)? {
+        let _spare = match pool.backend.volumes.get(reverting.spare)? {
             Some(_) => Some(self.pools.locks.acquire(Key::Volume(reverting.spare))?),
             None => None,
         };
@@ -187,13 +188,6 @@ impl Volumes {
         let ended = pool.backend.end_switch(id.uuid);
         ended.map_err(Error::into_indeterminate)?;
         self.usage.no_longer_small(id.uuid);
-        drop(lock);
-        // The cleanup repeats it.
-        if let Some(_lock) = spare
-            && let Err(error) = pool.backend.volumes.delete(reverting.spare)
-        {
-            tracing::warn!(volume = volume_id, error = %chain(&error), "failed to free the former image of a volume, will retry");
-        }
         Ok(())
     }
 
@@ -218,7 +212,8 @@ impl Volumes {
 
     /// Ends a revert before its switch, durably and for good: the volume keeps its content, and a
     /// request that was delayed on its way has no effect any more. `number` is that of the plan. A
-    /// volume that does not exist has no revert.
+    /// volume that does not exist has no revert. The cleanup frees the new image; a crash before the
+    /// fence is lifted leaves the volume fenced for a repeat.
     pub fn abort_revert(&self, volume_id: &str, uid: Uuid, number: u64) -> Result<()> {
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
@@ -244,8 +239,10 @@ impl Volumes {
         match (of(&record), record.reverted) {
             (Some(reverting), _) if reverting.is_switched => switched(),
             (Some(reverting), _) => {
-                let _spare = self.pools.locks.acquire(Key::Volume(reverting.spare))?;
-                pool.backend.volumes.delete(reverting.spare)?;
+                // Without the lock of the spare: what may hold it only deletes the spare, and its wipe
+                // must not keep the fence.
+                let hidden = pool.backend.hide_spare(reverting.spare);
+                hidden.map_err(Error::into_indeterminate)?;
                 pool.backend.update(&ended_by(&record, uid, false))
             }
             (None, Some(ended)) if ended.uid == uid && ended.is_done => switched(),

@@ -159,8 +159,10 @@ fn revert() {
         VolumeConfig::THICK,
         VolumeConfig::EXT4.wiped(Wipe::Zero),
     ] {
-        let (before, act) = (changed(config), Step::Revert(V, S));
-        Scenario { before, act }.sweep_once();
+        for act in [Step::Revert(V, S), Step::AbortRevert(V, S)] {
+            let before = changed(config);
+            Scenario { before, act }.sweep_once();
+        }
     }
 }
 
@@ -175,10 +177,12 @@ fn stage_of_a_reverted_volume() {
 #[test]
 fn start_with_what_a_crash_left_of_a_revert() {
     for config in [XFS, VolumeConfig::THICK] {
-        for mut before in cut_offs(&changed(config), &Step::Revert(V, S)) {
-            before.push(Step::Start);
-            let act = Step::Revert(V, S);
-            Scenario { before, act }.sweep_crashes();
+        for act in [Step::Revert(V, S), Step::AbortRevert(V, S)] {
+            for mut before in cut_offs(&changed(config), &act) {
+                before.push(Step::Start);
+                let act = act.clone();
+                Scenario { before, act }.sweep_crashes();
+            }
         }
     }
 }

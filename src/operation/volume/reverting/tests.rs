@@ -570,6 +570,96 @@ fn a_spare_that_no_volume_names_is_deleted() {
 }
 
 #[test]
+fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
+    // Thin pools know no wipe with zeros; freeing their devices fails.
+    let fails = ["zero", "delete"];
+    for (kind, is_held) in KINDS
+        .into_iter()
+        .flat_map(|kind| [(kind, false), (kind, true)])
+    {
+        let host = MemoryHost::new();
+        let driver = start(&host, kind);
+        let wiped = VolumeParameters {
+            wipe: if kind == KINDS[0] {
+                Wipe::Zero
+            } else {
+                Wipe::None
+            },
+            ..VolumeParameters::default()
+        };
+        let (id, old) = with_snapshot(&host, &driver, &ext4(), wiped);
+        let volumes = &driver.volumes;
+        volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
+        volumes.prepare_revert(&id, REVERT).unwrap();
+        let (pool, _, record) = driver.pools.find_even_fenced(&id).unwrap();
+        let spare = record.reverting.unwrap().spare;
+        let its = Key::Volume(spare);
+        // As while the cleanup wipes what an earlier attempt has left.
+        let held = is_held.then(|| driver.pools.locks.acquire(its).unwrap());
+        for name in fails {
+            host.fail_always(name, Some(Errno::EIO));
+        }
+        let case = format!("{kind} {is_held}");
+        let aborted = volumes.abort_revert(&id, REVERT, 0);
+        aborted.unwrap_or_else(|error| panic!("{case}: {}", chain(&error)));
+        let open = volumes.reverting(&id, &old).unwrap();
+        assert_eq!(open.ended, Some((REVERT, false)), "{case}");
+        assert_eq!(records(&driver), 1, "{case}");
+        assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3], "{case}");
+        // The other members of a group wait for a switch.
+        volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
+        volumes.prepare_revert(&id, OTHER).unwrap();
+        volumes.switch_revert(&id, OTHER).unwrap();
+        volumes.end_revert(&id, OTHER).unwrap();
+        let trash = pool.backend.folder.path.join("trash");
+        let left = || driver.host.list_dir(&trash).unwrap().unwrap().len();
+        assert_eq!(left(), 2, "{case}: what is not wiped must not be freed");
+        for name in fails {
+            host.fail_always(name, None);
+        }
+        drop(held);
+        driver.clean(pool.id());
+        driver.wipe(pool.id());
+        assert_eq!(left(), 0, "{case}");
+        assert_eq!(used(&host, &driver, &id, &ext4(), 4), [1, 4], "{case}");
+        assert_eq!(host.violations(), [""; 0], "{case}");
+    }
+}
+
+#[test]
+fn an_abort_stops_the_writing_of_a_thick_volume_of_a_thin_pool() {
+    let thick = VolumeParameters {
+        allocation: Allocation::Thick,
+        ..VolumeParameters::default()
+    };
+    let host = MemoryHost::new();
+    let driver = start(&host, KINDS[1]);
+    let (id, old) = with_snapshot(&host, &driver, &ext4(), thick);
+    let volumes = &driver.volumes;
+    volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
+    let (pool, ..) = driver.pools.find_even_fenced(&id).unwrap();
+    let hung = host.hang_disk(&pool.backend.folder.path).unwrap();
+    std::thread::scope(|scope| {
+        let preparing = scope.spawn(|| volumes.prepare_revert(&id, REVERT));
+        let start = std::time::Instant::now();
+        let is_registered = || !driver.snapshots.copies().is_empty();
+        while !is_registered() && start.elapsed().as_secs() < 60 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let aborted = is_registered().then(|| volumes.abort_revert(&id, REVERT, 0));
+        drop(hung);
+        let prepared = preparing.join().unwrap();
+        let aborted = aborted.expect("the writing is not registered");
+        assert!(matches!(aborted, Err(Error::Pending { .. })), "{aborted:?}");
+        let stopped = prepared.unwrap_err().to_string();
+        assert!(stopped.contains("not wanted any more"), "{stopped}");
+    });
+    volumes.abort_revert(&id, REVERT, 0).unwrap();
+    assert_eq!(records(&driver), 1);
+    assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
+}
+
+#[test]
 fn the_former_image_is_in_the_trash_until_it_is_wiped() {
     let host = MemoryHost::new();
     let driver = start(&host, KINDS[0]);
