@@ -17,11 +17,13 @@ pub enum RevertStep {
         snapshot: SnapshotId,
         /// How many reverts of the volume had ended when this one was planned.
         number: u64,
+        /// How many volumes the revert has.
+        members: u32,
     },
     /// Fills its new image.
     Prepare,
-    /// Gives it the new image.
-    Switch,
+    /// Gives it the new image. `members` is the same as at the beginning.
+    Switch { members: u32 },
     /// Lifts the fence after the switch.
     End,
     /// Lifts the fence before the switch, for good.

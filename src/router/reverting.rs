@@ -59,13 +59,17 @@ impl RevertingVolumes for Router {
                 name,
                 snapshot,
                 number,
+                members,
             } => {
                 (asked.name, asked.snapshot_id) = (name, snapshot.to_string());
-                asked.number = number;
+                (asked.number, asked.members) = (number, members);
                 Step::Begin
             }
             RevertStep::Prepare => Step::Prepare,
-            RevertStep::Switch => Step::Switch,
+            RevertStep::Switch { members } => {
+                asked.members = members;
+                Step::Switch
+            }
             RevertStep::End => Step::End,
             RevertStep::Abort { number } => {
                 asked.number = number;

@@ -400,7 +400,7 @@ impl Simulation {
         let begin = self.begin_revert(driver, volume, snapshot, uid)?;
         volumes.begin_revert(&begin)?;
         volumes.prepare_revert(&begin.volume_id, uid)?;
-        volumes.switch_revert(&begin.volume_id, uid)?;
+        volumes.switch_revert(&begin.volume_id, uid, begin.members)?;
         volumes.end_revert(&begin.volume_id, uid)?;
         self.clean()
     }
@@ -433,6 +433,7 @@ impl Simulation {
             name: "namespace/revert".into(),
             snapshot_id,
             number: found.number,
+            members: 1,
         })
     }
 

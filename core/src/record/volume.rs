@@ -117,6 +117,9 @@ pub struct Reverting {
     pub snapshot: Uuid,
     /// The incarnation of that snapshot.
     pub incarnation: Uuid,
+    /// How many volumes the revert has, with this one, if the router has named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<u32>,
     /// The record with the other image: before the switch the new one, after it the old one.
     pub spare: Uuid,
     /// The volume has its new image.

@@ -34,6 +34,8 @@ pub struct BeginRevert {
     pub snapshot_id: String,
     /// How many reverts of the volume had ended when this one was planned.
     pub number: u64,
+    /// How many volumes the revert has, with this one; 0 if it is not known.
+    pub members: u32,
 }
 
 /// What a revert has to know of a volume.
@@ -64,6 +66,8 @@ pub struct RevertFence {
     pub uid: Uuid,
     /// How many reverts of the volume have ended.
     pub number: u64,
+    /// How many volumes the revert has; 0 if it is not known.
+    pub members: u32,
     /// It has its new image.
     pub is_switched: bool,
 }
@@ -103,6 +107,7 @@ impl Volumes {
                 name: asked.name.clone(),
                 snapshot: snapshot.uuid,
                 incarnation: snapshot.incarnation,
+                members: Some(asked.members).filter(|members| *members != 0),
                 spare: self.host.random_uuid(),
                 is_switched: false,
                 image: 0,
@@ -156,8 +161,10 @@ impl Volumes {
     }
 
     /// Gives a volume its new image, with one write of its record. The fence stays. The former image is
-    /// in the trash then, for the cleanup: other members of the group wait for this one.
-    pub fn switch_revert(&self, volume_id: &str, uid: Uuid) -> Result<()> {
+    /// in the trash then, for the cleanup: other members of the group wait for this one. `members` is
+    /// the number of the volumes of the revert, or 0: with another one than it was fenced for, the
+    /// volume is not switched.
+    pub fn switch_revert(&self, volume_id: &str, uid: Uuid, members: u32) -> Result<()> {
         let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
@@ -166,6 +173,15 @@ impl Volumes {
             Stage::Done => return Ok(()),
             Stage::Other => return Err(not_fenced(volume_id, uid)),
         };
+        if let Some(fenced) = reverting.members
+            && members != 0
+            && members != fenced
+        {
+            let reason = format!(
+                "it was fenced for a VolumeRevert of {fenced} volumes, and is to be switched with {members}; check the members in the status of the VolumeRevert"
+            );
+            return Err(Error::refused(format!("volume {volume_id}"), reason));
+        }
         // Once the former image is in the trash, its wipe keeps the lock for as long as it takes.
         let _spare = match pool.backend.volumes.get(reverting.spare)? {
             Some(_) => Some(self.pools.locks.acquire(Key::Volume(reverting.spare))?),
@@ -398,6 +414,7 @@ pub(in crate::operation) fn fences_of(pool: &Arc<Pool>) -> Vec<RevertFence> {
             volume: of(record.uuid),
             uid: reverting.uid,
             number: record.reverts(),
+            members: reverting.members.unwrap_or(0),
             is_switched: reverting.is_switched,
         })
     })

@@ -20,7 +20,7 @@ use super::pool::{GROUP, VERSION};
 
 /// The finalizer of reverts that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/revert";
-/// Until when a revert must have begun if `deadline` does not say otherwise.
+/// Until when a revert must have begun to switch if `deadline` does not say otherwise.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 
 /// A revert of claims to snapshots of their volumes.
@@ -52,7 +52,7 @@ pub struct RevertSpec {
     pub group_snapshot: Option<String>,
     /// Make VolumeSnapshots of the content before the revert.
     pub keep_old: bool,
-    /// What has not begun within this time fails for good, such as 10m.
+    /// What has not begun to switch within this time fails for good, such as 10m.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
 }
@@ -113,6 +113,8 @@ pub enum MemberState {
     Reverted,
     /// It has kept its content, for good.
     Kept,
+    /// Its volume does not exist any more.
+    Lost,
     /// A value of a later release.
     #[serde(other, skip_serializing)]
     Other,
@@ -140,6 +142,8 @@ pub enum RevertPhase {
     Aborting,
     /// All members have kept their content.
     Failed,
+    /// A member is lost, or its content is not known. All others have their new content.
+    Incomplete,
     /// A value of a later release.
     #[serde(other, skip_serializing)]
     Other,
@@ -148,7 +152,10 @@ pub enum RevertPhase {
 impl RevertPhase {
     /// Whether nothing is left to be done.
     pub(super) fn is_final(self) -> bool {
-        matches!(self, RevertPhase::Done | RevertPhase::Failed)
+        matches!(
+            self,
+            RevertPhase::Done | RevertPhase::Failed | RevertPhase::Incomplete
+        )
     }
 
     /// The value in the API.
@@ -191,7 +198,7 @@ impl VolumeRevert {
         all.any(|one| one == FINALIZER)
     }
 
-    /// Until when it must have begun, after its creation; or why that is not known.
+    /// Until when it must have begun to switch, after its creation; or why that is not known.
     pub(super) fn deadline(&self) -> Result<Duration, String> {
         let Some(text) = &self.spec.deadline else {
             return Ok(DEADLINE);

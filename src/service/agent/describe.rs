@@ -149,6 +149,7 @@ fn revert_fence(fence: &crate::operation::RevertFence) -> RevertFence {
         revert_uid: fence.uid.to_string(),
         number: fence.number,
         switched: fence.is_switched,
+        members: fence.members,
     }
 }
 

@@ -193,6 +193,7 @@ fn fuzz_requests_of_reverts() {
         name: "shop/back".into(),
         snapshot_id: format!("{ID}.{ID}"),
         number: 1,
+        members: 2,
     };
     fuzz_message("Revert", &valid, reverting::parsed);
     let valid = LookForRevertRequest {

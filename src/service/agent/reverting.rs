@@ -32,6 +32,7 @@ pub(super) fn parsed(asked: &RevertRequest) -> Result<(Step, BeginRevert)> {
         name: asked.name.clone(),
         snapshot_id: asked.snapshot_id.clone(),
         number: asked.number,
+        members: asked.members,
     };
     Ok((step, begin))
 }
@@ -49,7 +50,7 @@ impl Service {
             match step {
                 Step::Begin => volumes.begin_revert(asked),
                 Step::Prepare => volumes.prepare_revert(volume_id, uid),
-                Step::Switch => volumes.switch_revert(volume_id, uid),
+                Step::Switch => volumes.switch_revert(volume_id, uid, asked.members),
                 Step::End => volumes.end_revert(volume_id, uid),
                 Step::Abort => volumes.abort_revert(volume_id, uid, asked.number),
                 Step::Unknown => Err(Error::bug("the step is known")),

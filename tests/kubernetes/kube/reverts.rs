@@ -2,6 +2,7 @@
 //! agents, in which order, and what the objects show.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use slackwater::model::{SnapshotId, VolumeId};
 use slackwater::operation::RevertedVolume;
 use slackwater::router::reverted::{RevertStep, RevertingVolumes};
 use slackwater::router::{ClusterOptions, InCluster};
+use tokio::sync::Barrier;
 use uuid::Uuid;
 
 use crate::kube::agents::{Agents, cluster, list, report};
@@ -43,6 +45,10 @@ struct Volumes {
     ordered: Mutex<Vec<String>>,
     /// What prepares fail with.
     fails: Mutex<Option<tonic::Code>>,
+    /// Prepares wait until so many run at the same time.
+    together: Mutex<Option<Arc<Barrier>>>,
+    /// Switches fail.
+    is_held: AtomicBool,
 }
 
 impl Volumes {
@@ -78,12 +84,21 @@ impl RevertingVolumes for Volumes {
     async fn step(&self, volume: VolumeId, uid: Uuid, step: RevertStep) -> Result<()> {
         let volume = volume.to_string();
         let word = match &step {
-            RevertStep::Begin { name, number, .. } => {
+            RevertStep::Begin {
+                name,
+                number,
+                members,
+                ..
+            } => {
                 assert_eq!((name.as_str(), *number), ("shop/back", 5));
+                assert!((1..=2).contains(members));
                 "fence"
             }
             RevertStep::Prepare => "prepare",
-            RevertStep::Switch => "switch",
+            RevertStep::Switch { members } => {
+                assert!((1..=2).contains(members));
+                "switch"
+            }
             RevertStep::End => "lift",
             RevertStep::Abort { number } => {
                 assert_eq!(*number, 5);
@@ -99,12 +114,19 @@ impl RevertingVolumes for Volumes {
                 message: "no space".into(),
             });
         }
+        let together = self.together.lock().unwrap().clone();
+        if let (RevertStep::Prepare, Some(together)) = (&step, together) {
+            together.wait().await;
+        }
+        if word == "switch" && self.is_held.load(Ordering::SeqCst) {
+            return Err(Error::unreachable("the agent", "it is away"));
+        }
         let mut seen = self.seen.lock().unwrap();
         let seen = seen.get_mut(&volume).unwrap();
         match step {
             RevertStep::Begin { .. } => seen.fenced = Some(uid),
             RevertStep::Prepare => seen.is_prepared = true,
-            RevertStep::Switch => (seen.is_prepared, seen.is_switched) = (false, true),
+            RevertStep::Switch { .. } => (seen.is_prepared, seen.is_switched) = (false, true),
             RevertStep::End | RevertStep::Abort { .. } => {
                 let is_done = matches!(step, RevertStep::End);
                 *seen = RevertedVolume {
@@ -203,7 +225,10 @@ fn prepared(spec: Value) -> ApiServer {
         &format!("{GROUPS}/volumegroupsnapshotcontents/nightly-content"),
         json!({"apiVersion": "groupsnapshot.storage.k8s.io/v1beta1",
             "kind": "VolumeGroupSnapshotContent", "metadata": {"name": "nightly-content"},
-            "spec": {"source": {"volumeHandles": [id(1), id(2)]}}}),
+            "spec": {"source": {"volumeHandles": [id(1), id(2)]}},
+            "status": {"volumeSnapshotHandlePairList": [
+                {"volumeHandle": id(1), "snapshotHandle": id(6)},
+                {"volumeHandle": id(2), "snapshotHandle": id(7)}]}}),
     );
     api
 }
@@ -258,6 +283,58 @@ fn a_group_with_a_missing_member_does_not_begin() {
 }
 
 #[test]
+fn a_group_of_other_snapshots_does_not_begin_although_their_number_is_right() {
+    let api = prepared(json!({"groupSnapshot": "nightly"}));
+    // As if the snapshot had been replaced by a later one of the same volume.
+    api.put(
+        &format!("{CONTENTS}/content-2"),
+        json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "content-2"},
+            "spec": {"driver": DRIVER, "volumeSnapshotRef": {"uid": "snapshot-2"}},
+            "status": {"snapshotHandle": id(9)}}),
+    );
+    let volumes = Volumes::new();
+    let _cluster = start(&api, &volumes, &Arc::default());
+    let status = || at(&api, REVERT)["status"].clone();
+    eventually("it waits", || {
+        status()["conditions"][0]["reason"] == "GroupIncomplete"
+    });
+    let message = status()["message"].to_string();
+    assert!(
+        message.contains(&id(7)) && message.contains(&id(9)),
+        "{message}"
+    );
+    assert_eq!(volumes.ordered(), [""; 0]);
+}
+
+#[test]
+fn the_members_of_a_group_are_prepared_at_the_same_time() {
+    let api = prepared(json!({"groupSnapshot": "nightly"}));
+    let volumes = Volumes::new();
+    *volumes.together.lock().unwrap() = Some(Arc::new(Barrier::new(2)));
+    let _cluster = start(&api, &volumes, &Arc::default());
+    eventually("it is done", || phase(&api) == "Done");
+}
+
+#[test]
+fn a_revert_that_is_switching_needs_neither_pods_nor_claims() {
+    let api = prepared(json!({"groupSnapshot": "nightly"}));
+    let volumes = Volumes::new();
+    volumes.is_held.store(true, Ordering::SeqCst);
+    let _cluster = start(&api, &volumes, &Arc::default());
+    eventually("it is switching", || phase(&api) == "Switching");
+    for n in [1, 2] {
+        api.forbid(&format!(
+            "/api/v1/namespaces/shop/persistentvolumeclaims/data-{n}"
+        ));
+        api.forbid(&format!("/api/v1/persistentvolumes/pv-{n}"));
+    }
+    api.forbid(PODS);
+    volumes.is_held.store(false, Ordering::SeqCst);
+    eventually("it is done", || phase(&api) == "Done");
+}
+
+#[test]
 fn a_revert_waits_for_pods_names_them_and_keeps_the_old_content_under_the_fence() {
     let spec = json!({"claim": "data-1", "snapshot": "snap-1", "keepOld": true});
     let api = prepared(spec);
@@ -308,8 +385,11 @@ fn what_cannot_be_prepared_is_undone_for_good() {
     *volumes.fails.lock().unwrap() = Some(tonic::Code::ResourceExhausted);
     let _cluster = start(&api, &volumes, &Arc::default());
     eventually("it has failed", || phase(&api) == "Failed");
-    let expected = ["fence 1", "fence 2", "prepare 1", "abort 1", "abort 2"];
-    assert_eq!(volumes.ordered(), expected);
+    let steps = ["fence", "prepare", "abort"];
+    let each = steps
+        .iter()
+        .flat_map(|step| [1, 2].map(|n| format!("{step} {n}")));
+    assert_eq!(volumes.ordered(), each.collect::<Vec<_>>());
     let message = at(&api, REVERT)["status"]["message"].clone();
     assert!(message.as_str().unwrap().contains("no space"), "{message}");
 }
@@ -327,6 +407,7 @@ fn fences_whose_revert_was_removed_are_lifted() {
         volume_id: id(2),
         revert_uid: gone.to_string(),
         number: 5,
+        members: 2,
         switched: false,
     }];
     *agents.0.lock().unwrap() = vec![said];

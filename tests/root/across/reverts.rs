@@ -30,6 +30,7 @@ impl Revert<'_> {
             name: "shop/back".into(),
             snapshot_id: self.snapshot.into(),
             number: self.number,
+            members: 1,
         };
         self.cluster.to_agent(0).revert(asked).await.map(drop)
     }

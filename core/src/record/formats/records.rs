@@ -288,12 +288,13 @@ fn records_of_volumes_keep_their_format() {
     check("volume", expected);
 }
 
-fn reverted_volumes() -> [(&'static str, VolumeRecord); 3] {
+fn reverted_volumes() -> [(&'static str, VolumeRecord); 4] {
     let reverting = Reverting {
         uid: uuid(8),
         name: "shop/back".into(),
         snapshot: uuid(9),
         incarnation: uuid(10),
+        members: None,
         spare: uuid(11),
         is_switched: true,
         image: 7,
@@ -306,6 +307,13 @@ fn reverted_volumes() -> [(&'static str, VolumeRecord); 3] {
     let spare = Spare {
         of: uuid(1),
         is_whole: true,
+    };
+    let of_group = VolumeRecord {
+        reverting: Some(Reverting {
+            members: Some(3),
+            ..reverting.clone()
+        }),
+        ..ready_volume()
     };
     let fenced = VolumeRecord {
         reverting: Some(reverting),
@@ -322,6 +330,7 @@ fn reverted_volumes() -> [(&'static str, VolumeRecord); 3] {
     };
     [
         ("reverting.json", fenced),
+        ("reverting-group.json", of_group),
         ("reverted.json", ended),
         ("spare.json", whole),
     ]

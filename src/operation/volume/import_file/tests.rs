@@ -9,12 +9,13 @@ use crate::model::size::{GIB, MIB};
 use crate::model::{CapacityRange, SnapshotParameters};
 use crate::operation::tests::{block, new_volume, pool, settings};
 use crate::operation::{
-    CreateSnapshot, CreateVolume, Driver, Import, ListVolumes, PublishVolume, Settings,
-    StageVolume, Volume,
+    BeginRevert, CreateSnapshot, CreateVolume, Driver, Import, ListVolumes, PublishVolume,
+    Settings, StageVolume, Volume,
 };
 use crate::record::ContentSource;
 
 use super::*;
+use uuid::Uuid;
 
 const TOP: &str = "/memory/rawfile";
 const IMAGE: &str = "/memory/rawfile/pvc-1/disk.img";
@@ -310,4 +311,47 @@ fn blocks_count_as_those_of_the_volume_an_hour_after_the_file_is_gone() {
     assert_eq!(node.shared_record(&volume).foreign_bytes, None);
     hour();
     assert_eq!((node.own(), node.tokens(&volume)), (content, vec![TOKEN]));
+}
+
+#[test]
+fn blocks_of_a_reverted_volume_are_still_those_of_the_file_until_it_is_gone() {
+    let node = Node::new();
+    let volume = node.shared(&node.request());
+    let (id, pool, uid) = (volume.id.to_string(), volume.id.pool, Uuid::from_u128(7));
+    let snapshot = node.driver.snapshots.create_snapshot(&CreateSnapshot {
+        name: "old".into(),
+        source_volume_id: id.clone(),
+        parameters: SnapshotParameters::default(),
+        requisite: Vec::new(),
+    });
+    let snapshot_id = snapshot.unwrap().id.to_string();
+    let before = node.shared_record(&volume);
+    let used = node.used();
+    let volumes = &node.driver.volumes;
+    let begin = BeginRevert {
+        volume_id: id.clone(),
+        uid,
+        name: "shop/back".into(),
+        snapshot_id: snapshot_id.clone(),
+        number: 0,
+        members: 1,
+    };
+    volumes.begin_revert(&begin).unwrap();
+    volumes.prepare_revert(&id, uid).unwrap();
+    assert_eq!(node.own(), 0, "the new image shares the same blocks");
+    volumes.switch_revert(&id, uid, 1).unwrap();
+    volumes.end_revert(&id, uid).unwrap();
+    node.driver.clean(pool);
+    let after = node.shared_record(&volume);
+    assert_eq!(after.foreign_bytes, before.foreign_bytes);
+    assert_eq!(after.lineage(), before.lineage());
+    assert_eq!((node.own(), node.used()), (0, used));
+    node.driver.snapshots.delete_snapshot(&snapshot_id).unwrap();
+    assert_eq!(node.own(), 0, "the file is still there");
+    node.host.remove_foreign_image(Path::new(IMAGE)).unwrap();
+    node.driver.clean(pool);
+    node.host.pass_time(Duration::from_secs(3601));
+    node.driver.clean(pool);
+    assert!(node.own() > 0);
+    assert_eq!(node.tokens(&volume), [TOKEN]);
 }

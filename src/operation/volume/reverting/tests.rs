@@ -118,6 +118,7 @@ fn begin(id: &str, snapshot_id: &str, uid: Uuid, number: u64) -> BeginRevert {
         name: "shop/back".into(),
         snapshot_id: snapshot_id.into(),
         number,
+        members: 1,
     }
 }
 
@@ -126,7 +127,7 @@ fn revert(driver: &Driver, id: &str, to: &str, uid: Uuid, number: u64) -> Result
     let volumes = &driver.volumes;
     volumes.begin_revert(&begin(id, to, uid, number))?;
     volumes.prepare_revert(id, uid)?;
-    volumes.switch_revert(id, uid)?;
+    volumes.switch_revert(id, uid, 1)?;
     volumes.end_revert(id, uid)
 }
 
@@ -286,7 +287,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
         calls_are_aborted(&driver, &id, &old, false);
         let spare = volumes.reverting(&id, &old).unwrap();
         assert!(spare.is_prepared && !spare.is_switched, "{spare:?}");
-        volumes.switch_revert(&id, REVERT).unwrap();
+        volumes.switch_revert(&id, REVERT, 1).unwrap();
         calls_are_aborted(&driver, &id, &old, true);
         // What ends a use works, and the fence survives the process and the machine.
         unstage(&driver, &id);
@@ -299,6 +300,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
             volume: id.parse().unwrap(),
             uid: REVERT,
             number: 0,
+            members: 1,
             is_switched: true,
         };
         assert_eq!(fences, [fence]);
@@ -385,7 +387,7 @@ fn a_snapshot_that_goes_before_its_content_is_copied_leaves_the_volume_as_it_was
         volumes.begin_revert(&begin(&id, &last, third, 2)).unwrap();
         volumes.prepare_revert(&id, third).unwrap();
         driver.snapshots.delete_snapshot(&last).unwrap();
-        volumes.switch_revert(&id, third).unwrap();
+        volumes.switch_revert(&id, third, 1).unwrap();
         volumes.end_revert(&id, third).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 5), [1, 2, 3, 5]);
         assert_eq!(records(&driver), 1);
@@ -419,7 +421,7 @@ fn a_request_of_a_revert_that_has_ended_has_no_effect() {
                 assert!(begun.is_err(), "{late} {number}");
             }
             assert!(volumes.prepare_revert(&id, late).is_err());
-            assert!(volumes.switch_revert(&id, late).is_err());
+            assert!(volumes.switch_revert(&id, late, 1).is_err());
             assert!(volumes.end_revert(&id, late).is_err());
             volumes.abort_revert(&id, late, 1).unwrap();
         }
@@ -436,7 +438,7 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         let volumes = &driver.volumes;
         let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
         volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
-        assert!(volumes.switch_revert(&id, REVERT).is_err(), "unprepared");
+        assert!(volumes.switch_revert(&id, REVERT, 1).is_err(), "unprepared");
         if steps == 2 {
             volumes.prepare_revert(&id, REVERT).unwrap();
             assert!(volumes.end_revert(&id, REVERT).is_err(), "not switched");
@@ -445,11 +447,11 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
         assert_eq!(records(&driver), 1);
         assert!(volumes.prepare_revert(&id, REVERT).is_err());
-        assert!(volumes.switch_revert(&id, REVERT).is_err());
+        assert!(volumes.switch_revert(&id, REVERT, 1).is_err());
         // After the switch there is no way back.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER).unwrap();
+        volumes.switch_revert(&id, OTHER, 1).unwrap();
         assert!(volumes.abort_revert(&id, OTHER, 1).is_err());
         volumes.end_revert(&id, OTHER).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 4), [1, 4]);
@@ -466,7 +468,7 @@ const STEPS: [(&str, Act); 4] = [
         driver.volumes.prepare_revert(id, REVERT)
     }),
     ("switch", |driver, id, _| {
-        driver.volumes.switch_revert(id, REVERT)
+        driver.volumes.switch_revert(id, REVERT, 1)
     }),
     ("end", |driver, id, _| driver.volumes.end_revert(id, REVERT)),
 ];
@@ -570,6 +572,33 @@ fn a_spare_that_no_volume_names_is_deleted() {
 }
 
 #[test]
+fn a_volume_is_not_switched_for_another_group_than_it_was_fenced_for() {
+    let host = MemoryHost::new();
+    let driver = start(&host, KINDS[0]);
+    let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
+    let volumes = &driver.volumes;
+    let of_three = BeginRevert {
+        members: 3,
+        ..begin(&id, &old, REVERT, 0)
+    };
+    volumes.begin_revert(&of_three).unwrap();
+    volumes.prepare_revert(&id, REVERT).unwrap();
+    let refused = volumes.switch_revert(&id, REVERT, 2).unwrap_err();
+    assert!(refused.to_string().contains("of 3 volumes"), "{refused}");
+    assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
+    volumes.switch_revert(&id, REVERT, 3).unwrap();
+    volumes.end_revert(&id, REVERT).unwrap();
+    // Of a router that does not name it.
+    let unnamed = BeginRevert {
+        members: 0,
+        ..begin(&id, &old, OTHER, 1)
+    };
+    volumes.begin_revert(&unnamed).unwrap();
+    volumes.prepare_revert(&id, OTHER).unwrap();
+    volumes.switch_revert(&id, OTHER, 2).unwrap();
+}
+
+#[test]
 fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
     // Thin pools know no wipe with zeros; freeing their devices fails.
     let fails = ["zero", "delete"];
@@ -609,7 +638,7 @@ fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
         // The other members of a group wait for a switch.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER).unwrap();
+        volumes.switch_revert(&id, OTHER, 1).unwrap();
         volumes.end_revert(&id, OTHER).unwrap();
         let trash = pool.backend.folder.path.join("trash");
         let left = || driver.host.list_dir(&trash).unwrap().unwrap().len();

@@ -42,7 +42,8 @@ pub(super) enum Old {
 /// What is known of a member.
 #[derive(Clone, Debug)]
 pub(super) struct MemberSeen {
-    /// Its claim is the same as at the beginning, and has the same volume.
+    /// Its claim is the same as at the beginning, and has the same volume. Like its pods and the old
+    /// content, it is read only before the switch, and before an abort.
     pub(super) is_bound: bool,
     /// The state of the volume, or why it is not known.
     pub(super) volume: Result<RevertedVolume, String>,
@@ -72,7 +73,8 @@ pub(super) enum Step {
     Fence(usize),
     /// Makes the VolumeSnapshot with the old content.
     Keep(usize),
-    Prepare(usize),
+    /// Of all members that are fenced and have neither a new image nor switched.
+    Prepare,
     Switch(usize),
     Lift(usize),
     Abort(usize),
@@ -95,7 +97,7 @@ impl Step {
                 | Code::Unimplemented
         );
         match self {
-            Step::Prepare(_) => is_refused,
+            Step::Prepare => is_refused,
             // It is in use, or will be refused again until the deadline.
             Step::Fence(_) => code == Code::Unimplemented,
             _ => false,
@@ -168,7 +170,7 @@ impl Deciding<'_> {
         let mut members = self.status.members.clone();
         let each = members.iter_mut().zip(&self.seen.members).enumerate();
         for (n, (member, seen)) in each {
-            member.state = self.state(seen).unwrap_or(member.state);
+            member.state = self.state(member.state, seen);
             if seen.old == Old::Ready {
                 member.old = Some(old_name(&self.seen.object, n));
             }
@@ -182,17 +184,21 @@ impl Deciding<'_> {
         }
     }
 
-    /// `None` if it is not known.
-    fn state(&self, member: &MemberSeen) -> Option<MemberState> {
-        let volume = member.volume.as_ref().ok()?;
-        Some(match (volume.fenced == Some(self.uid), volume.ended) {
+    fn state(&self, before: MemberState, member: &MemberSeen) -> MemberState {
+        let Ok(volume) = &member.volume else {
+            return before;
+        };
+        match (volume.fenced == Some(self.uid), volume.ended) {
             (true, _) if volume.is_switched => MemberState::Switched,
             (true, _) if volume.is_prepared => MemberState::Prepared,
             (true, _) => MemberState::Fenced,
             (false, Some((ended, true))) if ended == self.uid => MemberState::Reverted,
             (false, Some((ended, false))) if ended == self.uid => MemberState::Kept,
+            // A volume may be deleted, or reverted again, once its revert has ended.
+            _ if matches!(before, MemberState::Reverted | MemberState::Kept) => before,
+            _ if !volume.exists && self.status.phase >= Phase::Switching => MemberState::Lost,
             (false, _) => MemberState::Waiting,
-        })
+        }
     }
 
     fn wait(&self, phase: Phase, reason: &str, message: impl Into<String>) -> Decision {
@@ -259,7 +265,7 @@ impl Deciding<'_> {
         };
         let age = created.map(|created| self.seen.now.duration_since(created.0));
         age.is_none_or(|age| age > deadline)
-            .then(|| format!("it did not begin within {}s", deadline.as_secs()))
+            .then(|| format!("it did not begin to switch within {}s", deadline.as_secs()))
     }
 
     fn proceed(&self) -> Decision {
@@ -308,13 +314,23 @@ impl Deciding<'_> {
                 return Some(("NameInUse", why));
             }
         }
-        if self.status.phase >= Phase::Preparing {
-            return None;
-        }
         let late = self.late()?;
-        let way = self.in_the_way();
-        let way = way.unwrap_or_else(|| self.status.message.clone());
+        let way = self.in_the_way().or_else(|| self.unknown());
+        let message = Some(&self.status.message).filter(|message| !message.is_empty());
+        let way = way.or_else(|| message.cloned());
+        let way = way.unwrap_or_else(|| self.unprepared());
         Some(("DeadlineExceeded", format!("{late}: {way}")))
+    }
+
+    /// The members without a new image.
+    fn unprepared(&self) -> String {
+        let open = self.known().filter(|(_, volume)| !volume.is_prepared);
+        let claims = open.map(|(n, _)| self.status.members[n].claim.as_str());
+        let claims: Vec<_> = claims.collect();
+        format!(
+            "it has no complete new image of claims {}",
+            claims.join(", ")
+        )
     }
 
     /// What keeps members from being fenced.
@@ -367,10 +383,10 @@ impl Deciding<'_> {
         if phase < Phase::Preparing {
             return self.wait(Phase::Preparing, "Proceeding", "");
         }
-        match self.known().find(|(_, volume)| !volume.is_prepared) {
-            Some((n, _)) => self.act(Phase::Preparing, Step::Prepare(n)),
+        match self.known().any(|(_, volume)| !volume.is_prepared) {
+            true => self.act(Phase::Preparing, Step::Prepare),
             // The next observation switches them, once this is written.
-            None => self.wait(Phase::Switching, "Proceeding", ""),
+            false => self.wait(Phase::Switching, "Proceeding", ""),
         }
     }
 
@@ -396,7 +412,7 @@ impl Deciding<'_> {
         if let Some((n, volume)) = left.next() {
             let step = match volume.is_prepared {
                 true => Step::Switch(n),
-                false => Step::Prepare(n),
+                false => Step::Prepare,
             };
             return self.act(Phase::Switching, step);
         }
@@ -406,17 +422,22 @@ impl Deciding<'_> {
         if let Some((n, _)) = self.known().find(|(_, volume)| fenced(volume)) {
             return self.act(Phase::Switching, Step::Lift(n));
         }
-        let is_done = |volume: &RevertedVolume| volume.ended == Some((self.uid, true));
-        for (n, volume) in self.known() {
-            if volume.exists && !is_done(volume) {
-                let why = format!(
-                    "the fence of claim {} is gone; its content is not known",
-                    self.status.members[n].claim
-                );
-                return self.wait(Phase::Switching, "FenceGone", why);
+        let missing = self.known().filter_map(|(n, _)| {
+            let (member, seen) = (&self.status.members[n], &self.seen.members[n]);
+            let claim = &member.claim;
+            match self.state(member.state, seen) {
+                MemberState::Reverted => None,
+                MemberState::Lost => Some(format!("the volume of claim {claim} is lost")),
+                _ => Some(format!(
+                    "the fence of claim {claim} is gone, and its content is not known"
+                )),
             }
+        });
+        let missing: Vec<_> = missing.collect();
+        match missing.is_empty() {
+            true => self.wait(Phase::Done, "Reverted", ""),
+            false => self.wait(Phase::Incomplete, "MemberMissing", missing.join("; ")),
         }
-        self.wait(Phase::Done, "Reverted", "")
     }
 
     /// All members keep their content, for good.

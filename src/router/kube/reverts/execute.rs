@@ -2,6 +2,7 @@
 
 use ::kube::ResourceExt;
 use ::kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -17,6 +18,9 @@ use crate::router::kube::volume_revert::{
     FINALIZER, RevertMember, RevertPhase, RevertStatus, VolumeRevert,
 };
 use crate::router::reverted::RevertStep;
+
+/// Members that are prepared at the same time.
+const MAX_PREPARED_AT_ONCE: usize = 8;
 
 /// Writes the status if it has changed; otherwise does the step. So a decision is written before
 /// anything follows from it.
@@ -77,11 +81,15 @@ impl Executor<'_> {
                     name: self.object.path(),
                     snapshot: parsed(&member.snapshot_handle)?,
                     number: member.number,
+                    members: self.members(),
                 };
                 self.order(n, begin).await
             }
-            Step::Prepare(n) => self.order(n, RevertStep::Prepare).await,
-            Step::Switch(n) => self.order(n, RevertStep::Switch).await,
+            Step::Prepare => self.prepare().await,
+            Step::Switch(n) => {
+                let members = self.members();
+                self.order(n, RevertStep::Switch { members }).await
+            }
             Step::Lift(n) => self.order(n, RevertStep::End).await,
             Step::Abort(n) => {
                 let aborted = self.abort(n).await;
@@ -91,6 +99,38 @@ impl Executor<'_> {
                 aborted
             }
         }
+    }
+
+    /// Prepares the members at the same time: they may be on different agents, and a copy takes long.
+    /// Of several errors it returns one that undoes the revert, if there is one.
+    async fn prepare(&self) -> Result<Outcome> {
+        let phase = self.object.status.as_ref().map(|status| status.phase);
+        let gives_up = |error: &Error| {
+            phase.is_some_and(|phase| Step::Prepare.gives_up(phase, code_of(error)))
+        };
+        let orders = self.unprepared().into_iter();
+        let orders = orders.map(|n| self.order(n, RevertStep::Prepare));
+        let mut answers = futures_util::stream::iter(orders).buffer_unordered(MAX_PREPARED_AT_ONCE);
+        let mut failed: Option<Error> = None;
+        while let Some(answer) = answers.next().await {
+            if let Err(error) = answer
+                && (failed.is_none() || gives_up(&error))
+            {
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(Outcome::Done), Err)
+    }
+
+    fn unprepared(&self) -> Vec<usize> {
+        let uid = self.object.uid();
+        let members = self.seen.members.iter().enumerate();
+        let open = members.filter(|(_, member)| {
+            member.volume.as_ref().is_ok_and(|volume| {
+                uid.is_some() && volume.fenced == uid && !volume.is_prepared && !volume.is_switched
+            })
+        });
+        open.map(|(n, _)| n).collect()
     }
 
     async fn abort(&self, n: usize) -> Result<Outcome> {
@@ -111,6 +151,12 @@ impl Executor<'_> {
                 tracing::debug!(error = %chain(&error), "failed to abort another member of a revert");
             }
         }
+    }
+
+    /// How many members the revert has.
+    fn members(&self) -> u32 {
+        let status = self.object.status.as_ref();
+        status.map_or(0, |status| status.members.len() as u32)
     }
 
     fn member(&self, n: usize) -> Result<&RevertMember> {
@@ -138,11 +184,7 @@ impl Executor<'_> {
 
     /// Writes why a step has failed. What would be refused again is undone instead.
     async fn failed(&self, step: Step, error: Error) -> Result<Outcome> {
-        let code = match &error {
-            Error::Forwarded { code, .. } => Code::from_i32(*code),
-            Error::NotFound { .. } => Code::NotFound,
-            _ => Code::Unknown,
-        };
+        let code = code_of(&error);
         let why = chain(&error);
         let before = self.object.status.clone().unwrap_or_default();
         if step.gives_up(before.phase, code) {
@@ -240,6 +282,11 @@ impl Executor<'_> {
             RevertPhase::Preparing => (false, "RevertBegun", "is being reverted to a snapshot"),
             RevertPhase::Done => (false, "Reverted", "has the content of its snapshot"),
             RevertPhase::Failed => (true, "RevertFailed", "has kept its content"),
+            RevertPhase::Incomplete => (
+                true,
+                "RevertIncomplete",
+                "has the content of its snapshot, unless this names it",
+            ),
             _ => return,
         };
         let path = self.object.path();
@@ -257,5 +304,14 @@ impl Executor<'_> {
             let text = format!("VolumeRevert {path}: it {message}{why}");
             cluster.record_event(&about, is_warning, reason, text);
         }
+    }
+}
+
+/// The code with which an agent has refused a step.
+fn code_of(error: &Error) -> Code {
+    match error {
+        Error::Forwarded { code, .. } => Code::from_i32(*code),
+        Error::NotFound { .. } => Code::NotFound,
+        _ => Code::Unknown,
     }
 }

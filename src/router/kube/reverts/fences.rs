@@ -36,6 +36,7 @@ pub(in crate::router::kube) struct Fences {
 struct Fenced {
     volume: VolumeId,
     number: u64,
+    members: u32,
     is_switched: bool,
 }
 
@@ -52,7 +53,10 @@ fn decide(fences: &Fences) -> Next<(VolumeId, RevertStep)> {
             (one.volume, RevertStep::Abort { number })
         }),
         true => match fences.volumes.iter().find(|one| !one.is_switched) {
-            Some(left) => Some((left.volume, RevertStep::Switch)),
+            Some(left) => {
+                let members = left.members;
+                Some((left.volume, RevertStep::Switch { members }))
+            }
             None => volumes.next().map(|one| (one.volume, RevertStep::End)),
         },
     };
@@ -111,8 +115,7 @@ fn knows_all(cluster: &InCluster) -> bool {
 /// Whether a VolumeRevert still acts on its fences.
 fn acts(revert: &VolumeRevert, uid: Uuid) -> bool {
     let phase = revert.status.as_ref().map(|status| status.phase);
-    let is_final = matches!(phase, Some(RevertPhase::Done | RevertPhase::Failed));
-    revert.uid() == Some(uid) && !is_final
+    revert.uid() == Some(uid) && !phase.is_some_and(RevertPhase::is_final)
 }
 
 /// The fences that agents report.
@@ -127,6 +130,7 @@ fn reported(cluster: &InCluster) -> Vec<Fences> {
         found.entry(uid).or_default().push(Fenced {
             volume,
             number: fence.number,
+            members: fence.members,
             is_switched: fence.switched,
         });
     }
@@ -196,7 +200,7 @@ impl Reconciler for RevertFenceController {
         fences: &Fences,
         (volume, step): (VolumeId, RevertStep),
     ) -> Result<Outcome> {
-        let is_last = step != RevertStep::Switch;
+        let is_last = !matches!(step, RevertStep::Switch { .. });
         self.volumes.step(volume, fences.uid, step).await?;
         let (volume, uid) = (volume.to_string(), fences.uid);
         tracing::info!(volume, %uid, "ended the fence of a VolumeRevert that does not exist");
@@ -223,6 +227,7 @@ mod tests {
                 uuid: Uuid::from_u128(n),
             },
             number: 3,
+            members: 2,
             is_switched: *switched,
         });
         Fences {
@@ -240,7 +245,7 @@ mod tests {
         };
         let abort = RevertStep::Abort { number: 3 };
         assert_eq!(step(&fences(&[false, false], false)), Some((1, abort)));
-        let switch = Some((2, RevertStep::Switch));
+        let switch = Some((2, RevertStep::Switch { members: 2 }));
         assert_eq!(step(&fences(&[true, false], false)), switch);
         let end = Some((1, RevertStep::End));
         assert_eq!(step(&fences(&[true, true], false)), end);

@@ -1,5 +1,7 @@
 //! Reads what is decided about a revert.
 
+use std::collections::BTreeMap;
+
 use ::kube::ResourceExt;
 use ::kube::api::Api;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -12,7 +14,7 @@ use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::RevertedVolume;
 use crate::router::kube::ask;
-use crate::router::kube::volume_revert::{RevertMember, VolumeRevert};
+use crate::router::kube::volume_revert::{RevertMember, RevertPhase, VolumeRevert};
 
 /// The annotation of a VolumeSnapshot with old content: the UID of the revert.
 pub(super) const UID_ANNOTATION: &str = "slackwater.dev/revert-uid";
@@ -45,11 +47,23 @@ pub(super) async fn observe(controller: &RevertController, revert: Revert) -> Re
     } else if status.members.is_empty() {
         seen.proposal = Some(reader.propose(&object).await?);
     } else {
-        let pods = reader.pods().await?;
+        // Once it is decided, nothing but the volumes may delay the steps: they are fenced.
+        let is_open = status.phase < RevertPhase::Switching;
+        let pods = match is_open {
+            true => reader.pods().await?,
+            false => BTreeMap::new(),
+        };
         for (n, member) in status.members.iter().enumerate() {
-            let mut its = reader.member(&object, n, member).await?;
-            its.pods = pods.get(&member.claim).cloned().unwrap_or_default();
-            seen.members.push(its);
+            let (is_bound, old) = match is_open {
+                true => reader.objects(&object, n, member).await?,
+                false => (true, Old::Absent),
+            };
+            seen.members.push(MemberSeen {
+                is_bound,
+                volume: reader.volume(&object, member).await?,
+                old,
+                pods: pods.get(&member.claim).cloned().unwrap_or_default(),
+            });
         }
     }
     let seen = Some(Box::new(seen));
@@ -57,12 +71,13 @@ pub(super) async fn observe(controller: &RevertController, revert: Revert) -> Re
 }
 
 impl Reader<'_> {
-    async fn member(
+    /// Whether the claim of a member is the same as at the beginning, and its old content.
+    async fn objects(
         &self,
         object: &VolumeRevert,
         n: usize,
         member: &RevertMember,
-    ) -> Result<MemberSeen> {
+    ) -> Result<(bool, Old)> {
         let claim = self.claim(&member.claim).await?;
         let same = |claim: &PersistentVolumeClaim| {
             let volume = claim.spec.as_ref().and_then(|it| it.volume_name.as_ref());
@@ -75,6 +90,19 @@ impl Reader<'_> {
             }
             false => false,
         };
+        let old = match object.spec.keep_old {
+            true => self.old(object, n, &member.claim).await?,
+            false => Old::Absent,
+        };
+        Ok((is_bound, old))
+    }
+
+    /// The volume of a member, or why it is not known.
+    async fn volume(
+        &self,
+        object: &VolumeRevert,
+        member: &RevertMember,
+    ) -> Result<std::result::Result<RevertedVolume, String>> {
         let volume: VolumeId = parsed(&member.handle)?;
         let snapshot: SnapshotId = parsed(&member.snapshot_handle)?;
         let namespace = object.namespace().unwrap_or_default();
@@ -94,16 +122,7 @@ impl Reader<'_> {
             )),
             (looked, _) => looked,
         };
-        let old = match object.spec.keep_old {
-            true => self.old(object, n, &member.claim).await?,
-            false => Old::Absent,
-        };
-        Ok(MemberSeen {
-            is_bound,
-            volume: looked.map_err(|error| chain(&error)),
-            old,
-            pods: Vec::new(),
-        })
+        Ok(looked.map_err(|error| chain(&error)))
     }
 
     /// The VolumeSnapshot with the old content of a member.

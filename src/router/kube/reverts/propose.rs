@@ -48,7 +48,7 @@ impl Reader<'_> {
         let spec = &object.spec;
         let named = match (&spec.claim, &spec.snapshot, &spec.group_snapshot) {
             (Some(claim), Some(snapshot), None) => {
-                Ok(vec![(Some(claim.clone()), snapshot.clone())])
+                Ok((vec![(Some(claim.clone()), snapshot.clone())], None))
             }
             (None, None, Some(group)) => self.members_of(group).await?,
             _ => never(
@@ -56,7 +56,7 @@ impl Reader<'_> {
                 "give either claim and snapshot, or groupSnapshot",
             ),
         };
-        let named = match named {
+        let (named, group) = match named {
             Ok(named) => named,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -67,6 +67,9 @@ impl Reader<'_> {
                 Err(refusal) => return Ok(Err(refusal)),
             }
         }
+        if let Some(refusal) = group.and_then(|group| incomplete(&group, &members)) {
+            return Ok(Err(refusal));
+        }
         let handles: BTreeSet<&String> = members.iter().map(|member| &member.handle).collect();
         Ok(
             match handles.len() == members.len() && !members.is_empty() {
@@ -76,8 +79,8 @@ impl Reader<'_> {
         )
     }
 
-    /// The VolumeSnapshots of a group, which must be all of its members.
-    async fn members_of(&self, group: &str) -> Result<Refused<Vec<(Option<String>, String)>>> {
+    /// The VolumeSnapshots of a group, and the IDs of all snapshots that it has.
+    async fn members_of(&self, group: &str) -> Result<Refused<(Vec<Named>, Option<Handles>)>> {
         let Some((contents, content)) = self.content_of_group(group).await? else {
             let why = format!("VolumeGroupSnapshot {group} does not exist or is not ready");
             return Ok(not_yet("GroupNotReady", why));
@@ -86,33 +89,22 @@ impl Reader<'_> {
         let api = Api::<DynamicObject>::all_with(client, &contents);
         let what = format!("{} {content}", contents.kind);
         let found = ask(&what, api.get_opt(&content)).await?;
-        let volumes = found.as_ref().and_then(|found| {
-            let volumes = found.data.pointer("/spec/source/volumeHandles");
-            volumes.and_then(Value::as_array).cloned()
-        });
-        let Some(volumes) = volumes else {
-            let why = format!("the volumes of VolumeGroupSnapshot {group} are not known");
+        let handles = found.as_ref().map(handles_of).unwrap_or_default();
+        if handles.is_empty() {
+            let why = format!("the snapshots of VolumeGroupSnapshot {group} are not known");
             return Ok(never("GroupUnknown", why));
-        };
-        let volumes: BTreeSet<&str> = volumes.iter().filter_map(Value::as_str).collect();
+        }
         let all = self.namespaced(&snapshots_api());
         let all = ask("VolumeSnapshots", all.list(&ListParams::default())).await?;
         let of_group =
             |one: &&DynamicObject| text(one, "/status/volumeGroupSnapshotName") == Some(group);
-        let named: Vec<_> = all.items.iter().filter(of_group).collect();
-        if named.len() != volumes.len() {
-            let why = format!(
-                "VolumeGroupSnapshot {group} has {} volumes, but {} VolumeSnapshots",
-                volumes.len(),
-                named.len()
-            );
-            return Ok(not_yet("GroupIncomplete", why));
-        }
+        let named = all.items.iter().filter(of_group);
         let claim = |one: &&DynamicObject| {
             let claim = text(one, "/spec/source/persistentVolumeClaimName");
             (claim.map(String::from), one.name_any())
         };
-        Ok(Ok(named.iter().map(claim).collect()))
+        let named = named.map(|one| claim(&one)).collect();
+        Ok(Ok((named, Some(handles))))
     }
 
     /// The kind and the name of the content of a group that is ready.
@@ -264,6 +256,43 @@ struct Source {
     /// The ID of the snapshot.
     handle: String,
     class: Option<String>,
+}
+
+/// A claim, if it is known, and a VolumeSnapshot of it.
+type Named = (Option<String>, String);
+/// IDs of snapshots.
+type Handles = BTreeSet<String>;
+
+/// The IDs of all snapshots of a group, as its content has them, in any version of its API.
+fn handles_of(content: &DynamicObject) -> Handles {
+    let of = |path| content.data.pointer(path).and_then(Value::as_array);
+    let lists = [
+        "/status/volumeSnapshotInfoList",
+        "/status/volumeSnapshotHandlePairList",
+    ];
+    let listed = lists.into_iter().filter_map(of).flatten();
+    let listed = listed.filter_map(|one| one.get("snapshotHandle"));
+    let imported = of("/spec/source/groupSnapshotHandles/volumeSnapshotHandles");
+    let all = listed.chain(imported.into_iter().flatten());
+    all.filter_map(Value::as_str).map(String::from).collect()
+}
+
+/// Why these are not the members of the group: a snapshot without a VolumeSnapshot, or one of another
+/// group whose VolumeSnapshot names this one.
+fn incomplete(group: &Handles, members: &[RevertMember]) -> Option<Refusal> {
+    let found: BTreeSet<&String> = members.iter().map(|it| &it.snapshot_handle).collect();
+    let differing = group.iter().filter(|handle| !found.contains(handle));
+    let foreign = found.iter().filter(|handle| !group.contains(**handle));
+    let differing: Vec<_> = differing.chain(foreign.copied()).cloned().collect();
+    let why = format!(
+        "the VolumeSnapshots of the group are not those of all of its snapshots; they differ in {}",
+        differing.join(", ")
+    );
+    (!differing.is_empty()).then(|| Refusal {
+        reason: "GroupIncomplete",
+        message: why,
+        is_final: false,
+    })
 }
 
 fn fitting(claim: &str, found: &RevertedVolume) -> Refused<()> {

@@ -82,10 +82,10 @@ impl Volume {
                 }
                 self.seen.fenced = Some(UID);
             }
-            Step::Prepare(_) if !is_mine => return refused,
-            Step::Prepare(_) if self.seen.is_prepared || self.seen.is_switched => {}
-            Step::Prepare(_) if !self.has_snapshot => return Err(Code::NotFound),
-            Step::Prepare(_) => self.seen.is_prepared = true,
+            Step::Prepare if !is_mine => return refused,
+            Step::Prepare if self.seen.is_prepared || self.seen.is_switched => {}
+            Step::Prepare if !self.has_snapshot => return Err(Code::NotFound),
+            Step::Prepare => self.seen.is_prepared = true,
             Step::Switch(_) if !is_mine => return refused,
             Step::Switch(_) if self.seen.is_switched => {}
             Step::Switch(_) if !self.seen.is_prepared => return refused,
@@ -122,8 +122,8 @@ impl Volume {
 struct World {
     object: Option<VolumeRevert>,
     volumes: Vec<Volume>,
-    /// Requests that are still on their way.
-    late: Vec<Step>,
+    /// Requests that are still on their way, with the number of their volume.
+    late: Vec<(Step, usize)>,
     seconds: i64,
     version: u64,
 }
@@ -137,15 +137,22 @@ fn member(n: usize) -> RevertMember {
     }
 }
 
-fn index(step: Step) -> Option<usize> {
+/// The requests of a step, as `execute` sends them.
+fn requests(seen: &Observed, step: Step) -> Vec<(Step, usize)> {
+    let is_open = |member: &MemberSeen| {
+        let volume = member.volume.as_ref().ok();
+        volume.is_some_and(|it| it.fenced == Some(UID) && !it.is_prepared && !it.is_switched)
+    };
     match step {
-        Step::AddFinalizer | Step::RemoveFinalizer => None,
-        Step::Fence(n)
-        | Step::Keep(n)
-        | Step::Prepare(n)
-        | Step::Switch(n)
-        | Step::Lift(n)
-        | Step::Abort(n) => Some(n),
+        Step::AddFinalizer | Step::RemoveFinalizer => Vec::new(),
+        Step::Prepare => {
+            let members = seen.members.iter().enumerate();
+            let open = members.filter(|(_, member)| is_open(member));
+            open.map(|(n, _)| (step, n)).collect()
+        }
+        Step::Fence(n) | Step::Keep(n) | Step::Switch(n) | Step::Lift(n) | Step::Abort(n) => {
+            vec![(step, n)]
+        }
     }
 }
 
@@ -246,12 +253,15 @@ impl World {
                 let volume = &mut self.volumes[n];
                 volume.has_old |= volume.seen.fenced == Some(UID) && !volume.seen.is_switched;
             }
-            step if is_delayed => self.late.push(step),
+            step if is_delayed => self.late.extend(requests(seen, step)),
             step => {
-                let answer = self.order(step);
-                if let Err(code) = answer
-                    && step.gives_up(before.phase, code)
-                {
+                let requests = requests(seen, step).into_iter();
+                let answers = requests.map(|request| self.order(request));
+                let answers: Vec<_> = answers.collect();
+                let is_refused = |answer: &Result<(), Code>| {
+                    answer.is_err_and(|code| step.gives_up(before.phase, code))
+                };
+                if answers.iter().any(is_refused) {
                     let status = given_up(seen, "refused");
                     self.write(seen, |object| object.status = Some(status));
                 }
@@ -259,8 +269,7 @@ impl World {
         }
     }
 
-    fn order(&mut self, step: Step) -> Result<(), Code> {
-        let n = index(step).unwrap();
+    fn order(&mut self, (step, n): (Step, usize)) -> Result<(), Code> {
         self.volumes[n].order(step, 3)
     }
 
@@ -316,8 +325,8 @@ impl World {
         for volume in &mut self.volumes {
             volume.content = Content::Own;
         }
-        for step in std::mem::take(&mut self.late) {
-            let _ = self.order(step);
+        for request in std::mem::take(&mut self.late) {
+            let _ = self.order(request);
         }
         assert!(!self.is_fenced(), "a late request has fenced: {self:?}");
         let is_kept = self.volumes.iter().all(|it| it.content == Content::Own);
@@ -385,11 +394,11 @@ fn run(world: &mut World, acts: &[Act]) {
             }
             Act::Arrive(n) | Act::Again(n) if !world.late.is_empty() => {
                 let n = n % world.late.len();
-                let step = match act {
+                let request = match act {
                     Act::Again(_) => world.late[n],
                     _ => world.late.remove(n),
                 };
-                let _ = world.order(step);
+                let _ = world.order(request);
             }
             Act::Arrive(_) | Act::Again(_) => {}
             Act::PodStarts(n) => {
@@ -513,12 +522,67 @@ fn other_members_are_lifted_when_the_fence_of_one_is_gone() {
         world.act(&seen, false);
     }
     assert!(!world.is_fenced());
-    assert_eq!(world.phase(), Some(Phase::Switching));
+    let why = "the fence of claim claim-0 is gone, and its content is not known";
+    assert_eq!(ended_without_a_member(&world), why);
+}
+
+/// The message of a revert that has ended although it could not revert all members.
+fn ended_without_a_member(world: &World) -> String {
+    let object = world.object.clone().unwrap();
+    assert!(!object.has_finalizer(), "it is let go");
+    let status = object.status.unwrap();
+    assert_eq!(status.phase, Phase::Incomplete);
+    assert_eq!(status.conditions[0].status, "False");
+    assert_eq!(status.members[1].state, MemberState::Reverted);
+    status.message
+}
+
+#[test]
+fn a_member_that_is_lost_after_the_switch_is_named_and_the_others_are_reverted() {
+    for is_switched in [false, true] {
+        let mut world = World::new(2, false);
+        while world.phase() != Some(Phase::Switching)
+            || world.volumes[0].seen.is_switched != is_switched
+        {
+            let seen = world.observe().unwrap();
+            world.act(&seen, false);
+        }
+        world.volumes[0].seen = RevertedVolume::default();
+        for _ in 0..20 {
+            let seen = world.observe().unwrap();
+            world.act(&seen, false);
+        }
+        assert!(!world.is_fenced());
+        let message = ended_without_a_member(&world);
+        assert_eq!(message, "the volume of claim claim-0 is lost");
+        let status = world.object.unwrap().status.unwrap();
+        assert_eq!(status.members[0].state, MemberState::Lost);
+    }
+}
+
+#[test]
+fn a_volume_that_is_deleted_after_its_revert_is_not_lost() {
+    let mut world = World::new(2, false);
+    let states = |world: &World| {
+        let status = world.object.clone().unwrap().status.unwrap();
+        status.members.iter().map(|it| it.state).collect::<Vec<_>>()
+    };
+    while world.phase() != Some(Phase::Switching) || states(&world)[0] != MemberState::Reverted {
+        let seen = world.observe().unwrap();
+        world.act(&seen, false);
+    }
+    world.volumes[0].seen = RevertedVolume::default();
+    for _ in 0..20 {
+        let seen = world.observe().unwrap();
+        world.act(&seen, false);
+    }
+    assert_eq!(world.phase(), Some(Phase::Done));
+    assert_eq!(states(&world), [MemberState::Reverted; 2]);
 }
 
 #[test]
 fn only_a_refusal_before_the_first_switch_undoes_a_revert() {
-    let prepare = Step::Prepare(0);
+    let prepare = Step::Prepare;
     assert!(prepare.gives_up(Phase::Preparing, Code::ResourceExhausted));
     assert!(!prepare.gives_up(Phase::Preparing, Code::Aborted));
     assert!(!prepare.gives_up(Phase::Switching, Code::ResourceExhausted));
@@ -539,7 +603,7 @@ fn what_has_not_begun_in_time_fails_for_good_and_names_the_pods() {
     world.seconds = 101;
     let ended = phases(&mut world, 20);
     assert_eq!(ended, [Phase::Aborting, Phase::Failed]);
-    let expected = "it did not begin within 100s: claim claim-1 is in use by pods pod";
+    let expected = "it did not begin to switch within 100s: claim claim-1 is in use by pods pod";
     assert_eq!(message(&world), expected);
     // It never begins again.
     world.volumes[1].is_used = false;
@@ -548,9 +612,38 @@ fn what_has_not_begun_in_time_fails_for_good_and_names_the_pods() {
 }
 
 #[test]
-fn after_its_beginning_a_revert_has_no_deadline_and_after_the_first_switch_it_is_not_undone() {
+fn what_is_not_prepared_in_time_is_undone_and_names_the_reason() {
+    for (is_away, why) in [
+        (true, "the volume of claim claim-1: it does not answer"),
+        (
+            false,
+            "it has no complete new image of claims claim-0, claim-1",
+        ),
+    ] {
+        let mut world = World::new(2, false);
+        while world.phase() != Some(Phase::Preparing) {
+            let seen = world.observe().unwrap();
+            world.act(&seen, false);
+        }
+        world.volumes[1].is_away = is_away;
+        world.seconds = 101;
+        assert_eq!(phases(&mut world, 3).first(), Some(&Phase::Aborting));
+        let message = world.object.clone().unwrap().status.unwrap().message;
+        assert_eq!(
+            message,
+            format!("it did not begin to switch within 100s: {why}")
+        );
+        world.volumes[1].is_away = false;
+        assert_eq!(phases(&mut world, 20).last(), Some(&Phase::Failed));
+        assert!(!world.is_fenced());
+        assert!(world.volumes.iter().all(|it| it.content == Content::Own));
+    }
+}
+
+#[test]
+fn after_the_decision_to_switch_a_revert_has_no_deadline_and_is_not_undone() {
     let mut world = World::new(2, false);
-    while world.phase() != Some(Phase::Preparing) {
+    while world.phase() != Some(Phase::Switching) {
         let seen = world.observe().unwrap();
         world.act(&seen, false);
     }
