@@ -151,7 +151,7 @@ async fn refuse_others(
             || its.any(|member| member["claim"].as_str().is_some_and(is_ours))
             || (arguments.group.is_some()
                 && arguments.group.as_deref() == Some(revert.text("/spec/groupSnapshot")));
-        if is_other && !matches!(phase, "Done" | "Failed") {
+        if is_other && !matches!(phase, "Done" | "Failed" | "Incomplete") {
             // From Switching on, deleting it does not undo it.
             let advice = match phase {
                 "Switching" | "Aborting" => "wait for its end",
@@ -279,13 +279,17 @@ fn stage(object: &DynamicObject) -> Progress {
                 "These claims have the content of their snapshots now: {claims}.{old}"
             )))
         }
-        "Failed" => {
+        "Failed" | "Incomplete" => {
             let conditions = object.conditions();
             let complete = conditions.iter().find(|[kind, ..]| *kind == "Complete");
             let reason = complete.map_or("", |[_, _, reason, _]| reason);
+            let what = match phase {
+                "Failed" => "has failed, and all claims have kept their content",
+                _ => "has ended without some of its claims",
+            };
+            let name = object.name();
             Progress::Ended(Err(Failure::failed(format!(
-                "VolumeRevert {} has failed, and all claims have kept their content: {reason}: {message}",
-                object.name()
+                "VolumeRevert {name} {what}: {reason}: {message}"
             ))))
         }
         _ => {
@@ -347,6 +351,15 @@ mod tests {
         };
         let end = "DeadlineExceeded: pods use it: pg-0";
         assert!(failure.message.ends_with(end), "{}", failure.message);
+        let lost = json!({"phase": "Incomplete", "message": "pg-1 is lost"});
+        let Progress::Ended(Err(failure)) = at(lost) else {
+            panic!("it goes on")
+        };
+        assert!(
+            !failure.message.contains("kept") && failure.message.ends_with("pg-1 is lost"),
+            "{}",
+            failure.message
+        );
         let members = json!([{"claim": "a", "old": "before-revert-1"}, {"claim": "b"}]);
         let Progress::Ended(Ok(last)) = at(json!({"phase": "Done", "members": members})) else {
             panic!("it goes on")

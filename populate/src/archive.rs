@@ -81,13 +81,10 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// A reader of a layer of an image. Programs that create layers may leave out the end mark, and the
-    /// padding of the last file; the digest of the layer says whether something was lost.
-    pub fn layer(inner: R) -> Archive<R> {
-        Archive {
-            is_layer: true,
-            ..Archive::new(inner)
-        }
+    /// Says whether it is a layer of an image. Programs that create layers may leave out the end mark, and
+    /// the padding of the last file; the digest of the layer says whether something was lost.
+    pub fn of_layer(self, is_layer: bool) -> Archive<R> {
+        Archive { is_layer, ..self }
     }
 
     /// The next entry; `None` at the end that the archive itself marks. One that only stops has

@@ -97,10 +97,7 @@ impl<'a> Tree<'a> {
     /// Adds all entries of an archive, or of one layer.
     pub fn add_all(&mut self, content: impl Read) -> Result<()> {
         self.layer.clear();
-        let mut archive = match self.rules.style {
-            Style::Archive => Archive::new(content),
-            Style::Image => Archive::layer(content),
-        };
+        let mut archive = Archive::new(content).of_layer(self.rules.style == Style::Image);
         while let Some(entry) = archive.next_entry()? {
             self.add(entry, &mut |into| archive.read(into))?;
         }

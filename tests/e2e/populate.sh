@@ -8,7 +8,7 @@
 POPULATE_ARCHIVE=$TARGET/slackwater-populate-image.tar
 CONTROLLER='^/usr/local/bin/slackwater populators '
 
-# Installs the controller, once. The image has no registry, so its digest is given a name on each node.
+# with_populators [true|false]: installs the controller, with or without root for block volumes. The image has no registry, so its digest is given a name on each node.
 with_populators() {
     local n digest name
     [ -s "$POPULATE_ARCHIVE" ] || { note "no $POPULATE_ARCHIVE (make image-populate)"; exit 77; }
@@ -20,7 +20,7 @@ with_populators() {
     done
     helm upgrade slackwater "$E2E/../../deploy/chart" --namespace $SYSTEM --reuse-values \
         --set populators.create=true --set "populators.image.repository=${name%:*}" \
-        --set "populators.image.digest=$digest" --set populators.rootForBlock=true >/dev/null
+        --set "populators.image.digest=$digest" --set "populators.rootForBlock=${1:-true}" >/dev/null
     kubectl -n $SYSTEM rollout status --timeout="$WAIT" deployment/slackwater-populators >/dev/null
     trap 'helm upgrade slackwater "$E2E/../../deploy/chart" --namespace $SYSTEM --reuse-values --set populators.create=false >/dev/null' EXIT
 }
@@ -97,6 +97,36 @@ test_claims_are_filled_before_their_first_pod() {
     ready pod/other
     is "its clone" "$(inside other 'cat /data/file')" hello
 }
+
+# The runtime of node 1 lets a pod that is not root open its block volumes, and that of node 2 does not.
+test_a_block_volume_is_filled_without_root_by_one_runtime() {
+    local sum
+    two_nodes
+    with_populators false
+    allow_populators
+    server 'dd if=/dev/urandom of=disk bs=1M count=24 2>/dev/null'
+    sum=$(inside server 'sha256sum </www/disk')
+    http_source disk disk
+    MODE=Block from_source here 64Mi disk
+    pod here -n "$NODE_1" here:/dev/blocks
+    ready pod/here
+    is "the device" "$(inside here 'dd if=/dev/blocks bs=1M count=24 2>/dev/null | sha256sum')" "$sum"
+    MODE=Block from_source there 64Mi disk
+    pod there -n "$NODE_2" there:/dev/blocks
+    eventually 180 has_message disk there device_ownership_from_security_context
+    has "the message" "$(message_of disk there)" "as root without capabilities in a namespace that allows the baseline profile"
+    is "the claim" "$(get pvc/there .status.phase)" Pending
+    gone pod/there pvc/there
+    eventually 120 is_clean
+    with_populators
+    MODE=Block from_source as-root 64Mi disk
+    pod as-root -n "$NODE_2" as-root:/dev/blocks
+    ready pod/as-root
+    is "the device" "$(inside as-root 'dd if=/dev/blocks bs=1M count=24 2>/dev/null | sha256sum')" "$sum"
+    eventually 120 is_clean
+}
+message_of() { k get httpsource "$1" -o "jsonpath={.status.claims[?(@.name==\"$2\")].message}"; } # SOURCE CLAIM
+has_message() { [[ $(message_of "$1" "$2") == *"$3"* ]]; } # SOURCE CLAIM TEXT
 
 test_a_wrong_checksum_or_a_refused_address_binds_nothing() {
     local wrong message

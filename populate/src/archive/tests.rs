@@ -83,7 +83,7 @@ fn a_layer_needs_no_end_mark_and_its_last_file_no_padding() {
     .concat();
     let content = 3 * BLOCK + BLOCK + 2;
     for length in 0..=whole.len() {
-        let read = read_of(Archive::layer(&whole[..length]));
+        let read = read_of(Archive::new(&whole[..length]).of_layer(true));
         // The end of "a" is that of its content, or within its padding, or that of its padding.
         let files = match length {
             0 => Some(0),
@@ -96,7 +96,7 @@ fn a_layer_needs_no_end_mark_and_its_last_file_no_padding() {
     }
     let header = pax(b'x', &[("path", "c")]);
     let long = [whole, header].concat();
-    assert!(read_of(Archive::layer(&long)).is_err());
+    assert!(read_of(Archive::new(&long[..]).of_layer(true)).is_err());
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Attempt<'_> {
 
     fn find_disk(&self, name: &Name, content: &mut dyn Read) -> Result<Found> {
         let mut found = Found::Nothing;
-        let mut archive = Archive::layer(content);
+        let mut archive = Archive::new(content).of_layer(true);
         while let Some(entry) = archive.next_entry()? {
             if is_hidden_by(name, &entry) && matches!(found, Found::Nothing) {
                 found = Found::Hidden;

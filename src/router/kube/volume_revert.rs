@@ -170,6 +170,7 @@ impl RevertPhase {
             RevertPhase::Done => "Done",
             RevertPhase::Aborting => "Aborting",
             RevertPhase::Failed => "Failed",
+            RevertPhase::Incomplete => "Incomplete",
             RevertPhase::Other => "Other",
         }
     }

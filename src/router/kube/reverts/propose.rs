@@ -288,7 +288,7 @@ fn incomplete(group: &Handles, members: &[RevertMember]) -> Option<Refusal> {
         "the VolumeSnapshots of the group are not those of all of its snapshots; they differ in {}",
         differing.join(", ")
     );
-    (!differing.is_empty()).then(|| Refusal {
+    (!differing.is_empty()).then_some(Refusal {
         reason: "GroupIncomplete",
         message: why,
         is_final: false,
