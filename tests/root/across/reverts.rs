@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::restore::delete_snapshot;
 use slackwater_testkit::cluster::{Cluster, Volume};
-use slackwater_testkit::mount;
 use slackwater_testkit::node::{check_pattern, refused, write_pattern};
+use slackwater_testkit::{eventually, mount};
 
 const PATTERN: usize = 24 << 20;
 
@@ -125,5 +125,8 @@ async fn a_reverted_volume_has_its_former_files_and_a_later_snapshot_survives() 
             delete_snapshot(&cluster.router.client, snapshot).await;
         }
     }
+    // The cleanup frees former images, so that no fence waits for it.
+    let trash = || cluster.agents[0].disk.trash();
+    eventually("former images are freed", || trash().is_empty());
     cluster.tear_down(volumes).await;
 }
