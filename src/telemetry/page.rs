@@ -2,7 +2,7 @@
 //! alone. The right to forward a port of that pod is the login.
 //!
 //! A page is computed from what the router has in memory when it is requested. [`world`] has what it is
-//! computed from, [`view`] what it shows.
+//! computed from, [`mod@view`] what it shows.
 
 mod groups;
 mod html;

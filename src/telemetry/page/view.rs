@@ -1,7 +1,8 @@
 //! The content of a status page, which is also its JSON twin.
 //!
 //! [`view`] computes it from a [`World`] alone. Its size does not grow with the cluster: each list has at
-//! most [`MAX_LISTED`] entries, and each text a bounded length. The search finds the others.
+//! most [`MAX_LISTED`](super::list::MAX_LISTED) entries, and each text a bounded length. The search finds
+//! the others.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
