@@ -44,9 +44,7 @@ impl Failure {
     pub fn denied(message: String) -> Failure {
         Failure {
             code: DENIED,
-            message,
-            is_conflict: false,
-            is_transient: false,
+            ..Failure::failed(message)
         }
     }
 
@@ -54,10 +52,9 @@ impl Failure {
     pub fn unconfirmed() -> Failure {
         Failure {
             code: UNCONFIRMED,
-            message: "nothing was changed; add --yes to do this, or --dry-run to let the API server check it"
-                .into(),
-            is_conflict: false,
-            is_transient: false,
+            ..Failure::failed(
+                "nothing was changed; add --yes to do this, or --dry-run to let the API server check it".into(),
+            )
         }
     }
 
@@ -65,9 +62,7 @@ impl Failure {
     pub fn usage(message: String) -> Failure {
         Failure {
             code: USAGE,
-            message,
-            is_conflict: false,
-            is_transient: false,
+            ..Failure::failed(message)
         }
     }
 

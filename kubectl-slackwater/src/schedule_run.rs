@@ -128,13 +128,8 @@ fn slot(object: &DynamicObject, now: Timestamp) -> Result<Timestamp> {
 
 impl Sets {
     fn of(object: &DynamicObject, slot: Timestamp) -> Sets {
-        let uid: String = object
-            .metadata
-            .uid
-            .iter()
-            .flat_map(|uid| uid.chars())
-            .collect();
-        let uid: String = uid.chars().take(UID_CHARACTERS).collect();
+        let uid = object.metadata.uid.iter().flat_map(|uid| uid.chars());
+        let uid: String = uid.take(UID_CHARACTERS).collect();
         let time = slot.to_zoned(TimeZone::UTC).strftime(SLOT).to_string();
         let name = format!("{}-{time}-{uid}", object.name());
         let claims = object.list("/spec/claims").iter();
