@@ -18,6 +18,7 @@ pub mod guest;
 pub mod image_pool;
 pub mod left_out;
 pub mod node;
+pub mod packages;
 pub mod plane;
 pub mod prometheus;
 pub mod server;

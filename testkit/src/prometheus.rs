@@ -1,4 +1,4 @@
-//! Prometheus and promtool, from the path or from the cache of `tests/packages/get`.
+//! A running Prometheus.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,24 +9,6 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 use super::{Scratch, eventually, free_port};
-
-/// The program `prometheus` or `promtool`, if this machine has it. Otherwise `what` is left out.
-pub fn find(program: &str, what: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("PACKAGES_CACHE").map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(home()?.join(".cache/slackwater-packages")));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(cache.map(|cache| cache.join("usr/bin")));
-    let found = folders
-        .map(|folder| folder.join(program))
-        .find(|file| file.is_file());
-    if found.is_none() {
-        crate::left_out(&format!(
-            "{what}: {program} is missing (make packages downloads it)"
-        ));
-    }
-    found
-}
 
 /// What Prometheus scrapes: an address, and labels of its series.
 pub type Target<'a> = (&'a str, &'a [(&'a str, &'a str)]);

@@ -2,7 +2,6 @@
 //! with skopeo. Registries that misbehave are in `images.rs`.
 
 use std::fs;
-use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use slackwater_testkit::packages;
 
 use crate::server::Tls;
 use crate::support::{Outcome, Volume, digest, fill, noise, qcow2};
@@ -23,25 +23,7 @@ const START: Duration = Duration::from_secs(120);
 
 /// The program, if this machine has it. Otherwise the tests are left out.
 fn program() -> Option<PathBuf> {
-    let cache = std::env::var_os("PACKAGES_CACHE").map(PathBuf::from);
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(home?.join(".cache/slackwater-packages")));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = std::env::split_paths(&path).chain(cache.map(|cache| cache.join("usr/bin")));
-    let found = folders.find_map(|folder| {
-        let file = folder.join("docker-registry");
-        file.is_file().then_some(file)
-    });
-    if found.is_none() {
-        let what =
-            "images of a real registry: docker-registry is missing (make packages downloads it)";
-        let _ = writeln!(std::io::stderr(), "left out: {what}");
-        if let Some(file) = std::env::var_os("SLACKWATER_LEFT_OUT") {
-            let opened = fs::OpenOptions::new().append(true).create(true).open(file);
-            writeln!(opened.expect("a file"), "{what}").expect("it is written");
-        }
-    }
-    found
+    packages::find("docker-registry", "images of a real registry")
 }
 
 fn run(program: &str, words: &[&str]) -> String {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use slackwater_testkit::{Scratch, prometheus};
+use slackwater_testkit::{Scratch, packages};
 
 use super::rendered;
 
@@ -281,7 +281,7 @@ fn each_alert_fires_when_it_should_and_only_then() {
         all,
         "alerts with a case in which they do not fire"
     );
-    let Some(promtool) = prometheus::find("promtool", "tests of the chart's alerts") else {
+    let Some(promtool) = packages::find("promtool", "tests of the chart's alerts") else {
         return;
     };
     let scratch = Scratch::new();

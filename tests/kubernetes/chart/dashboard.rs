@@ -18,7 +18,8 @@ use slackwater::telemetry::router::{
 use slackwater::telemetry::volumes::VolumeClaim;
 use slackwater::telemetry::{Metrics, http};
 use slackwater_testkit::cluster::Process;
-use slackwater_testkit::prometheus::{self, Prometheus, Series};
+use slackwater_testkit::packages;
+use slackwater_testkit::prometheus::{Prometheus, Series};
 use slackwater_testkit::{
     Client, Scratch, Server, WAIT_TIMEOUT, eventually, free_port, mount, slackwater,
 };
@@ -496,7 +497,7 @@ fn variables_have_values(server: &Prometheus) {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_panel_shows_the_expected_series() {
     let what = "the test of the dashboard's panels";
-    let Some(program) = prometheus::find("prometheus", what) else {
+    let Some(program) = packages::find("prometheus", what) else {
         return;
     };
     let titles: BTreeSet<_> = panels()
