@@ -31,7 +31,6 @@ COPY kubectl-slackwater kubectl-slackwater
 COPY populate populate
 COPY testkit testkit
 COPY src src
-COPY templates templates
 
 # Certificates, and below /files everything that slackwater-populate needs: no shell, no mount, no mkfs.
 FROM ${BASE_IMAGE} AS populate-base

@@ -29,7 +29,7 @@ use world::{Source, World};
 
 /// Requests within this time share what was read.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// Bytes of a search that are read.
+/// Characters of a search that are read.
 const MAX_SEARCH: usize = 256;
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -177,26 +177,9 @@ fn is_local_name(host: &str) -> bool {
 
 /// The value of `q` in a query, as a form sends it.
 fn search(query: &str) -> String {
-    let mut values = query.split('&').filter_map(|part| part.strip_prefix("q="));
-    let value = values.next().unwrap_or_default().as_bytes();
-    let digit = |at: usize| char::from(*value.get(at)?).to_digit(16);
-    let (mut bytes, mut at) = (Vec::new(), 0);
-    while let Some(byte) = value.get(at).filter(|_| bytes.len() < MAX_SEARCH) {
-        let escaped = digit(at + 1).zip(digit(at + 2));
-        match (
-            byte,
-            escaped.and_then(|(a, b)| u8::try_from(a * 16 + b).ok()),
-        ) {
-            (b'%', Some(escaped)) => {
-                bytes.push(escaped);
-                at += 2;
-            }
-            (b'+', _) => bytes.push(b' '),
-            (other, _) => bytes.push(*other),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let mut pairs = form_urlencoded::parse(query.as_bytes());
+    let value = pairs.find(|(key, _)| key == "q").map(|(_, value)| value);
+    value.unwrap_or_default().chars().take(MAX_SEARCH).collect()
 }
 
 #[cfg(test)]

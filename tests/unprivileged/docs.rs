@@ -449,7 +449,7 @@ fn the_image_is_built_from_all_members() {
     let dockerfile = read(&root().join("Dockerfile"));
     let context = read(&root().join(".dockerignore"));
     let mut count = 0;
-    for member in members.chain(["src", "proto", "templates"]) {
+    for member in members.chain(["src", "proto"]) {
         let copied = format!("\nCOPY {member} {member}\n");
         assert!(
             dockerfile.contains(&copied),

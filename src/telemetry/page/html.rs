@@ -5,12 +5,12 @@ use askama::Template;
 use super::view::View;
 
 /// The only style of the page.
-pub(super) const STYLE: &str = include_str!("../../../templates/status.css");
+pub(super) const STYLE: &str = include_str!("status.css");
 /// Its icon. Browsers request one in any case, and log that it is missing.
-pub(super) const ICON: &str = include_str!("../../../templates/icon.svg");
+pub(super) const ICON: &str = include_str!("icon.svg");
 
 #[derive(Template)]
-#[template(path = "status.html")]
+#[template(path = "status.html", config = "src/telemetry/page/askama.toml")]
 struct Page<'a> {
     view: &'a View,
 }
