@@ -61,7 +61,8 @@ fn filled(driver: &Driver, scratch: &Scratch, mib: usize) -> String {
     let (client, runtime) = (&driver.client, &driver.runtime);
     let created = client.create("source", SIZE, mount("xfs"), &[]);
     let id = runtime.block_on(created).expect("it is created");
-    let (staging, target) = (scratch.dir("staging"), scratch.join("target"));
+    let staging = scratch.dir("kubelet/staging");
+    let target = scratch.join("kubelet/target");
     runtime.block_on(async {
         let staged = client.stage(&id, &staging, mount("xfs")).await;
         staged.expect("it is staged");
@@ -89,7 +90,7 @@ fn fill(folder: &Path, mib: usize) {
 fn main() {
     let (rounds, mib) = (given("ROUNDS", 10), given("MIB", 1024));
     let scratch = Scratch::new();
-    let disk = Disk::new(&scratch, "disk", "xfs", 64 * GIB);
+    let disk = Disk::new(&scratch, "disk", "xfs", 256 * GIB);
     let pool = disk.mount_point.join("pool");
     std::fs::create_dir(&pool).expect("a folder");
     let server = Server::start(

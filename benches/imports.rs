@@ -31,13 +31,14 @@ fn main() {
     let runtime = Runtime::new().unwrap();
     let rounds = given("ROUNDS", 9);
     for fs in ["xfs", "btrfs"] {
-        let node = node(fs);
+        // A client must be created within a runtime.
+        let node = runtime.block_on(async { node(fs) });
         let top = node.disk.mount_point.join("rawfile");
         let (cloned, copied) = (
             top.join("disk.img"),
             node.disk.mount_point.join("copied.img"),
         );
-        let target = node.disk.mount_point.join("by-hand.img");
+        let target = top.join("by-hand.img");
         image(&cloned);
         // The same file, outside of --import-path.
         fs::hard_link(&cloned, &copied).unwrap();
