@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
@@ -49,6 +50,20 @@ pub struct Reached {
     pub reason: String,
     /// The time of the cut in nanoseconds since 1970.
     pub cut_at: u64,
+}
+
+/// What is recorded at the object of a snapshot, or of a group for all of its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// Its result.
+    Reached(Reached),
+    /// How long the cut stopped writers.
+    Durations {
+        /// From the first freeze to the last thaw, if anything was frozen.
+        frozen: Option<Duration>,
+        /// From the moment at which all hooks were ready until all members were thawed, if any ran.
+        held: Option<Duration>,
+    },
 }
 
 /// Why a copy is not continued, with the reason as a sentence.
@@ -142,8 +157,8 @@ pub trait Cluster: Send + Sync + 'static {
         message: String,
     );
 
-    /// Records the result of a snapshot on its object. Never fails and never waits.
-    fn note(&self, _content: &Content, _reached: Reached) {}
+    /// Records annotations of a snapshot on its object. Never fails and never waits.
+    fn note(&self, _content: Content, _note: Note) {}
 
     /// Whether the API server answers and is ready; this always sends a request.
     async fn answers(&self) -> bool {

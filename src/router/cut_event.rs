@@ -1,11 +1,18 @@
-//! Events about cuts, on the objects that the cuts were requested for.
+//! Events and annotations about cuts, on the objects that the cuts were requested for.
 
 use std::collections::HashMap;
 
 use super::Router;
-use super::cluster::ObjectRef;
+use super::cluster::{Content, Note, ObjectRef};
+use crate::cut::CutStats;
 use crate::error::{Error, chain};
 use crate::operation::Kept;
+
+/// Key that csi-snapshotter adds to the parameters with `--extra-create-metadata`: its snapshot
+/// names contain a UUID, and are never used for another volume.
+pub(super) const SNAPSHOT_CONTENT: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
+/// Key in which csi-snapshotter passes the object that will represent a group.
+pub(super) const GROUP_CONTENT: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
 /// A kind of object, by the prefix of its metadata keys.
 type Object = (&'static str, fn(String) -> ObjectRef);
@@ -38,6 +45,16 @@ impl Router {
             Err(error) => self
                 .cluster
                 .record_event(&about, true, "CutFailed", chain(error)),
+        }
+    }
+
+    /// Records at the object of a cut how long it stopped writers, if it did.
+    pub(super) fn record_durations(&self, given: &HashMap<String, String>, stats: &CutStats) {
+        let (frozen, held) = (stats.freeze, stats.held);
+        let group = given.get(GROUP_CONTENT).cloned().map(Content::Group);
+        let content = group.or_else(|| given.get(SNAPSHOT_CONTENT).cloned().map(Content::Snapshot));
+        if let Some(content) = content.filter(|_| frozen.is_some() || held.is_some()) {
+            self.cluster.note(content, Note::Durations { frozen, held });
         }
     }
 }

@@ -269,6 +269,7 @@ impl Router {
             level: outcome.level,
         };
         handle.block_on(self.keep(&lines, wanted, &kept))?;
+        self.record_durations(&wanted.given, &outcome.stats);
         Ok(Some(kept))
     }
 

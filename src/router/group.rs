@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::cluster::{Content, ObjectRef, Reached};
+use super::cluster::{Content, Note, ObjectRef, Reached};
+use super::cut_event::GROUP_CONTENT;
 use super::cut_event::about;
 use super::cutting::Wanted;
 use super::resolve::Asked;
@@ -22,9 +23,6 @@ use crate::operation::{CreateGroup, Group, Key, NamedGroup, same_members, same_r
 use crate::service::{
     Rpc, RpcResult, ids, log_and_unwrap, patience, reply, request, status, warn_misplaced_policy,
 };
-
-/// Key in which csi-snapshotter passes the object that will represent a group.
-const CONTENT_NAME: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
 #[tonic::async_trait]
 impl GroupController for Router {
@@ -42,7 +40,7 @@ impl GroupController for Router {
     ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
         let patience = patience(&request);
         let message = log_and_unwrap(request);
-        let content = message.parameters.get(CONTENT_NAME).cloned();
+        let content = message.parameters.get(GROUP_CONTENT).cloned();
         let created = self.create_group(message, patience).await;
         let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
         ids::grouped(group.id);
@@ -52,7 +50,8 @@ impl GroupController for Router {
                 reason: member.reason.clone(),
                 cut_at: group.cut_at,
             };
-            self.cluster.note(&Content::Group(content), reached);
+            self.cluster
+                .note(Content::Group(content), Note::Reached(reached));
         }
         Ok(tonic::Response::new(
             csi::CreateVolumeGroupSnapshotResponse {

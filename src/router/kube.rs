@@ -60,7 +60,7 @@ use k8s_openapi::jiff::SignedDuration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::cluster::{Cluster, Content, KnownPool, ObjectRef, Reached, Unwanted};
+use super::cluster::{Cluster, Content, KnownPool, Note, ObjectRef, Unwanted};
 use super::restore_node::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
 use crate::hook::{HookRights, Hooks, PodHooks};
@@ -180,7 +180,7 @@ pub struct InCluster {
     changes: tokio::sync::watch::Sender<()>,
     leadership: Leadership,
     recorder: EventRecorder,
-    notes: mpsc::Sender<note::Note>,
+    notes: mpsc::Sender<(Content, Note)>,
     /// The cluster has the snapshot CRDs, and this installation has no csi-snapshotter.
     snapshotter_missing: AtomicBool,
     /// The number of nodes whose label is wrong and is not changed.
@@ -475,9 +475,9 @@ impl Cluster for InCluster {
         });
     }
 
-    fn note(&self, content: &Content, reached: Reached) {
+    fn note(&self, content: Content, note: Note) {
         // A full queue drops the note, as with events: no call waits for it.
-        let _ = self.notes.try_send((content.clone(), reached));
+        let _ = self.notes.try_send((content, note));
     }
 
     fn status(&self) -> Option<ClusterStatus> {

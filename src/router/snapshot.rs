@@ -9,7 +9,8 @@ use tonic::Code;
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
-use super::cluster::{Content, Reached};
+use super::cluster::{Content, Note, Reached};
+use super::cut_event::SNAPSHOT_CONTENT;
 use super::find::AT_ONCE;
 use super::route::{Owner, absent};
 use crate::agent::FindRequest;
@@ -19,10 +20,6 @@ use crate::error::{Error, Kind, Result};
 use crate::model::Level;
 use crate::operation::Key;
 use crate::service::{reached, request};
-
-/// Key that csi-snapshotter adds to the parameters with `--extra-create-metadata`: its snapshot
-/// names contain a UUID, and are never used for another volume.
-const CONTENT_NAME: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
 
 impl Router {
     /// CreateSnapshot. A name exists at most once on the agent of its source. Whether another agent
@@ -43,7 +40,7 @@ impl Router {
             Owner::Agent(agent) => agent,
             Owner::Nowhere(why) => return Err(absent(call.rpc(), Kind::Volume, source, why)),
         };
-        if !message.parameters.contains_key(CONTENT_NAME) {
+        if !message.parameters.contains_key(SNAPSHOT_CONTENT) {
             self.name_is_free(call, &asked.name, source, &agent).await?;
         }
         if asked.parameters.consistency == Level::Application {
@@ -63,7 +60,7 @@ impl Router {
                 cut => cut?,
             }
         }
-        let content = message.parameters.get(CONTENT_NAME).cloned();
+        let content = message.parameters.get(SNAPSHOT_CONTENT).cloned();
         let answer = call
             .forward_whole(&agent, message, async |mut client, request| {
                 client.create_snapshot(request).await
@@ -81,7 +78,8 @@ impl Router {
                 reason,
                 cut_at: at.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(0)),
             };
-            self.cluster.note(&Content::Snapshot(content), reached);
+            self.cluster
+                .note(Content::Snapshot(content), Note::Reached(reached));
         }
         Ok(created)
     }

@@ -1,9 +1,10 @@
-//! The consistency level of snapshots, as annotations of their VolumeSnapshotContent or
-//! VolumeGroupSnapshotContent. An event is deleted after an hour; an auditor may ask a year later.
+//! The consistency level of snapshots, and how long their cuts stopped writers, as annotations of
+//! their VolumeSnapshotContent or VolumeGroupSnapshotContent. An event is deleted after an hour; an auditor may ask a year later.
 //!
 //! They go through a bounded queue, as events do. A snapshot is valid whether or not its annotations
 //! can be written.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ::kube::api::{Api, DynamicObject, Patch, PatchParams};
@@ -13,7 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::{Unsent, retried};
-use crate::router::cluster::{Content, Reached};
+use crate::router::cluster::{Content, Note};
 
 /// The prefix of the annotations. Nothing else of these objects is changed, which a
 /// ValidatingAdmissionPolicy of the chart enforces.
@@ -27,28 +28,29 @@ const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(20),
 ];
 
-/// The annotations of one object.
-pub(super) type Note = (Content, Reached);
-
 /// Both ends of a queue.
-pub(super) fn queue() -> (mpsc::Sender<Note>, mpsc::Receiver<Note>) {
+pub(super) fn queue() -> (
+    mpsc::Sender<(Content, Note)>,
+    mpsc::Receiver<(Content, Note)>,
+) {
     mpsc::channel(MAX_WAITING)
 }
 
 /// Writes the annotations of a queue, for ever.
-pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Note>) {
-    while let Some((content, reached)) = notes.recv().await {
-        match retried(&RETRY_DELAYS, || patch(&client, &content, &reached)).await {
+pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<(Content, Note)>) {
+    while let Some((content, note)) = notes.recv().await {
+        let note = annotations(&note);
+        match retried(&RETRY_DELAYS, || patch(&client, &content, &note)).await {
             Ok(()) => {}
             Err(Unsent::Rejected(error)) => tracing::debug!(
                 ?content,
                 error,
-                "failed to record the consistency level of a snapshot"
+                "failed to annotate the object of a snapshot"
             ),
             Err(Unsent::Unanswered(problem)) => tracing::warn!(
                 ?content,
                 problem,
-                "failed to record the consistency level of a snapshot"
+                "failed to annotate the object of a snapshot"
             ),
         }
     }
@@ -76,13 +78,35 @@ fn kinds(content: &Content) -> (&str, Vec<GroupVersionKind>) {
     }
 }
 
-async fn patch(client: &Client, content: &Content, reached: &Reached) -> Result<(), KubeError> {
-    let at = Timestamp::from_nanosecond(i128::from(reached.cut_at));
-    let note = serde_json::json!({ "metadata": { "annotations": {
-        format!("{PREFIX}level"): reached.level.word(),
-        format!("{PREFIX}cut-at"): at.map(|at| at.to_string()).unwrap_or_default(),
-        format!("{PREFIX}reason"): reached.reason,
-    }}});
+fn annotations(note: &Note) -> BTreeMap<String, String> {
+    // A started millisecond counts as one, so that 0 never stands for a short freeze.
+    let milliseconds = |time: &Duration| time.as_micros().div_ceil(1000).to_string();
+    let all = match note {
+        Note::Reached(reached) => {
+            let at = Timestamp::from_nanosecond(i128::from(reached.cut_at));
+            vec![
+                ("level", reached.level.word().to_string()),
+                ("cut-at", at.map(|at| at.to_string()).unwrap_or_default()),
+                ("reason", reached.reason.clone()),
+            ]
+        }
+        Note::Durations { frozen, held } => {
+            let frozen = frozen.iter().map(|time| ("frozen-ms", milliseconds(time)));
+            let held = held.iter().map(|time| ("held-ms", milliseconds(time)));
+            frozen.chain(held).collect()
+        }
+    };
+    let all = all.into_iter();
+    all.map(|(name, value)| (format!("{PREFIX}{name}"), value))
+        .collect()
+}
+
+async fn patch(
+    client: &Client,
+    content: &Content,
+    annotations: &BTreeMap<String, String>,
+) -> Result<(), KubeError> {
+    let note = serde_json::json!({"metadata": {"annotations": annotations}});
     let (params, note) = (PatchParams::default(), Patch::Merge(note));
     let (name, kinds) = kinds(content);
     let mut last = Ok(());

@@ -44,6 +44,10 @@ pub struct CutRow {
     pub at: When,
     /// `application`, `filesystem` or `crash`; `unknown` if it is none of them.
     pub level: &'static str,
+    /// Milliseconds.
+    pub frozen_ms: Option<u64>,
+    /// Milliseconds.
+    pub held_ms: Option<u64>,
     pub state: &'static str,
     pub error: Option<String>,
     /// Its place on the lane, of 1000.
@@ -103,6 +107,8 @@ fn group(schedule: Option<&Schedule>, name: &str, mut cuts: Vec<&Cut>, now: Time
         name: shown(&cut.name),
         at: When::new(cut.at, now),
         level: level(cut.level.as_deref()),
+        frozen_ms: cut.frozen_ms,
+        held_ms: cut.held_ms,
         state: state(cut.state),
         error: cut.error.as_deref().map(shown),
         x: place(cut.at),

@@ -100,6 +100,8 @@ fn cut(minutes: i64, level: &str) -> Cut {
         schedule: Some("u".into()),
         at: ago(minutes),
         level: Some(level.into()),
+        frozen_ms: Some(12),
+        held_ms: (level == "application").then_some(210),
         ..Cut::default()
     }
 }

@@ -133,6 +133,10 @@ pub struct Cut {
     pub at: Timestamp,
     /// The level that was reached; `None` if that is not known.
     pub level: Option<String>,
+    /// For how many milliseconds its file systems were frozen, if that is known.
+    pub frozen_ms: Option<u64>,
+    /// For how many milliseconds its applications were held, if that is known.
+    pub held_ms: Option<u64>,
     pub state: CutState,
     /// What has failed.
     pub error: Option<String>,

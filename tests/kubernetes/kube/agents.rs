@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
 use slackwater::error::{Error, Result};
 use slackwater::model::Level;
-use slackwater::router::cluster::{Cluster, Content, Reached};
+use slackwater::router::cluster::{Cluster, Content, Note, Reached};
 use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::{Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
@@ -297,17 +297,24 @@ fn the_level_of_a_snapshot_is_written_at_its_object() {
         let object = json!({"apiVersion": "x/v1", "kind": kind, "metadata": {"name": "c"}});
         api.put(&format!("{path}/c"), object);
     }
-    let reached = |reason: &str| Reached {
-        level: Level::Filesystem,
-        reason: reason.into(),
-        cut_at: 1_700_000_000_000_000_000,
+    let reached = |reason: &str| {
+        Note::Reached(Reached {
+            level: Level::Filesystem,
+            reason: reason.into(),
+            cut_at: 1_700_000_000_000_000_000,
+        })
     };
     // An object that cannot be written does not delay the others.
     api.forbid(&format!("{contents}/forbidden"));
-    cluster.note(&Content::Snapshot("forbidden".into()), reached(""));
-    cluster.note(&Content::Snapshot("gone".into()), reached(""));
-    cluster.note(&Content::Snapshot("c".into()), reached("no hook"));
-    cluster.note(&Content::Group("c".into()), reached(""));
+    cluster.note(Content::Snapshot("forbidden".into()), reached(""));
+    cluster.note(Content::Snapshot("gone".into()), reached(""));
+    cluster.note(Content::Snapshot("c".into()), reached("no hook"));
+    cluster.note(Content::Group("c".into()), reached(""));
+    let durations = |frozen, held| Note::Durations { frozen, held };
+    let frozen = Duration::from_micros(1200);
+    cluster.note(Content::Snapshot("c".into()), durations(Some(frozen), None));
+    let held = Some(Duration::from_millis(60));
+    cluster.note(Content::Group("c".into()), durations(Some(frozen), held));
     let expected = |reason: &str| {
         json!({"metadata": {"annotations": {
             "slackwater.dev/level": "filesystem",
@@ -315,11 +322,21 @@ fn the_level_of_a_snapshot_is_written_at_its_object() {
             "slackwater.dev/reason": reason,
         }}})
     };
+    let lasted = |times: Value| {
+        let times = times.as_object().unwrap().iter();
+        let times = times.map(|(name, time)| (format!("slackwater.dev/{name}"), time.clone()));
+        json!({"metadata": {"annotations": times.collect::<Map<_, _>>()}})
+    };
     eventually("the snapshot's", || {
-        changed(&api, &format!("{contents}/c")) == [expected("no hook")]
+        changed(&api, &format!("{contents}/c"))
+            == [expected("no hook"), lasted(json!({"frozen-ms": "2"}))]
     });
     eventually("the group's", || {
-        changed(&api, &format!("{groups}/c")) == [expected("")]
+        changed(&api, &format!("{groups}/c"))
+            == [
+                expected(""),
+                lasted(json!({"frozen-ms": "2", "held-ms": "60"})),
+            ]
     });
     api.runtime.block_on(cluster.shut_down());
 }

@@ -9,7 +9,7 @@ use slackwater::csi::{self, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequ
 use slackwater::error::{Error, Result};
 use slackwater::hook::{HookTarget, Hooks, Quiesced};
 use slackwater::model::{PoolId, SharedVolume};
-use slackwater::router::cluster::{KnownPool, ObjectRef};
+use slackwater::router::cluster::{Content, KnownPool, Note, ObjectRef};
 use slackwater::router::{Agents, Cluster as Around, Options, Router, TlsDial};
 use slackwater::tls::{Credentials, Name};
 use tonic::{Code, Request, Status};
@@ -37,6 +37,7 @@ struct Pods {
     fault: Arc<Mutex<Fault>>,
     done: Arc<Mutex<Vec<String>>>,
     recorded_events: Arc<Mutex<Vec<(ObjectRef, bool, String)>>>,
+    notes: Arc<Mutex<Vec<(Content, Note)>>>,
 }
 
 impl Pods {
@@ -50,6 +51,20 @@ impl Pods {
 
     fn recorded_events(&self) -> Vec<(ObjectRef, bool, String)> {
         std::mem::take(&mut self.recorded_events.lock().unwrap())
+    }
+
+    /// The objects at which was recorded since the last call how long a cut stopped writers.
+    fn durations(&self) -> Vec<Content> {
+        let notes = std::mem::take(&mut *self.notes.lock().unwrap());
+        let of = |(content, note)| match note {
+            Note::Durations { frozen, held } => {
+                let (frozen, held) = (frozen.unwrap(), held.unwrap());
+                assert!(!frozen.is_zero() && frozen < held, "{frozen:?}, {held:?}");
+                Some(content)
+            }
+            Note::Reached(_) => None,
+        };
+        notes.into_iter().filter_map(of).collect()
     }
 
     fn fails(&self, at: Fault) -> Result<()> {
@@ -98,6 +113,10 @@ impl Around for Pods {
     ) {
         let recorded_events = (about.clone(), is_warning, message);
         self.recorded_events.lock().unwrap().push(recorded_events);
+    }
+
+    fn note(&self, content: Content, note: Note) {
+        self.notes.lock().unwrap().push((content, note));
     }
 
     fn hooks(&self) -> Arc<dyn Hooks> {
@@ -159,6 +178,10 @@ fn parameters(kind: &str, more: &[(&str, &str)]) -> std::collections::HashMap<St
         (
             format!("csi.storage.k8s.io/{kind}/namespace"),
             "shop".into(),
+        ),
+        (
+            format!("csi.storage.k8s.io/{kind}content/name"),
+            "content".into(),
         ),
     ];
     let class = [
@@ -244,6 +267,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
         cluster.delete_group(&created).await;
         pods.took();
     }
+    pods.notes.lock().unwrap().clear();
     *pods.fault.lock().unwrap() = Fault::None;
     let created = group(&router, "good", &volumes, &[]).await.unwrap();
     assert_eq!(pods.took(), ["quiesced", "released"]);
@@ -252,6 +276,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
         recorded_events,
         [(about, false, "cut at level application".into())]
     );
+    assert_eq!(pods.durations(), [Content::Group("content".into())]);
     cluster.delete_group(&created).await;
 
     // A single snapshot whose application runs in a pod is cut by the router as well.
@@ -270,13 +295,19 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
         recorded_events,
         [(about, false, "cut at level application".into())]
     );
+    let content = Content::Snapshot("content".into());
+    assert_eq!(pods.durations(), [content]);
     let again = router.create_snapshot(Request::new(request.clone())).await;
     assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), created);
     assert_eq!(pods.took(), [""; 0], "a repeat disturbs no application");
-    let other = CreateSnapshotRequest {
+    assert_eq!(pods.durations(), []);
+    // Names that Kubernetes has generated are not looked up on other nodes.
+    let mut other = CreateSnapshotRequest {
         source_volume_id: volumes[0].id.clone(),
         ..request
     };
+    let key = "csi.storage.k8s.io/volumesnapshotcontent/name";
+    other.parameters.remove(key);
     let answer = router.create_snapshot(Request::new(other)).await;
     refused(answer, Code::AlreadyExists);
     let client = &cluster.router.client;

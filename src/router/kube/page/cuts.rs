@@ -21,6 +21,8 @@ const MAX_PAGES: usize = 4;
 const SCHEDULE_UID: &str = "slackwater.dev/schedule-uid";
 const LEVEL: &str = "slackwater.dev/level";
 const CUT_AT: &str = "slackwater.dev/cut-at";
+const FROZEN: &str = "slackwater.dev/frozen-ms";
+const HELD: &str = "slackwater.dev/held-ms";
 
 /// A list, and whether there is more of it.
 type Read<T> = (Vec<T>, bool);
@@ -119,6 +121,7 @@ fn cut(
         return None;
     }
     let cut_at = annotation(CUT_AT).and_then(|at| at.parse::<Timestamp>().ok());
+    let number = |name| annotation(name).and_then(|number| number.parse().ok());
     let created = group.metadata.creation_timestamp.as_ref().map(|at| at.0);
     let error = field("/status/error/message").and_then(Value::as_str);
     let is_ready = field("/status/readyToUse").and_then(Value::as_bool) == Some(true);
@@ -134,6 +137,8 @@ fn cut(
         schedule,
         at: cut_at.or(created)?,
         level,
+        frozen_ms: number(FROZEN),
+        held_ms: number(HELD),
         state,
         error: error.filter(|_| !is_ready).map(String::from),
     })
@@ -162,8 +167,14 @@ mod tests {
     #[test]
     fn level_and_time_of_a_group_are_those_of_its_content() {
         let ready = group(&Value::Null, &json!({BOUND: "content", "readyToUse": true}));
-        let known = contents(&[("level", "crash"), ("cut-at", "2026-01-02T03:00:00Z")]);
+        let known = contents(&[
+            ("level", "crash"),
+            ("cut-at", "2026-01-02T03:00:00Z"),
+            ("frozen-ms", "17"),
+            ("held-ms", "long"),
+        ]);
         let found = cut(&ready, &known).unwrap();
+        assert_eq!((found.frozen_ms, found.held_ms), (Some(17), None));
         assert_eq!(found.level.as_deref(), Some("crash"));
         assert_eq!(found.at.to_string(), "2026-01-02T03:00:00Z");
         assert_eq!(found.state, CutState::Ready);
