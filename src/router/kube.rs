@@ -32,6 +32,7 @@ mod pod_claims;
 mod pods;
 pub mod pool;
 pub mod pool_status;
+pub mod pool_usage;
 pub mod populators;
 mod reconcile;
 mod retry;

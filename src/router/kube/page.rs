@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
 use super::pool::{Health, Pool};
+use super::pool_usage;
 use super::volume_move::{Phase, VolumeMove};
 use super::volume_revert::VolumeRevert;
 use crate::telemetry::page::world::{self, Source, Work, World};
@@ -55,6 +56,12 @@ fn count(number: i64) -> u64 {
 
 fn pool(pool: &Pool) -> world::Pool {
     let status = pool.status.clone().unwrap_or_default();
+    let (free, used) = (
+        status.available_bytes,
+        status.total_bytes - status.available_bytes,
+    );
+    let seen = status.last_seen.as_ref().map(|seen| seen.0);
+    let full_at = seen.and_then(|seen| pool_usage::full_at(&status.usage, seen, used, free));
     world::Pool {
         id: pool.name_any(),
         name: status.name,
@@ -64,12 +71,13 @@ fn pool(pool: &Pool) -> world::Pool {
         is_gone: matches!(status.health, Health::Lost | Health::Forgotten),
         message: status.message,
         since: status.since.map(|since| since.0),
-        seen: status.last_seen.map(|seen| seen.0),
+        seen,
         total_bytes: count(status.total_bytes),
         available_bytes: count(status.available_bytes),
         promised_bytes: count(status.promised_bytes),
         volumes: count(status.volumes),
         snapshots: count(status.snapshots),
+        full_at,
         orphans: status.orphans.map_or(0, |orphans| orphans.count),
     }
 }

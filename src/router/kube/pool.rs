@@ -12,6 +12,7 @@ use ::kube::{Resource, ResourceExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
+use super::pool_usage::UsageSample;
 use crate::model::PoolId;
 use crate::router::cluster::KnownPool;
 
@@ -118,6 +119,9 @@ pub struct PoolStatus {
     /// What is left in it, while `spec.evacuate` is true and that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<Evacuation>,
+    /// What was used of it, once an hour in the last day, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub usage: Vec<UsageSample>,
     /// What no object of the cluster names; `None` if there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orphans: Option<PoolOrphans>,
@@ -393,6 +397,7 @@ mod tests {
             last_seen: Some(time.clone()),
             node_gone_since: Some(time.clone()),
             conditions: vec![condition.clone()],
+            usage: Vec::new(),
             placed_since: None,
             evacuation: None,
             orphans: None,

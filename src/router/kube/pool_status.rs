@@ -17,6 +17,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evacuated::{self, Checked};
 use super::pool::{Health, Pool, PoolOrphans, PoolStatus};
+use super::pool_usage;
 use super::reconcile::with_transitions;
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
@@ -302,17 +303,16 @@ impl PoolStatuses {
     ) -> Option<Change> {
         let old = before.and_then(|pool| pool.status.as_ref());
         let is_there = status.node.is_empty() || self.nodes.contains(&status.node);
-        status.node_gone_since = match is_there {
-            true => None,
-            false => {
-                let before = old.and_then(|old| old.node_gone_since.clone());
-                before.or(Some(whole(self.now)))
-            }
-        };
+        let gone_since = old.and_then(|old| old.node_gone_since.clone());
+        status.node_gone_since = (!is_there).then(|| gone_since.unwrap_or_else(|| whole(self.now)));
         if let Some(old) = old {
             keep_unreported(&mut status, old);
         }
         status.orphans = self.shown_orphans(id, old);
+        let used = status.total_bytes - status.available_bytes;
+        let used = (is_shown && status.health == Health::Healthy).then_some(used);
+        let samples = old.map_or(&[][..], |old| &old.usage);
+        status.usage = pool_usage::sampled(samples, whole(self.now), used);
         status.placed_since = self.placed_since(&status, old, is_shown);
         let checked = before
             .and_then(|pool| evacuated::shown(pool, self.evacuations.get(&id), whole(self.now)));
@@ -403,6 +403,7 @@ impl PoolStatuses {
             shares_blocks: None,
             placed_since: None,
             orphans: None,
+            usage: Vec::new(),
             conditions: with_evacuated(status),
             ..status.clone()
         };

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::text::{When, command, shown};
+use super::text::{When, command, duration, shown};
 use super::world::{Agent, Pool, Schedule, Work, World};
 use serde::Serialize;
 
@@ -10,6 +10,10 @@ use serde::Serialize;
 pub(super) const STALE: SignedDuration = SignedDuration::from_mins(3);
 /// The free space below which the chart has an alert, in thousandths.
 const NEARLY_FULL: u64 = 50;
+/// A pool that will be full within this time is a problem if less than this is free, in thousandths. The
+/// chart has an alert with the same limits.
+const SOON: SignedDuration = SignedDuration::from_hours(24);
+const HAS_ROOM: u64 = 400;
 
 /// Something that a person should look at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +66,12 @@ pub(super) fn is_stale(pool: &Pool, now: Timestamp) -> bool {
     !pool.is_gone && age.is_none_or(|age| age > STALE)
 }
 
+/// When a pool is full, if that is so soon that it is a problem.
+fn full_soon(world: &World, pool: &Pool, free: u64) -> Option<Timestamp> {
+    let at = pool.full_at?;
+    (free < HAS_ROOM && at.duration_since(world.now) < SOON).then_some(at)
+}
+
 fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
     let name = match pool.node.is_empty() {
         true => format!("pool {}", pool.id),
@@ -78,6 +88,10 @@ fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
         (1, text, pool.seen)
     } else if pool.total_bytes > 0 && free < NEARLY_FULL {
         (2, format!("less than 5 % of {name} is free"), None)
+    } else if let Some(at) = full_soon(world, pool, free) {
+        let time = duration(at.duration_since(world.now).as_secs().max(0));
+        let text = format!("{name} will be full in {time}, if it fills as it did in the last day");
+        (2, text, None)
     } else {
         return None;
     };

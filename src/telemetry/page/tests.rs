@@ -123,6 +123,29 @@ fn a_cluster_in_which_nothing_is_wrong_says_so_first() {
 }
 
 #[test]
+fn a_pool_that_fills_up_is_a_problem_a_day_before_it_is_full() {
+    let ahead = |hours: i64, free: u64| {
+        let mut world = well(2, 0);
+        world.pools[0].full_at = Some(ago(-60 * hours));
+        world.pools[0].available_bytes = free << 30;
+        world
+    };
+    let problems = |world: &World| view(world, "").problems.first;
+    let soon = ahead(5, 30);
+    let text =
+        "pool default of node node-0 will be full in 5 h, if it fills as it did in the last day";
+    assert_eq!(problems(&soon)[0].text, text);
+    assert!(page(&soon, "").contains(">5 h</time>"));
+    for well in [ahead(30, 30), ahead(5, 50)] {
+        assert!(problems(&well).is_empty(), "{:?}", problems(&well));
+        assert!(page(&well, "").contains(" h</time>"));
+    }
+    let mut stale = soon;
+    stale.pools[0].seen = Some(ago(60));
+    assert!(!page(&stale, "").contains(">5 h</time>"));
+}
+
+#[test]
 fn the_worst_and_oldest_problem_is_first_with_its_command() {
     let mut world = well(4, 0);
     world.pools[0].available_bytes = 1 << 30;

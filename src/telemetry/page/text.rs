@@ -66,6 +66,26 @@ impl When {
     }
 }
 
+/// A time that is expected, and how long it takes until then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ahead {
+    /// In RFC 3339.
+    pub at: String,
+    /// For people.
+    #[serde(skip)]
+    pub(super) after: String,
+}
+
+impl Ahead {
+    pub(super) fn new(at: Timestamp, now: Timestamp) -> Ahead {
+        let whole = Timestamp::from_second(at.as_second()).unwrap_or(at);
+        Ahead {
+            at: whole.to_string(),
+            after: duration(at.duration_since(now).as_secs().max(0)),
+        }
+    }
+}
+
 /// Seconds for people: the largest unit of which there are at least two.
 pub(super) fn duration(seconds: i64) -> String {
     match seconds {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::groups::{Group, groups};
 use super::list::{Listed, Search, limited};
 use super::problems::{Problem, is_stale, problems};
-use super::text::{When, duration, permille, shown, size};
+use super::text::{Ahead, When, duration, permille, shown, size};
 use super::world::{Agent, Claim, Pool, Work, World};
 
 /// The content of a status page.
@@ -57,6 +57,8 @@ pub struct PoolRow {
     pub volumes: u64,
     pub snapshots: u64,
     pub orphans: u64,
+    /// When it is full, if it fills as it did in the last day.
+    pub full: Option<Ahead>,
     #[serde(skip)]
     pub(super) total: String,
     #[serde(skip)]
@@ -177,6 +179,7 @@ fn pools(world: &World, by: &Search) -> Listed<PoolRow> {
     let row = |pool: &Pool| {
         let used = pool.total_bytes.saturating_sub(pool.available_bytes);
         let is_stale = world.problem.is_some() || is_stale(pool, world.now);
+        let full_at = pool.full_at.filter(|_| !is_stale && !pool.is_gone);
         PoolRow {
             id: shown(&pool.id),
             name: shown(&pool.name),
@@ -192,6 +195,7 @@ fn pools(world: &World, by: &Search) -> Listed<PoolRow> {
             volumes: pool.volumes,
             snapshots: pool.snapshots,
             orphans: pool.orphans,
+            full: full_at.map(|at| Ahead::new(at, world.now)),
             total: size(pool.total_bytes),
             used: size(used),
             available: size(pool.available_bytes),

@@ -60,6 +60,8 @@ pub struct Pool {
     pub promised_bytes: u64,
     pub volumes: u64,
     pub snapshots: u64,
+    /// When it is full, if it fills as it did in the last day.
+    pub full_at: Option<Timestamp>,
     /// Volumes and snapshots that no object names.
     pub orphans: u64,
 }

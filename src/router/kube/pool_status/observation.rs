@@ -40,6 +40,7 @@ impl Observation {
             conditions: self.own_mount().into_iter().collect(),
             placed_since: None,
             evacuation: None,
+            usage: Vec::new(),
             orphans: None,
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),

@@ -709,3 +709,28 @@ fn an_older_check_of_orphans_is_not_written() {
     assert_eq!(count_after(&mut sky, 5, 7), Some(3));
     assert_eq!(count_after(&mut sky, 20, 7), Some(7));
 }
+
+/// The samples need no writes of their own, and a pool that is away keeps those that it has.
+#[test]
+fn the_usage_of_a_pool_is_sampled_once_an_hour() {
+    let mut sky = Sky::new();
+    for minute in 0..150 {
+        sky.now = minute * 60;
+        sky.says("a", vec![shown(1)]);
+        sky.write();
+    }
+    let times = |sky: &Sky| -> Vec<i64> {
+        let samples = sky.status(1).usage.iter();
+        samples.map(|one| one.time.0.as_second()).collect()
+    };
+    let expected = [0, 3600, 7200].map(|at| time(at).as_second());
+    assert_eq!(times(&sky), expected);
+    let status = sky.status(1);
+    let used = status.total_bytes - status.available_bytes;
+    assert!(status.usage.iter().all(|one| one.used_bytes == used));
+    sky.is_silent("a");
+    sky.now += 7200;
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Unreachable);
+    assert_eq!(times(&sky), expected);
+}
