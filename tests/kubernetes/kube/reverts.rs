@@ -378,6 +378,58 @@ fn a_revert_waits_for_pods_names_them_and_keeps_the_old_content_under_the_fence(
     assert_eq!(volumes.ordered(), expected);
 }
 
+/// The members of a group snapshot have no class.
+#[test]
+fn the_old_content_of_a_group_is_kept_with_a_class_of_the_driver() {
+    let api = prepared(json!({"groupSnapshot": "nightly", "keepOld": true}));
+    let mut members = [1, 2].map(|n| at(&api, &format!("{SNAPSHOTS}/snap-{n}")));
+    for (n, member) in (1..).zip(&mut members) {
+        member["spec"]
+            .as_object_mut()
+            .unwrap()
+            .remove("volumeSnapshotClassName");
+        api.put(&format!("{SNAPSHOTS}/snap-{n}"), member.clone());
+    }
+    list(&api, SNAPSHOTS, "VolumeSnapshot", json!(members));
+    let classes = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses";
+    let class = |name: &str, driver: &str, is_default: bool| {
+        let key = "snapshot.storage.kubernetes.io/is-default-class";
+        json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
+            "metadata": {"name": name, "annotations": {key: is_default.to_string()}},
+            "driver": driver, "deletionPolicy": "Delete"})
+    };
+    let other = class("a", "other.example", true);
+    list(&api, classes, "VolumeSnapshotClass", json!([other]));
+    let volumes = Volumes::new();
+    let _cluster = start(&api, &volumes, &Arc::default());
+    eventually("it says what is missing", || {
+        let message = at(&api, REVERT)["status"]["message"].clone();
+        let message = message.as_str().unwrap_or_default();
+        message.contains("VolumeSnapshotClass of driver csi.slackwater.dev")
+    });
+    assert_eq!(volumes.ordered(), [""; 0]);
+    let ours = [class("c", DRIVER, false), class("b", DRIVER, false)];
+    let [c, b] = ours;
+    list(&api, classes, "VolumeSnapshotClass", json!([other, c, b]));
+    for n in [0, 1] {
+        let name = format!("before-revert-{UID}-{n}");
+        let created = || {
+            let objects = api.objects.lock().unwrap();
+            let mut all = objects.changes.iter();
+            let made = all.find(|(method, path, sent)| {
+                method == "POST" && path == SNAPSHOTS && sent["metadata"]["name"] == name
+            });
+            made.map(|(_, _, sent)| sent.clone())
+        };
+        eventually("the snapshot is created", || created().is_some());
+        let mut made = created().unwrap();
+        assert_eq!(made["spec"]["volumeSnapshotClassName"], "b");
+        made["status"] = json!({"readyToUse": true});
+        api.put(&format!("{SNAPSHOTS}/{name}"), made);
+    }
+    eventually("it is done", || phase(&api) == "Done");
+}
+
 #[test]
 fn what_cannot_be_prepared_is_undone_for_good() {
     let api = prepared(json!({"groupSnapshot": "nightly"}));

@@ -15,6 +15,9 @@ use crate::operation::RevertedVolume;
 use crate::router::kube::volume_revert::{MemberState, RevertMember, VolumeRevert};
 use crate::router::kube::{ask, note};
 
+/// The annotation of the class that VolumeSnapshots without a class get.
+const DEFAULT_CLASS: &str = "snapshot.storage.kubernetes.io/is-default-class";
+
 pub(super) type Refused<T> = std::result::Result<T, Refusal>;
 
 /// Something that may change until the deadline.
@@ -70,6 +73,16 @@ impl Reader<'_> {
         if let Some(refusal) = group.and_then(|group| incomplete(&group, &members)) {
             return Ok(Err(refusal));
         }
+        if object.spec.keep_old && members.iter().any(|member| member.class.is_none()) {
+            // Members of a group snapshot have no class.
+            let class = match self.class().await {
+                Ok(class) => class,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            for member in &mut members {
+                member.class.get_or_insert_with(|| class.clone());
+            }
+        }
         let handles: BTreeSet<&String> = members.iter().map(|member| &member.handle).collect();
         Ok(
             match handles.len() == members.len() && !members.is_empty() {
@@ -77,6 +90,39 @@ impl Reader<'_> {
                 false => never("InvalidSpec", "two of its members are the same volume"),
             },
         )
+    }
+
+    /// A VolumeSnapshotClass of the driver: the default one, or the first by name.
+    async fn class(&self) -> Refused<String> {
+        let cluster = &self.controller.cluster;
+        let kind = "VolumeSnapshotClass";
+        let api = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", kind);
+        let api = ApiResource::from_gvk(&api);
+        let api = Api::<DynamicObject>::all_with(cluster.client.clone(), &api);
+        let listed = ask("VolumeSnapshotClasses", api.list(&ListParams::default())).await;
+        let listed = match listed {
+            Ok(listed) => listed.items,
+            Err(error) => return not_yet("ClassesUnknown", chain(&error)),
+        };
+        let driver = cluster.options.driver.as_str();
+        let is_ours = |class: &&DynamicObject| text(class, "/driver") == Some(driver);
+        let ours = listed.iter().filter(is_ours);
+        let is_other = |class: &DynamicObject| {
+            class
+                .annotations()
+                .get(DEFAULT_CLASS)
+                .is_none_or(|it| it != "true")
+        };
+        let class = ours.min_by_key(|class| (is_other(class), class.name_any()));
+        match class {
+            Some(class) => Ok(class.name_any()),
+            None => not_yet(
+                "NoClass",
+                format!(
+                    "there is no {kind} of driver {driver}, which the VolumeSnapshots of keepOld need"
+                ),
+            ),
+        }
     }
 
     /// The VolumeSnapshots of a group, and the IDs of all snapshots that it has.
