@@ -13,6 +13,7 @@ mod kill;
 mod network;
 mod objects;
 mod program;
+mod qemu;
 mod registry;
 mod s3;
 mod server;
