@@ -165,6 +165,73 @@ mod tests {
         }
     }
 
+    /// Forty lines, compressed by `xz` and by `zstd -19 --check`.
+    const LINES_XZ: &[u8] =
+        b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4F\x02\0!\x01\x16\0\0\0t/\xe5\xa3\xe0\x02\xa0\0s]\0\x18\x0e\
+        \x80&j\xa3\xdf\r\xccE\x9c&\x89|I\xf3\xbc\tT$\xd8\xb8\xbe\x9e\xb4V\x0c:\x0e\x08\x99X60\
+        \xbapf\x0eD\xdc\x1c\xc7u\x9a\xb7\x08\xd9\xeck+0k\xa7>W\xd9\xf6\x95\xc5]v\xbbQ\x08\x8c\
+        \xf2W\xf6\xde\"gw\xca\x99\xd4m>\x9c\x91|H\xb4\x98\xf8\xb3#\x80\x10\xa7\x87.\xe5\x84~vO\
+        \xa3\x8d\xeen&y\xe9\xae\xec\xe6\x14\x04p|\xe7\x91*\xf6\0\0\0\x0e0\xfeq\xb5\x0f/\xa5\0\
+        \x01\x8f\x01\xa1\x05\0\0\xeb\xe7\xcf\xe2\xb1\xc4g\xfb\x02\0\0\0\0\x04YZ";
+    const LINES_ZSTD: &[u8] =
+        b"(\xb5/\xfdd\xa1\x01\xc5\x02\0\x12\x05\x0e\x10\xc0\xeb\xb0\xe3\xbf\x18\x11I\x92LR\xe6\xa1\
+        \xc0\xb9\x01\xff\xb1=\xeb\x13\xab|\x88\xa4\xee8\xcein\xdaO\xbb\xea\x20f\x97\xf5Z\x11b\
+        \x97\x15\xfd\xf4\xed\xeaM\x17\x88\x84\x909\xa1\x8c(\xa8\x20\x88o\x07\xa0\x1b\x0e\x10\x14\
+        \xe1\xfb\x0670\xc1\xda\xce\x8a*L\xb68ic\x81\x9d\x02zI\0\xa5";
+
+    fn lines() -> Vec<u8> {
+        let line = |number: u32| format!("{}: hello, hello\n", number * number % 97);
+        (0..40).map(line).collect::<String>().into_bytes()
+    }
+
+    /// Mutated streams end, with the content of the seeds where a checksum verifies it, or with an error.
+    fn fuzz(name: &str, compression: Compression, seeds: &[Vec<u8>], is_verified: bool) {
+        /// More than any mutation of these seeds should become.
+        const MOST: u64 = 64 << 20;
+        let content = lines();
+        let read = |bytes: &[u8]| {
+            let mut all = Vec::new();
+            let mut reader = decoder(compression, bytes).take(MOST);
+            let is_whole = reader.read_to_end(&mut all).is_ok();
+            (is_whole, all)
+        };
+        for seed in seeds {
+            assert_eq!(read(seed), (true, content.clone()));
+        }
+        let target = |bytes: &[u8]| {
+            let (is_whole, all) = read(bytes);
+            assert!((all.len() as u64) < MOST);
+            let mut members = all.chunks(content.len());
+            let is_same = members.all(|member| member == content);
+            assert!(!is_whole || !is_verified || is_same);
+        };
+        slackwater_core::fuzz::fuzz(name, seeds, target, |bytes| {
+            let (is_whole, all) = read(bytes);
+            assert!(is_whole || all.is_empty());
+        });
+    }
+
+    #[test]
+    fn fuzz_gzip() {
+        let half = lines().len() / 2;
+        let two = [gzip(&lines()[..half]), gzip(&lines()[half..])].concat();
+        let seeds = [gzip(&lines()), two];
+        fuzz("gzip", Compression::Gzip, &seeds, false);
+        fuzz("gzip of one member", Compression::Gzip, &seeds[..1], true);
+    }
+
+    #[test]
+    fn fuzz_xz() {
+        fuzz("xz", Compression::Xz, &[LINES_XZ.to_vec()], true);
+    }
+
+    /// The flag of the checksum is not protected itself.
+    #[test]
+    fn fuzz_zstd() {
+        let seeds = [LINES_ZSTD.to_vec(), zstd(&lines(), 0x58)];
+        fuzz("zstd", Compression::Zstd, &seeds, false);
+    }
+
     #[test]
     fn large_windows_are_refused() {
         // An exponent of 17 above 2^10 is 128 MiB, the limit.

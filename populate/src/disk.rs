@@ -258,6 +258,8 @@ pub fn open_folder(path: &Path) -> Result<(OwnedFd, u64)> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use proptest::prelude::*;
+
     use super::*;
     use crate::received::sha256;
 
@@ -303,6 +305,52 @@ mod tests {
         assert!(disk.finish(11, &report).is_err());
         disk.finish(0, &report).expect("nothing fits");
         assert!(content(&disk).is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever is written, in whatever order: the file has that, and nothing beyond the capacity.
+        #[test]
+        fn any_writes_are_those_of_a_disk_of_this_capacity(
+            capacity in 0_u64..200_000,
+            writes in prop::collection::vec((0_u64..220_000, 0_usize..150_000, 0_u8..3, 0_u64..4), 0..8),
+            length in 0_u64..220_000,
+        ) {
+            let (_folder, disk) = disk(capacity);
+            let mut expected = Vec::new();
+            for (at, count, byte, edge) in writes {
+                // Some end at the capacity, or one byte before or behind it.
+                let at = match edge {
+                    0 => at,
+                    edge => (capacity + edge).saturating_sub(count as u64 + 2),
+                };
+                let end = at as usize + count;
+                match disk.write(at, &vec![byte; count]) {
+                    Ok(()) => {
+                        prop_assert!(end as u64 <= capacity);
+                        expected.resize(end.max(expected.len()), 0);
+                        expected[at as usize..end].fill(byte);
+                    }
+                    Err(failure) => {
+                        prop_assert!(end as u64 > capacity);
+                        prop_assert_eq!(failure.reason, "TooLarge");
+                    }
+                }
+                prop_assert!(disk.file.metadata().expect("metadata").len() <= capacity);
+            }
+            match disk.finish(length, &Report::new(std::io::sink())) {
+                Ok(()) => {
+                    prop_assert!(length <= capacity);
+                    expected.resize(length as usize, 0);
+                    prop_assert!(content(&disk) == expected);
+                }
+                Err(failure) => {
+                    prop_assert!(length > capacity);
+                    prop_assert_eq!(failure.reason, "TooLarge");
+                }
+            }
+        }
     }
 
     #[test]

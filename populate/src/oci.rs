@@ -412,12 +412,72 @@ mod tests {
         }
     }
 
+    const IMAGE: &str = r#"{"schemaVersion": 2, "layers": [{"digest": "DIGEST", "size": 7, "mediaType": "x", "urls": []}]}"#;
+    const INDEX: &str = r#"{"schemaVersion": 2, "manifests": [{"digest": "DIGEST", "size": 7, "platform": {"os": "linux", "architecture": "arm64"}}, {"digest": "DIGEST", "size": 8, "platform": {"os": "linux", "architecture": "amd64"}}]}"#;
+
     #[test]
     fn fuzz_manifest() {
-        let text = r#"{"schemaVersion": 2, "layers": [{"digest": "DIGEST", "size": 7, "mediaType": "x", "urls": []}]}"#;
-        let text = text.replace("DIGEST", &format!("sha256:{HEX}"));
-        slackwater_core::fuzz::fuzz_text("manifest", &[&text], |text| {
-            Manifest::parse(text.as_bytes(), &Platform::default()).ok()
+        let with = |text: &str| text.replace("DIGEST", &format!("sha256:{HEX}"));
+        let platform = Platform {
+            os: "linux".into(),
+            architecture: "amd64".into(),
+        };
+        let seeds = [with(IMAGE), with(INDEX)];
+        let seeds: Vec<_> = seeds.iter().map(String::as_str).collect();
+        slackwater_core::fuzz::fuzz_text("manifest", &seeds, |text| {
+            let found = Manifest::parse(text.as_bytes(), &platform).ok()?;
+            let digests: Vec<_> = match &found {
+                Manifest::Image(layers) => layers.iter().map(|layer| &layer.digest).collect(),
+                Manifest::Other(digest) => vec![digest],
+            };
+            // They become parts of a URL.
+            assert!((1..=LAYERS).contains(&digests.len()));
+            for digest in digests {
+                assert_eq!(*digest, Digest::of(&hex_of(digest)));
+            }
+            Some(found)
+        });
+    }
+
+    fn hex_of(digest: &Digest) -> String {
+        crate::received::hex(&digest.bytes())
+    }
+
+    #[test]
+    fn fuzz_reference() {
+        let seeds = [
+            "quay.io:5000/a/b-c:1.2",
+            &format!("localhost/a@sha256:{HEX}"),
+        ];
+        slackwater_core::fuzz::fuzz_text("name of an image", &seeds, |text| {
+            let found = Reference::parse(text).ok()?;
+            let base = format!("https://{}/v2/{}/", found.registry, found.repository);
+            // A host that is invalid is refused later. None leads to another one, or to another path.
+            if let Ok(url) = url::Url::parse(&base) {
+                assert_eq!(url.path(), format!("/v2/{}/", found.repository));
+                assert!(url.username().is_empty() && url.query().is_none());
+            }
+            Some((found.registry, found.repository, found.version))
+        });
+    }
+
+    #[test]
+    fn fuzz_challenge() {
+        let seeds = [
+            r#"Bearer realm="https://a.example/token",service="b",scope="c""#,
+            "Basic realm=\"x\"",
+        ];
+        slackwater_core::fuzz::fuzz_text("challenge", &seeds, Challenge::parse);
+    }
+
+    #[test]
+    fn fuzz_keys_of_a_registry() {
+        let seed = r#"{"auths": {"https://quay.io/v1/": {"auth": "aaa="}}}"#;
+        slackwater_core::fuzz::fuzz_text("keys of a registry", &[seed], |text| {
+            let found = basic_of(text.as_bytes(), "quay.io")?;
+            let is_valid = hyper::header::HeaderValue::from_str(&found).is_ok();
+            assert!(is_valid && !found.is_empty());
+            Some(found)
         });
     }
 }

@@ -218,3 +218,80 @@ fn fuzz_qcow2_header() {
         );
     });
 }
+
+/// An image of four clusters of 512 bytes: data, zeros, data and a compressed one.
+fn small(is_zstd: bool) -> Vec<u8> {
+    const CLUSTER: usize = 512;
+    let packed = match is_zstd {
+        true => {
+            let header = [0x28, 0xb5, 0x2f, 0xfd, 0, 0];
+            let block = (CLUSTER as u32) << 3 | 1;
+            [&header[..], &block.to_le_bytes()[..3], &[9; CLUSTER]].concat()
+        }
+        false => deflated(&[9; CLUSTER]),
+    };
+    let mut bytes = vec![0; 5 * CLUSTER];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0, b"QFI\xfb");
+    put(4, &3_u32.to_be_bytes());
+    put(20, &9_u32.to_be_bytes());
+    put(24, &(4 * CLUSTER as u64 - 12).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &(CLUSTER as u64).to_be_bytes());
+    if is_zstd {
+        put(72, &COMPRESSION_TYPE.to_be_bytes());
+        put(104, &[1]);
+    }
+    put(100, &(if is_zstd { 112_u32 } else { 104 }).to_be_bytes());
+    put(CLUSTER, &((2 * CLUSTER as u64) | COPIED).to_be_bytes());
+    let sectors = (packed.len() as u64).div_ceil(512) - 1;
+    let at = 5 * CLUSTER as u64;
+    let entries = [
+        (3 * CLUSTER as u64) | COPIED,
+        0,
+        4 * CLUSTER as u64,
+        COMPRESSED | sectors << (62 - (9 - 8)) | at,
+    ];
+    for (index, entry) in entries.into_iter().enumerate() {
+        put(2 * CLUSTER + index * 8, &entry.to_be_bytes());
+    }
+    bytes[3 * CLUSTER..4 * CLUSTER].fill(1);
+    bytes[4 * CLUSTER..].fill(2);
+    [bytes, packed].concat()
+}
+
+/// Whole images: each becomes a disk of the length that its header says, or is refused.
+#[test]
+fn fuzz_qcow2_image() {
+    /// The capacity of the volume.
+    const MOST: usize = 1 << 20;
+    let read = |bytes: &[u8]| -> Result<Vec<u8>> {
+        let file = file(bytes);
+        let image = Image::open(&file)?;
+        let mut disk = Vec::new();
+        image.read(|at, part| {
+            assert_eq!(at, disk.len() as u64, "in order, without a gap");
+            disk.extend_from_slice(part);
+            match disk.len() > MOST {
+                true => Err(refused("is larger than the volume")),
+                false => Ok(()),
+            }
+        })?;
+        assert_eq!(disk.len() as u64, image.header.size);
+        Ok(disk)
+    };
+    let seeds = [small(false), small(true)];
+    let mut valid = [[1; 512], [0; 512], [2; 512], [9; 512]].concat();
+    valid.truncate(valid.len() - 12);
+    for seed in &seeds {
+        assert!(read(seed).expect("it is valid") == valid);
+    }
+    let target = |bytes: &[u8]| {
+        if let Err(failure) = read(bytes) {
+            assert_eq!(failure.exit_code(), 10, "{failure}");
+        }
+    };
+    slackwater_core::fuzz::fuzz("qcow2 image", &seeds, target, |bytes| {
+        assert!(read(bytes).ok().is_none_or(|disk| disk == valid));
+    });
+}

@@ -1,5 +1,7 @@
 //! Archives that try to leave their folder, and layers of images.
 
+mod random;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;

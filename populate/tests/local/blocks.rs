@@ -8,29 +8,12 @@ use serde_json::json;
 use slackwater_populate::failure::Next;
 
 use crate::server::{Server, Step, broken, object, reply, serves};
-use crate::support::{Volume, digest, fill, noise, qcow2};
+use crate::support::{Volume, compressed, digest, fill, noise, qcow2};
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).expect("it is compressed");
     encoder.finish().expect("it is compressed")
-}
-
-fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
-    use std::process::{Command, Stdio};
-    let mut child = Command::new(program)
-        .args(["-c", "-T1"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{program}: {error}"));
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let bytes = bytes.to_vec();
-    let writer = std::thread::spawn(move || stdin.write_all(&bytes));
-    let output = child.wait_with_output().expect("it ends");
-    writer.join().expect("no panic").expect("it reads all");
-    assert!(output.status.success());
-    output.stdout
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::server::{Request, Server, Steps, Tls, redirect, reply};
 use crate::support::{Outcome, Volume, digest, fill, noise, qcow2, tar};
 
 /// A registry with blobs and manifests by their path.
-struct Registry {
+pub struct Registry {
     server: Server,
     tls: Tls,
     files: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
@@ -19,7 +19,7 @@ struct Registry {
 
 impl Registry {
     /// One that asks for a token unless `token` is empty.
-    fn new(token: &'static str, blobs: Option<String>) -> Registry {
+    pub fn new(token: &'static str, blobs: Option<String>) -> Registry {
         let tls = Tls::new();
         let files: Arc<Mutex<BTreeMap<String, Vec<u8>>>> = Arc::default();
         let kept = files.clone();
@@ -53,7 +53,7 @@ impl Registry {
         }
     }
 
-    fn put(&self, path: &str, bytes: &[u8]) {
+    pub fn put(&self, path: &str, bytes: &[u8]) {
         let path = format!("/v2/team/app/{path}");
         self.files
             .lock()
@@ -61,14 +61,14 @@ impl Registry {
             .insert(path, bytes.to_vec());
     }
 
-    fn blob(&self, bytes: &[u8]) -> Value {
+    pub fn blob(&self, bytes: &[u8]) -> Value {
         let digest = format!("sha256:{}", digest(bytes));
         self.put(&format!("blobs/{digest}"), bytes);
         json!({"digest": digest, "size": bytes.len(), "mediaType": "application/vnd.oci.image.layer.v1.tar"})
     }
 
     /// An image of these layers with a tag, and its digest.
-    fn image(&self, layers: &[Value]) -> String {
+    pub fn image(&self, layers: &[Value]) -> String {
         let manifest = json!({"schemaVersion": 2, "layers": layers}).to_string();
         self.put("manifests/v1", manifest.as_bytes());
         let digest = format!("sha256:{}", digest(manifest.as_bytes()));
@@ -80,7 +80,7 @@ impl Registry {
         format!("{}/team/app{version}", self.server.address)
     }
 
-    fn fill(&self, volume: &Volume, version: &str, more: Value) -> Outcome {
+    pub fn fill(&self, volume: &Volume, version: &str, more: Value) -> Outcome {
         let bundle = volume.folder.path().join("bundle");
         fs::write(&bundle, &self.tls.authority).expect("a file");
         let mut config = volume.config("", more);
@@ -95,7 +95,7 @@ impl Registry {
 }
 
 /// A layer of files, by name and content.
-fn layer(files: &[(&str, &[u8])], flags: &[&str]) -> Vec<u8> {
+pub fn layer(files: &[(&str, &[u8])], flags: &[&str]) -> Vec<u8> {
     let folder = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");
     for (name, content) in files {
         let path = folder.path().join(name);

@@ -8,6 +8,7 @@
 mod archives;
 mod blocks;
 mod confined;
+mod hostile;
 mod images;
 mod kill;
 mod network;

@@ -160,6 +160,24 @@ pub fn noise(length: usize) -> Vec<u8> {
     bytes
 }
 
+/// What a program compresses these bytes to.
+pub fn compressed(program: &str, bytes: &[u8]) -> Vec<u8> {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(program)
+        .arg("-c")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let bytes = bytes.to_vec();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("no panic").expect("it reads all");
+    assert!(output.status.success());
+    output.stdout
+}
+
 /// An archive that the program tar has made of a folder.
 pub fn tar(folder: &Path, flags: &[&str]) -> Vec<u8> {
     let output = std::process::Command::new("tar")

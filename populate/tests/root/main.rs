@@ -9,6 +9,7 @@ mod owners;
 #[path = "../local/server.rs"]
 #[allow(dead_code, reason = "the other program uses all of it")]
 mod server;
+mod sizes;
 #[path = "../local/support.rs"]
 #[allow(dead_code, reason = "the other program uses all of it")]
 mod support;
