@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use slackwater_populate::failure::Next;
 
-use crate::server::{Request, Server, Steps, Tls, redirect, reply};
+use crate::server::{Request, Server, Steps, Tls, redirect, reply, serves};
 use crate::support::{Outcome, Volume, digest, fill, noise, qcow2, tar};
 
 /// A registry with blobs and manifests by their path.
@@ -253,4 +253,32 @@ fn the_keys_of_a_registry_are_sent_to_listed_origins_alone() {
     assert!(sent().is_empty());
     attempt(&[registry.server.origin()]).good();
     assert_eq!(sent(), [true]);
+}
+
+/// A server of tokens that the registry names counts as a redirect.
+#[test]
+fn a_public_registry_names_no_server_of_tokens_with_a_private_address() {
+    let tls = Tls::new();
+    let inside = Server::at("127.0.0.1", Some(&tls), |_| {
+        reply("200 OK", &[], br#"{"token": "t"}"#)
+    });
+    let realm = inside.url("/token");
+    let registry = Server::at("127.0.0.2", Some(&tls), move |_| {
+        let header = format!("WWW-Authenticate: Bearer realm=\"{realm}\",service=\"s\"");
+        reply("401 Unauthorized", &[&header], b"")
+    });
+    let plain = serves(b"{}".to_vec());
+    let realm = plain.url("/token");
+    let other = Server::at("127.0.0.1", Some(&tls), move |_| {
+        let header = format!("WWW-Authenticate: Bearer realm=\"{realm}\",service=\"s\"");
+        reply("401 Unauthorized", &[&header], b"")
+    });
+    for (registry, reason) in [(registry, "AddressRefused"), (other, "RedirectRefused")] {
+        let volume = Volume::new();
+        let mut config = volume.config("", json!({}));
+        config["source"] = json!({"oci": {"image": format!("{}/team/app:v1", registry.address)}});
+        config["network"] = json!({"certificates": tls.authority});
+        assert_eq!(fill(&config).failure(reason).next, Next::Nothing);
+    }
+    assert!(inside.requests().is_empty() && plain.requests().is_empty());
 }

@@ -13,6 +13,7 @@ mod sizes;
 #[path = "../local/support.rs"]
 #[allow(dead_code, reason = "the other program uses all of it")]
 mod support;
+mod users;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

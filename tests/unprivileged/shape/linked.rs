@@ -87,6 +87,49 @@ fn driver_and_guard_link_nothing_that_reads_foreign_data() {
     assert_eq!(members.count(), 1, "it is linked with no other member");
 }
 
+/// Its image has the program, its libraries and certificates: nothing that mounts, formats or starts programs.
+#[test]
+fn the_image_of_populate_begins_with_nothing() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Dockerfile");
+    let text = std::fs::read_to_string(path).expect("it is read");
+    let stages: Vec<_> = text.split("\nFROM ").skip(1).collect();
+    let get = |name: &str| {
+        let its = |stage: &&&str| {
+            let first = stage.lines().next().unwrap_or_default();
+            first.ends_with(&format!(" AS {name}"))
+        };
+        let stage = stages.iter().find(its).expect("a stage");
+        let lines = stage.lines().map(str::trim);
+        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        lines.collect::<Vec<_>>()
+    };
+    for (name, files) in [
+        ("populate", "populate-files"),
+        ("populate-prebuilt", "populate-prebuilt-files"),
+    ] {
+        let expected = [
+            format!("scratch AS {name}"),
+            format!("COPY --from={files} /files /"),
+            "USER 65532:65532".into(),
+            "ENTRYPOINT [\"/usr/local/bin/slackwater-populate\"]".into(),
+        ];
+        assert_eq!(get(name), expected);
+    }
+    // What is copied there is named by its path; of programs, only one.
+    let copied = get("populate-base").join("\n");
+    for word in [
+        "/bin/mount",
+        "/sbin/",
+        "mkfs",
+        "--recursive",
+        "cp -r",
+        "cp -a",
+    ] {
+        let is_login = word == "/sbin/" && copied.matches(word).count() == 1;
+        assert!(!copied.contains(word) || is_login, "{word}: {copied}");
+    }
+}
+
 /// Tests build all members at once, and a release builds the driver alone: both have the same driver
 /// only if the other members add no feature to its dependencies.
 #[test]
