@@ -18,6 +18,8 @@ pub struct Count {
     pub phase: &'static str,
     /// Bytes that were received in its attempt.
     pub received: u64,
+    /// Bytes that its attempt will have received at its end; 0 if the server has not said that.
+    pub expected: u64,
 }
 
 /// The claims that name a data source; nothing is reported before the first pass of a leader.
@@ -32,6 +34,7 @@ struct Counts {
     problem: Option<Problem>,
     phases: Option<BTreeMap<&'static str, u64>>,
     received: u64,
+    expected: u64,
     /// Failed attempts that are followed by another one, and those that are not.
     failures: (u64, u64),
     cache_hits: u64,
@@ -67,14 +70,15 @@ impl Populations {
 
     /// Reports these claims from now on.
     pub fn set(&self, claims: impl Iterator<Item = Count>) {
-        let (mut phases, mut received) = (BTreeMap::new(), 0_u64);
+        let (mut phases, mut received, mut expected) = (BTreeMap::new(), 0_u64, 0_u64);
         for claim in claims {
             *phases.entry(claim.phase).or_default() += 1;
             received = received.saturating_add(claim.received);
+            expected = expected.saturating_add(claim.expected);
         }
         let mut counts = self.counts();
         counts.phases = Some(phases);
-        counts.received = received;
+        (counts.received, counts.expected) = (received, expected);
     }
 
     /// Counts a failed attempt.
@@ -119,6 +123,10 @@ impl Collector for Populations {
         let (name, unit) = ("populations_received", Some(&Unit::Bytes));
         let metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
         ConstGauge::new(counts.received as f64).encode(metric)?;
+        let help = "Bytes that the attempts that are running will have received at their end, as far as servers have said so";
+        let (name, unit) = ("populations_expected", Some(&Unit::Bytes));
+        let metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        ConstGauge::new(counts.expected as f64).encode(metric)?;
         let help = "Attempts to fill a volume that have failed";
         let name = "population_failures";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -197,6 +197,7 @@ async fn leader(volumes: [String; 2]) -> SocketAddr {
     let claim = Count {
         phase: "Populating",
         received: 9,
+        expected: 20,
     };
     metrics.populations().set([claim].into_iter());
     let listener = http::listen("127.0.0.1:0".parse().expect("an address")).await;

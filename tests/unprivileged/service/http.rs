@@ -243,6 +243,7 @@ async fn every_metric_is_in_the_manual() {
     let claim = Count {
         phase: "Populating",
         received: 9,
+        expected: 20,
     };
     node.metrics.populations().set([claim].into_iter());
     let text = scrape(&node).await;
@@ -273,7 +274,8 @@ async fn every_metric_is_in_the_manual() {
     );
     assert_eq!(value(&text, "slackwater_frozen "), 0.0);
     let received = value(&text, "slackwater_populations_received_bytes ");
-    assert_eq!(received, 9.0);
+    let expected = value(&text, "slackwater_populations_expected_bytes ");
+    assert_eq!((received, expected), (9.0, 20.0));
     let expires = value(&text, "slackwater_certificate_expiry_seconds");
     assert_eq!(expires, 1_800_000_000.0);
     let shown: BTreeSet<String> = text

@@ -77,10 +77,7 @@ impl PopulateController {
         }
         let before = memory.set(uid(claim), shown.clone());
         drop(memory);
-        let is_new = before.is_none_or(|old| {
-            old.reason != shown.reason || shown.is_problem && old.message != shown.message
-        });
-        if is_new {
+        if shown.is_news_after(before.as_ref()) {
             let is_warning = shown.is_problem || shown.reason == "AttemptFailed";
             self.0.recorder.record_event(EventBody {
                 about: ObjectRef::Claim(path(claim)),
@@ -157,6 +154,10 @@ impl PopulateController {
                 phase,
                 received: match phase {
                     "Populating" => state.received_bytes.unwrap_or(0),
+                    _ => 0,
+                },
+                expected: match phase {
+                    "Populating" => state.total_bytes.unwrap_or(0),
                     _ => 0,
                 },
             }

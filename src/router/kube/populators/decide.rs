@@ -164,6 +164,21 @@ pub(super) struct Shown {
     pub(super) message: String,
     /// A person has to do something.
     pub(super) is_problem: bool,
+    /// How much of the content was received by the pod that runs.
+    pub(super) percent: Option<u8>,
+}
+
+impl Shown {
+    /// Whether users have not been shown this before: another reason or problem, or another quarter of
+    /// the content.
+    pub(super) fn is_news_after(&self, before: Option<&Shown>) -> bool {
+        let quarter = |shown: &Shown| shown.percent.map_or(0, |percent| percent / 25);
+        before.is_none_or(|old| {
+            old.reason != self.reason
+                || self.is_problem && old.message != self.message
+                || quarter(old) < quarter(self)
+        })
+    }
 }
 
 /// What is decided.
@@ -181,6 +196,7 @@ impl Decision {
             reason,
             message: message.into(),
             is_problem: false,
+            percent: None,
         };
         Decision {
             step: None,

@@ -117,6 +117,17 @@ impl State {
         its.is_some() && its == source.metadata.uid.as_deref()
     }
 
+    /// How much of the content was received, as far as both numbers are known. The pod has written both,
+    /// so they can be anything.
+    pub(super) fn percent(&self) -> Option<u8> {
+        let (received, total) = (self.received_bytes?, self.total_bytes?);
+        if received > total {
+            return None;
+        }
+        let percent = u128::from(received) * 100 / u128::from(total.max(1));
+        u8::try_from(percent).ok()
+    }
+
     /// When the next attempt begins.
     pub(super) fn retry_at(&self) -> Option<Timestamp> {
         let failed_at = self.failed_at.as_ref()?.0;
@@ -271,6 +282,31 @@ mod tests {
         assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]);
         assert_eq!(pause(u32::MAX), 600);
         assert!(State::default().is_due(Timestamp::UNIX_EPOCH));
+    }
+
+    #[test]
+    fn a_percentage_is_known_if_both_numbers_are_and_can_be() {
+        let percent = |received, total| {
+            let state = State {
+                received_bytes: received,
+                total_bytes: total,
+                ..State::default()
+            };
+            state.percent()
+        };
+        assert_eq!(percent(Some(0), Some(10)), Some(0));
+        assert_eq!(percent(Some(9_999), Some(10_000)), Some(99));
+        assert_eq!(percent(Some(u64::MAX), Some(u64::MAX)), Some(100));
+        assert_eq!(percent(Some(0), Some(0)), Some(0));
+        for (received, total) in [
+            (None, Some(10)),
+            (Some(5), None),
+            (Some(u64::MAX), Some(1)),
+            (Some(11), Some(10)),
+            (Some(1), Some(0)),
+        ] {
+            assert_eq!(percent(received, total), None, "{received:?} {total:?}");
+        }
     }
 
     #[test]

@@ -184,6 +184,7 @@ fn populated() -> Shown {
         reason: "Populated",
         message: String::new(),
         is_problem: false,
+        percent: None,
     }
 }
 
@@ -231,6 +232,7 @@ mod tests {
             reason,
             message: "why".into(),
             is_problem,
+            percent: None,
         }
     }
 

@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 
 use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind, cached, delete_pod, retries};
+use crate::model::size::Human;
 use crate::router::kube::populators::cache::{has_source, restored_from};
 use crate::router::kube::populators::pod::{Attempt, ending, waits_for};
 use crate::router::kube::populators::state::{
@@ -160,9 +161,12 @@ fn recorded(seen: &Seen, prime: &PersistentVolumeClaim, pod: &Pod, state: &State
     let digest = numbers.and_then(|numbers| numbers.digest());
     let waits = match waits_for(pod) {
         Some(why) => format!("the pod waits: {why}"),
-        None => "the pod fills the volume".into(),
+        None => filling(state),
     };
-    let populating = Decision::of(Phase::Populating, "Populating", waits);
+    let mut populating = Decision::of(Phase::Populating, "Populating", waits);
+    if let Some(shown) = &mut populating.shown {
+        shown.percent = state.percent();
+    }
     // Both are recorded before the end of the pod is: the next attempt needs them.
     if let Some(point) = point.filter(|point| is_newer(point, prime)) {
         return populating.with(Step::Keep(point));
@@ -195,6 +199,21 @@ fn recorded(seen: &Seen, prime: &PersistentVolumeClaim, pod: &Pod, state: &State
 
 fn is_newer(point: &Point, prime: &PersistentVolumeClaim) -> bool {
     point_of(prime).is_none_or(|old| old.validator != point.validator || old.bytes < point.bytes)
+}
+
+/// How far a pod is, as it is recorded at the claim.
+fn filling(state: &State) -> String {
+    match (state.percent(), state.received_bytes, state.total_bytes) {
+        (Some(percent), Some(bytes), Some(total)) => {
+            let bytes = Human(bytes);
+            format!(
+                "the pod fills the volume: {percent} %, {bytes} of {} received",
+                Human(total)
+            )
+        }
+        (_, Some(bytes), _) => format!("the pod fills the volume: {} received", Human(bytes)),
+        _ => "the pod fills the volume".into(),
+    }
 }
 
 fn progress(seen: &Seen, state: &State, populating: Decision) -> Decision {
@@ -243,6 +262,8 @@ fn fail(
         given_up: (!stays).then(|| uid(prime).to_string()),
         is_final,
         message: message.into(),
+        received_bytes: None,
+        total_bytes: None,
         progress_at: None,
         ..state
     };

@@ -491,6 +491,68 @@ fn progress_is_recorded_every_fifteen_seconds() {
 }
 
 #[test]
+fn progress_is_shown_in_percent_and_bytes_and_ends_with_its_attempt() {
+    let show = |received: Option<u64>, total: Option<u64>| {
+        let mut seen = with_pod("Running", None);
+        let state = State {
+            received_bytes: received,
+            total_bytes: total,
+            ..begun()
+        };
+        set_state(&mut seen, &state);
+        let shown = decide(&seen).shown.unwrap();
+        (shown.message, shown.percent)
+    };
+    let of = |what: &str, percent| (format!("the pod fills the volume{what}"), percent);
+    assert_eq!(show(None, None), of("", None));
+    assert_eq!(show(Some(5 << 20), None), of(": 5 MiB received", None));
+    let half = of(": 25 %, 5 MiB of 20 MiB received", Some(25));
+    assert_eq!(show(Some(5 << 20), Some(20 << 20)), half);
+    assert_eq!(show(Some(2), Some(1)), of(": 2 B received", None));
+    // The next attempt begins with no byte.
+    let mut seen = with_pod("Failed", Some(12));
+    let state = State {
+        received_bytes: Some(19),
+        total_bytes: Some(20),
+        ..begun()
+    };
+    set_state(&mut seen, &state);
+    let state = failure(&seen);
+    assert_eq!((state.received_bytes, state.total_bytes), (None, None));
+}
+
+/// What an event is recorded for.
+#[test]
+fn another_reason_another_problem_and_each_quarter_are_news() {
+    let shown = |reason, message: &str, is_problem, percent| Shown {
+        phase: Phase::Populating,
+        reason,
+        message: message.into(),
+        is_problem,
+        percent,
+    };
+    let at = |percent| shown("Populating", "x", false, percent);
+    assert!(at(None).is_news_after(None));
+    assert!(!shown("Populating", "y", false, None).is_news_after(Some(&at(None))));
+    assert!(shown("Populating", "y", true, None).is_news_after(Some(&at(None))));
+    assert!(shown("Binding", "x", false, None).is_news_after(Some(&at(None))));
+    for (before, now, is_news) in [
+        (None, Some(24), false),
+        (None, Some(25), true),
+        (Some(24), Some(49), true),
+        (Some(25), Some(49), false),
+        (Some(49), Some(50), true),
+        (Some(74), Some(75), true),
+        (Some(99), Some(100), true),
+        (Some(100), Some(100), false),
+        (Some(60), Some(10), false),
+    ] {
+        let news = at(now).is_news_after(Some(&at(before)));
+        assert_eq!(news, is_news, "{before:?} {now:?}");
+    }
+}
+
+#[test]
 fn a_volume_is_bound_only_after_the_recorded_pod_has_succeeded() {
     let seen = with_pod("Succeeded", Some(0));
     assert_eq!(step(&seen), Some(Step::Bind));
