@@ -134,7 +134,11 @@ enum Command {
     #[command(subcommand, disable_help_subcommand = true)]
     Snapshots(SnapshotsCommand),
     /// List the volumes of pools, also while a driver is running; check or import a volume
-    #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+    #[command(
+        alias = "volume",
+        args_conflicts_with_subcommands = true,
+        disable_help_subcommand = true
+    )]
     Volumes {
         #[command(subcommand)]
         command: Option<VolumesCommand>,

@@ -56,6 +56,20 @@ fn output_of(line: &str) -> String {
     )
 }
 
+/// People type it for the commands about one volume.
+#[test]
+fn the_singular_of_volumes_is_the_same_command() {
+    for command in ["import", "check"] {
+        let helps = ["volume", "volumes"].map(|word| run(&[word, command, "--help"]));
+        let [singular, plural] = helps.each_ref().map(stdout);
+        assert!(helps[0].status.success(), "{helps:?}");
+        assert!(
+            singular.contains("Usage:") && singular == plural,
+            "{singular}"
+        );
+    }
+}
+
 #[cfg(feature = "fault")]
 #[test]
 fn an_unknown_fault_is_refused_with_those_that_are_known() {
