@@ -195,6 +195,10 @@ async fn an_image_that_is_in_use_or_behind_a_link_is_refused() {
     assert!(refused(&node, &path).contains("open for writing"));
     run("umount", &[mounted.to_str().unwrap()]);
     run("losetup", &["-d", attached]);
+    let words = ["--read-only", "--find", "--show"];
+    let read_only = run("losetup", &[&words[..], &[path.to_str().unwrap()]].concat());
+    assert!(refused(&node, &path).contains("it is attached to"));
+    run("losetup", &["-d", read_only.trim()]);
     // A tenant who owns a part of the path leads it to the image of another one.
     let top = rawfile(&node.scratch);
     symlink(&path, folder(&top.join("pvc-2")).join("disk.img")).unwrap();

@@ -130,6 +130,12 @@ async fn what_is_in_use_truncated_or_packed_is_not_imported() {
     );
     check(&node, &id.unwrap()).await;
     run("losetup", &["-d", attached]);
+    let words = ["--read-only", "--find", "--show"];
+    let read_only = run("losetup", &[&words[..], &[path.to_str().unwrap()]].concat());
+    let said = refused(&path, &[]);
+    let expected = format!("it is attached to {}", read_only.trim());
+    assert!(said.contains(&expected), "{said}");
+    run("losetup", &["-d", read_only.trim()]);
     assert!(refused(&path, &["--size", "32Mi"]).contains("at least"));
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(60 << 20).unwrap();

@@ -15,7 +15,7 @@ use super::files::failed;
 use super::{format, image, loop_device, sys};
 use crate::error::HostError;
 use crate::host::piece::add;
-use crate::host::{Device, Piece, Result, Signature};
+use crate::host::{Device, FileId, LoopDevice, Piece, Result, Signature};
 
 /// The block size of a loop device of a file that was never attached.
 pub(super) const FILE_BLOCK: u32 = 512;
@@ -117,7 +117,9 @@ impl ImportSource {
     /// A regular file that is open for reading. The path is only for errors.
     pub(super) fn file(path: &Path, file: File, block_size: u32) -> Result<ImportSource> {
         take_lease(&file, path)?;
-        let state = State::of(&file.metadata().map_err(failed("stat", path))?);
+        let found = file.metadata().map_err(failed("stat", path))?;
+        check_detached(&found, path)?;
+        let state = State::of(&found);
         Ok(ImportSource {
             path: path.to_path_buf(),
             bytes: state.bytes,
@@ -205,6 +207,31 @@ pub(super) fn take_lease(file: &File, path: &Path) -> Result<()> {
         }
         errno => HostError::errno("keep others from writing to", path, errno),
     })
+}
+
+/// Refuses a file that is attached to a loop device. A lease does not find a device that only reads it.
+fn check_detached(found: &Metadata, path: &Path) -> Result<()> {
+    let file = FileId {
+        device: found.dev(),
+        inode: found.ino(),
+    };
+    // A device that this process cannot examine is left out.
+    let is_it = |device: &LoopDevice| {
+        let status = device.status.as_ref();
+        status.is_ok_and(|status| status.backing == file)
+    };
+    let mut all = loop_device::list(&|_| true)?.into_iter();
+    match all.find(is_it) {
+        None => Ok(()),
+        Some(device) => {
+            let device = Device::of_loop(device.number).path;
+            let what = format!(
+                "it is attached to {}; detach it first (losetup --detach)",
+                device.display()
+            );
+            Err(HostError::unexpected("import", path, what))
+        }
+    }
 }
 
 /// Takes a read lease as soon as no process has the file open for writing. EAGAIN if one still has it
