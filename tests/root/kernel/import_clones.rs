@@ -167,15 +167,22 @@ async fn a_read_only_mount_of_the_directory_is_enough() {
 async fn a_length_that_is_no_whole_block_is_followed_by_zeros() {
     let node = node("xfs");
     let path = folder(&rawfile(&node.scratch).join("pvc-1")).join("disk.img");
-    fs::write(&path, [7; 5000]).unwrap();
-    let words = [&WORDS[..], &["--size", "1Mi"]].concat();
-    let (done, id, said) = import(&node, &path, &words);
-    assert!(done && said.contains("cloned"), "{said}");
-    let written = fs::read(node.image(&id)).unwrap();
-    assert!(written[..5000].iter().all(|byte| *byte == 7));
-    assert!(written[5000..].iter().all(|byte| *byte == 0));
-    assert_eq!(written.len() as u64, MIB);
-    node.client.delete_unused(&id).await;
+    for length in [1, 5000] {
+        fs::write(&path, vec![7; length]).unwrap();
+        let words = [&WORDS[..], &["--size", "1Mi"]].concat();
+        let (done, id, said) = import(&node, &path, &words);
+        assert!(done && said.contains("cloned"), "{said}");
+        let written = fs::read(node.image(&id)).unwrap();
+        assert!(written[..length].iter().all(|byte| *byte == 7));
+        assert!(written[length..].iter().all(|byte| *byte == 0));
+        assert_eq!(written.len() as u64, MIB);
+        node.client.delete_unused(&id).await;
+    }
+    fs::write(&path, []).unwrap();
+    assert!(refused(&node, &path).contains("it is empty"));
+    fs::write(&path, vec![7; 3 << 20]).unwrap();
+    let (done, _, said) = import(&node, &path, &[&WORDS[..], &["--size", "1Mi"]].concat());
+    assert!(!done && said.contains("give at least that"), "{said}");
     node.assert_nothing_left();
 }
 

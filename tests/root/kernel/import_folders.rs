@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, mkdirat};
 use nix::sys::statvfs::statvfs;
 use slackwater::host::linux::{ImportTree, ScratchImage};
 use slackwater::model::FsType;
@@ -285,6 +286,41 @@ fn an_image_that_could_not_be_written_is_not_imported() {
             disk.unmount();
         }
     }
+}
+
+/// The disk fails when the last directory is written, and then nothing is left that could fail.
+#[test]
+fn an_image_whose_journal_has_failed_is_not_imported() {
+    let scratch = Scratch::new();
+    let disk = Disk::new(&scratch, "pool", "xfs", 512 * MIB);
+    for fails in [false, true] {
+        let image = ScratchImage::create(&disk.mount_point, 256 * MIB, 0, FsType::Ext4).unwrap();
+        mkdirat(image.root(), "written", Mode::S_IRWXU).unwrap();
+        if fails {
+            // Blocks beyond the first ones are an error from here on.
+            nameless_file(&disk).set_len(MIB).unwrap();
+            let devices = nameless(&disk);
+            let device = devices[0].split_whitespace().next().unwrap();
+            run("losetup", &["--set-capacity", device]);
+            assert!(image.root().sync_all().is_err());
+        }
+        let ended = image.into_source();
+        assert_eq!(ended.is_err(), fails);
+        drop(ended);
+        eventually("the loop device is gone", || nameless(&disk).is_empty());
+    }
+    disk.unmount();
+}
+
+/// The file without a name that this process has open on a disk.
+fn nameless_file(disk: &Disk) -> fs::File {
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let mut paths = open.map(|entry| entry.unwrap().path());
+    let found = paths.find(|path| {
+        let to = fs::read_link(path).unwrap_or_default();
+        to.starts_with(&disk.mount_point) && to.to_string_lossy().ends_with("(deleted)")
+    });
+    OpenOptions::new().write(true).open(found.unwrap()).unwrap()
 }
 
 #[tokio::test]

@@ -212,6 +212,55 @@ async fn stdin_becomes_a_volume_unless_it_is_longer_than_announced() {
     check_start(&node, &id.unwrap()).await;
 }
 
+/// A file or stdin of no byte and of one byte, and a directory without a file and with one byte.
+#[tokio::test]
+async fn the_smallest_content_becomes_a_volume_and_a_file_without_content_is_refused() {
+    let node = Node::on("xfs", 3 * GIB);
+    let file = node.scratch.join("small");
+    std::fs::write(&file, []).unwrap();
+    let words = ["--name", "data", "--yes"];
+    let empty = import(&node, &file, &words, &[]).unwrap_err();
+    assert!(empty.contains("it is empty"), "{empty}");
+    std::fs::write(&file, [7]).unwrap();
+    let id = import(&node, &file, &words, &[]).unwrap();
+    let mut expected = vec![0; 4096];
+    expected[0] = 7;
+    assert!(std::fs::read(node.image(&id)).unwrap() == expected);
+    node.client.delete_unused(&id).await;
+    let stdin = Path::new("-");
+    for (input, begin) in [(&[][..], 0), (&[7][..], 7)] {
+        let words = [&words[..], &["--size", "1Mi"]].concat();
+        let id = import(&node, stdin, &words, input).unwrap();
+        let mut expected = vec![0; 1 << 20];
+        expected[0] = begin;
+        assert!(std::fs::read(node.image(&id)).unwrap() == expected);
+        node.client.delete_unused(&id).await;
+    }
+    let folder = node.scratch.dir("folder");
+    let scratch = node.disk.mount_point.to_str().unwrap();
+    let words = [
+        &words[..],
+        &["--size", "64Mi", "--fs-type", "ext4", "--scratch", scratch],
+    ]
+    .concat();
+    for count in 0..2 {
+        if count == 1 {
+            std::fs::write(folder.join("one"), [7]).unwrap();
+        }
+        let id = import(&node, &folder, &words, &[]).unwrap();
+        let staging = node.staging("imported");
+        node.stage(&id, &staging, mount("ext4")).await;
+        let names = std::fs::read_dir(&staging).unwrap().count();
+        assert_eq!(names, count);
+        if count == 1 {
+            assert_eq!(std::fs::read(staging.join("one")).unwrap(), [7]);
+        }
+        node.client.unstage(&id, &staging).await.unwrap();
+        node.client.delete_unused(&id).await;
+    }
+    node.assert_nothing_left();
+}
+
 /// A raw volume begins with 5000 bytes, and has zeros after them.
 async fn check_start(node: &Node, id: &str) {
     let written = std::fs::read(node.image(id)).unwrap();

@@ -262,6 +262,8 @@ pub(super) fn check_unchanged(file: &File, path: &Path, state: &State) -> Result
 mod tests {
     use std::io::Write;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn refused(path: &Path) -> String {
@@ -313,6 +315,45 @@ mod tests {
         let source = ImportSource::open(&path).unwrap();
         assert_eq!(source.bytes(), 5000);
         closed.join().unwrap();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// A file of any content, with holes: what is read is what it has, in whatever ranges, and nothing
+        /// of it decides how much that is.
+        #[test]
+        fn any_file_is_read_as_it_is_and_stays_so(
+            writes in prop::collection::vec((0_u64..600_000, prop::collection::vec(any::<u8>(), 1..9000)), 0..6),
+            length in 1_u64..700_000,
+            step in 4096_u64..300_000,
+        ) {
+            let file = tempfile::Builder::new().prefix("slackwater-").tempfile();
+            let (writer, path) = file.unwrap().into_parts();
+            for (at, bytes) in &writes {
+                writer.write_all_at(bytes, *at).unwrap();
+            }
+            writer.set_len(length).unwrap();
+            drop(writer);
+            let before = std::fs::read(&path).unwrap();
+            let state = State::of(&path.metadata().unwrap());
+            let source = ImportSource::open(&path).unwrap();
+            prop_assert_eq!(source.bytes(), length);
+            let mut found = vec![0; length as usize];
+            let mut at = 0;
+            while at < length + step {
+                for piece in source.read(at, step).unwrap() {
+                    prop_assert!(piece.offset >= at && piece.end() <= (at + step).min(length));
+                    let range = piece.offset as usize..piece.end() as usize;
+                    found[range].copy_from_slice(&piece.bytes);
+                }
+                at += step;
+            }
+            prop_assert!(found == before);
+            source.check_unchanged().unwrap();
+            drop(source);
+            prop_assert_eq!(State::of(&path.metadata().unwrap()), state);
+        }
     }
 
     #[test]

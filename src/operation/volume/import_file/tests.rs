@@ -289,6 +289,26 @@ fn a_volume_that_the_pool_has_no_space_for_is_refused() {
     assert_eq!(node.listed(), 0);
 }
 
+/// The command refuses such a size. Another program can send it.
+#[test]
+fn a_volume_is_never_smaller_than_its_file() {
+    let node = Node::new();
+    let mut request = node.request();
+    for size in [1, 4096, BYTES - 4096] {
+        request.import.size = Some(size);
+        let why = node.refusal(&request);
+        assert!(why.contains("request at least as much"), "{why}");
+        assert_eq!(node.listed(), 0);
+    }
+    for size in [Some(BYTES), None] {
+        request.import.size = size;
+        let volume = node.shared(&request);
+        assert_eq!((volume.size, node.tokens(&volume)), (BYTES, vec![TOKEN]));
+        let id = volume.id.to_string();
+        node.driver.volumes.delete_volume(&id).unwrap();
+    }
+}
+
 #[test]
 fn blocks_count_as_those_of_the_volume_an_hour_after_the_file_is_gone() {
     let node = Node::new();

@@ -187,6 +187,35 @@ fn holes_stay_holes_and_what_has_no_content_is_skipped_by_name() {
 }
 
 #[test]
+fn progress_counts_every_entry_and_every_byte_of_data_once() {
+    let place = Place::new();
+    fs::create_dir(place.path("from").join("d")).unwrap();
+    place.write("d/large", &vec![7; 3 << 20]);
+    place.write("empty", b"");
+    symlink("d", place.path("from").join("s")).unwrap();
+    fs::hard_link(
+        place.path("from").join("d/large"),
+        place.path("from").join("hard"),
+    )
+    .unwrap();
+    mkfifo(&place.path("from").join("fifo"), Mode::S_IRWXU).unwrap();
+    let tree = place.open().unwrap();
+    let mut all = vec![TreeProgress::default()];
+    let to = File::open(place.path("to")).unwrap();
+    tree.copy_to(&to, &mut |progress| all.push(progress))
+        .unwrap();
+    let grows =
+        |two: &[TreeProgress]| two[0].entries <= two[1].entries && two[0].bytes <= two[1].bytes;
+    assert!(all.windows(2).all(grows), "{all:?}");
+    let content = tree.content();
+    let last = all.last().unwrap();
+    let entries = content.files + content.folders + content.symlinks;
+    assert_eq!((last.entries, last.bytes), (entries, content.bytes));
+    assert_eq!((entries, content.bytes), (6, 3 << 20));
+    assert!(all.len() > entries as usize + 1, "also within a large file");
+}
+
+#[test]
 fn a_path_is_as_long_as_the_kernel_accepts_and_a_longer_one_is_named() {
     for (levels, name) in [(500, "d".to_string()), (15, "n".repeat(250))] {
         let place = Place::new();
