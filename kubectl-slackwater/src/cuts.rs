@@ -99,6 +99,14 @@ fn uid_of(object: &DynamicObject) -> String {
     object.metadata.uid.clone().unwrap_or_default()
 }
 
+/// Whether a content refers to this object: namespace, name and UID. What another content says is not
+/// about it.
+pub fn is_bound(content: &DynamicObject, reference: &str, own: (&str, &str, &str)) -> bool {
+    let text = |field: &str| content.text(&format!("{reference}/{field}"));
+    let uid = text("uid");
+    text("namespace") == own.0 && text("name") == own.1 && (uid.is_empty() || uid == own.2)
+}
+
 /// The group that owns a member.
 fn owner_of(snapshot: &DynamicObject) -> String {
     let owners = snapshot.metadata.owner_references.iter().flatten();
@@ -186,7 +194,10 @@ pub async fn snapshots(
     let mut found = Vec::new();
     for snapshot in &snapshots {
         let name = snapshot.text("/status/boundVolumeSnapshotContentName");
-        let content = contents.get(name).copied();
+        let uid = uid_of(snapshot);
+        let own = (snapshot.namespace(), snapshot.name(), uid.as_str());
+        let is_its = |it: &&DynamicObject| is_bound(it, "/spec/volumeSnapshotRef", own);
+        let content = contents.get(name).copied().filter(is_its);
         let is_foreign = content.is_some_and(|it| it.text("/spec/driver") != cluster.driver);
         if !is_foreign {
             found.push(joined(snapshot, content, &groups));

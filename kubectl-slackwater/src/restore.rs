@@ -3,6 +3,7 @@
 //! Each claim has an annotation with the UID of its snapshot, so a command that was interrupted
 //! anywhere is repeated: it creates what is missing.
 
+mod group;
 mod names;
 mod plan;
 mod report;

@@ -1,9 +1,9 @@
 //! What is restored or reverted: a snapshot, or all members of a group snapshot.
 
+use super::group;
 use crate::cluster::{Cluster, Scope};
 use crate::cuts::{self, Snapshot};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
 
 /// What is restored.
 #[derive(Debug)]
@@ -74,7 +74,14 @@ pub async fn find(cluster: &Cluster, which: &str) -> Result<Source> {
                 members: vec![snapshot],
             })
         }
-        (None, Some(group)) => members(cluster, group, snapshots).await,
+        (None, Some(group)) => {
+            let members = group::members(cluster, group, snapshots).await?;
+            members.iter().try_for_each(refuse_unready)?;
+            Ok(Source {
+                title: group::title(group),
+                members,
+            })
+        }
         (None, None) => {
             // Not the same if groups could not be listed.
             let notes = cluster.take_notes();
@@ -101,62 +108,4 @@ fn refuse_unready(snapshot: &Snapshot) -> Result<()> {
         return refuse(format!("is not ready{why}"));
     }
     Ok(())
-}
-
-/// All members of a group. A group of which one is missing is refused: the application would start
-/// with volumes of different times, or with an empty one.
-async fn members(
-    cluster: &Cluster,
-    group: &cuts::Group,
-    snapshots: Vec<Snapshot>,
-) -> Result<Source> {
-    let title = format!("VolumeGroupSnapshot {}/{}", group.namespace, group.name);
-    let refuse = |why: String| Err(Failure::failed(format!("{title} {why}")));
-    if group.is_leaving {
-        return refuse("is being deleted".into());
-    }
-    if !group.ready {
-        let why = match group.error.as_str() {
-            "" => String::new(),
-            error => format!(": {error}"),
-        };
-        return refuse(format!("is not ready{why}"));
-    }
-    let is_member = |one: &Snapshot| {
-        // The owner is absent where a backup program has removed it.
-        one.group == group.name && (one.group_uid.is_empty() || one.group_uid == group.uid)
-    };
-    let mut members: Vec<_> = snapshots.into_iter().filter(is_member).collect();
-    members.sort_by(|a, b| (a.base(), &a.name).cmp(&(b.base(), &b.name)));
-    // Without its content, a group that has lost members looks complete.
-    let content = cluster
-        .get_one(&object::GROUP_CONTENT, "", &group.content)
-        .await?;
-    let Some(content) = content else {
-        return refuse(
-            "has no VolumeGroupSnapshotContent, so whether it is complete is not known".into(),
-        );
-    };
-    let volumes = content.list("/spec/source/volumeHandles").len();
-    let imported = content.list("/spec/source/groupSnapshotHandles/volumeSnapshotHandles");
-    let expected = volumes.max(imported.len());
-    if members.len() != expected || members.is_empty() {
-        return refuse(format!(
-            "is incomplete: it has members for {} of {expected} volumes; single members can be restored by the names of their VolumeSnapshots",
-            members.len()
-        ));
-    }
-    members.iter().try_for_each(refuse_unready)?;
-    let twice = members
-        .windows(2)
-        .find(|pair| pair[0].base() == pair[1].base());
-    if let Some(pair) = twice {
-        return refuse(format!(
-            "has two members for the claim {}: {} and {}",
-            pair[0].base(),
-            pair[0].name,
-            pair[1].name
-        ));
-    }
-    Ok(Source { title, members })
 }

@@ -27,7 +27,9 @@ fn server() -> Shared {
     server.put(
         &format!("{groups}/volumegroupsnapshotcontents/content"),
         json!({"metadata": {"name": "content"}, "spec": {"driver": DRIVER,
-            "source": {"volumeHandles": ["a", "b"]}}}),
+            "source": {"volumeHandles": ["a", "b"]},
+            "volumeGroupSnapshotRef": {"name": "nightly", "namespace": "shop"}},
+            "status": {"volumeSnapshotInfoList": [{"snapshotHandle": "s0"}, {"snapshotHandle": "s1"}]}}),
     );
     for n in 0..2 {
         let name = format!("nightly-{n}");
@@ -35,9 +37,21 @@ fn server() -> Shared {
             &format!("/apis/snapshot.storage.k8s.io/v1/namespaces/shop/volumesnapshots/{name}"),
             json!({"metadata": {"name": name, "namespace": "shop"},
                 "spec": {"source": {"persistentVolumeClaimName": format!("data-pg-{n}")}},
-                "status": {"readyToUse": true, "restoreSize": "1Gi", "volumeGroupSnapshotName": "nightly"}}),
+                "status": {"readyToUse": true, "restoreSize": "1Gi", "volumeGroupSnapshotName": "nightly",
+                    "boundVolumeSnapshotContentName": format!("content-{n}")}}),
+        );
+        server.put(
+            &format!("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/content-{n}"),
+            json!({"metadata": {"name": format!("content-{n}")}, "spec": {"driver": DRIVER,
+                "volumeSnapshotRef": {"name": name, "namespace": "shop"}},
+                "status": {"snapshotHandle": format!("s{n}")}}),
         );
     }
+    server.put(
+        "/apis/storage.k8s.io/v1/storageclasses/default",
+        json!({"metadata": {"name": "default", "annotations": {
+            "storageclass.kubernetes.io/is-default-class": "true"}}, "provisioner": DRIVER}),
+    );
     server.put(
         SET,
         json!({"metadata": {"name": "pg", "namespace": "shop"}, "spec": {"replicas": 0,

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::world::{DRIVER, World, id, said};
+use crate::world::{DRIVER, World, id, listed, said};
 
 /// Classes whose volumes are created for a pod, and at once.
 const CLASSES: &str = "apiVersion: storage.k8s.io/v1\n\
@@ -71,39 +71,41 @@ fn refusals(world: &World) {
         }
         world.snapshot(name, claim, &id(pool, n), json!({}), whole);
     };
-    let group = |name: &str, volumes: usize, status: Value| {
+    let group = |name: &str, snapshots: &[u8], status: Value| {
         let kind = "groupsnapshot.storage.k8s.io/v1beta2";
-        let handles: Vec<_> = (0..volumes).map(|n| id(0, n as u8)).collect();
+        let handles: Vec<_> = snapshots.iter().map(|n| id(0, *n)).collect();
         world.put(json!({"apiVersion": kind, "kind": "VolumeGroupSnapshot",
             "metadata": {"name": name, "namespace": "shop"},
             "spec": {"source": {"selector": {"matchLabels": {"app": name}}}}, "status": status}));
         world.put(json!({"apiVersion": kind, "kind": "VolumeGroupSnapshotContent",
             "metadata": {"name": format!("content-of-{name}")},
             "spec": {"deletionPolicy": "Delete", "driver": DRIVER, "source": {"volumeHandles": handles},
-                "volumeGroupSnapshotRef": {"name": name, "namespace": "shop"}}}));
+                "volumeGroupSnapshotRef": {"name": name, "namespace": "shop"}},
+            "status": listed(&handles)}));
     };
     let bound = |name: &str, ready: bool| {
         json!({"readyToUse": ready,
         "boundVolumeGroupSnapshotContentName": format!("content-of-{name}")})
     };
-    group("incomplete", 2, bound("incomplete", true));
-    restore_of(0, 30, "incomplete-a", "a", "incomplete", json!({}));
-    group("unready", 1, bound("unready", false));
-    group("member-unready", 1, bound("member-unready", true));
-    restore_of(
-        0,
-        31,
-        "member-unready-a",
-        "a",
-        "member-unready",
-        json!({"readyToUse": false}),
-    );
-    group("contentless", 1, json!({"readyToUse": true}));
-    group("twice", 2, bound("twice", true));
-    for name in ["twice-a", "twice-b"] {
-        restore_of(0, 32, name, "a", "twice", json!({}));
-    }
-    group("before-upgrade", 1, bound("before-upgrade", true));
+    let member = |name: &str, n: u8, claim: &str, group: &str| {
+        restore_of(0, n, name, claim, group, json!({}));
+    };
+    group("incomplete", &[30, 29], bound("incomplete", true));
+    member("incomplete-a", 30, "a", "incomplete");
+    // As many as there should be, but one of another snapshot.
+    group("crossed", &[36, 37], bound("crossed", true));
+    member("crossed-a", 36, "a", "crossed");
+    member("crossed-b", 38, "b", "crossed");
+    group("unready", &[39], bound("unready", false));
+    group("member-unready", &[31], bound("member-unready", true));
+    let status = json!({"readyToUse": false});
+    restore_of(0, 31, "member-unready-a", "a", "member-unready", status);
+    group("contentless", &[40], json!({"readyToUse": true}));
+    group("twice", &[32, 41], bound("twice", true));
+    member("twice-a", 32, "a", "twice");
+    member("twice-b", 41, "a", "twice");
+    group("unlisted", &[], bound("unlisted", true));
+    group("before-upgrade", &[42], bound("before-upgrade", true));
     restore_of(0, 33, "sizeless", "a", "", json!({"restoreSize": null}));
     let hostile = json!({"readyToUse": false, "error": {"message": "bad \u{1b}[2J\u{202e} text"}});
     restore_of(0, 34, "hostile", "a", "", hostile);
@@ -122,6 +124,8 @@ fn refusals(world: &World) {
             &["restore", "hostile", "-n", "shop", "--suffix", "x"],
             &["restore", "sizeless", "-n", "shop", "--suffix", "x"],
             &["restore", "incomplete", "-n", "shop", "--suffix", "x"],
+            &["restore", "crossed", "-n", "shop", "--suffix", "x"],
+            &["restore", "unlisted", "-n", "shop", "--suffix", "x"],
             &["restore", "unready", "-n", "shop", "--suffix", "x"],
             &["restore", "member-unready", "-n", "shop", "--suffix", "x"],
             &["restore", "contentless", "-n", "shop", "--suffix", "x"],

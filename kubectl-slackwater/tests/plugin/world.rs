@@ -19,7 +19,7 @@ pub const POOLS: [&str; 3] = [
 ];
 const GIB: i64 = 1 << 30;
 /// Nothing here takes as long, unless it hangs. The machine may be busy.
-const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(120);
 
 pub struct World {
     pub plane: Plane,
@@ -28,6 +28,12 @@ pub struct World {
 /// An ID of a volume or a snapshot.
 pub fn id(pool: usize, n: u8) -> String {
     format!("{}.00000000-0000-4000-8000-{n:012}", POOLS[pool])
+}
+
+/// The status of a VolumeGroupSnapshotContent that lists these snapshots.
+pub fn listed(handles: &[String]) -> Value {
+    let each = handles.iter().map(|it| json!({"snapshotHandle": it}));
+    json!({"volumeSnapshotInfoList": each.collect::<Vec<_>>()})
 }
 
 /// A time of some days ago, so that its age is the same in each run.
@@ -275,7 +281,8 @@ impl World {
             "metadata": {"name": "group-content", "annotations": noted("application", "")},
             "spec": {"deletionPolicy": "Delete", "driver": DRIVER,
                 "source": {"volumeHandles": [id(0, 1), id(1, 2)]},
-                "volumeGroupSnapshotRef": {"name": "nightly-2", "namespace": "shop"}}}),
+                "volumeGroupSnapshotRef": {"name": "nightly-2", "namespace": "shop"}},
+            "status": listed(&[id(0, 101), id(1, 102)])}),
         );
         for (name, claim, pool, n) in [
             ("nightly-2-a", "data-pg-0", 0, 1),
