@@ -223,7 +223,7 @@ pub struct RestoreArguments {
     /// Add `-TEXT` to the names of claims; with --statefulset, to that of the StatefulSet
     #[arg(long, value_name = "TEXT")]
     pub suffix: Option<String>,
-    /// Class of the new claims [default: that of the old claim or of the StatefulSet]
+    /// Class of the new claims [default: that of the old claim or of the StatefulSet, or the default class]
     #[arg(long, value_name = "NAME")]
     pub storage_class: Option<String>,
     #[command(flatten)]

@@ -3,6 +3,7 @@
 //! Each claim has an annotation with the UID of its snapshot, so a command that was interrupted
 //! anywhere is repeated: it creates what is missing.
 
+mod class;
 mod group;
 mod names;
 mod plan;
@@ -11,8 +12,6 @@ pub mod source;
 mod stateful;
 mod verify;
 mod wait;
-
-use std::collections::BTreeSet;
 
 use kube::api::ListParams;
 
@@ -24,6 +23,7 @@ use crate::listing;
 use crate::object::{self, Fields};
 use crate::watch::write;
 
+use class::Classes;
 use plan::{Copy, State};
 use stateful::Stateful;
 
@@ -43,8 +43,7 @@ struct Plan {
     copies: Vec<Copy>,
     /// The StatefulSet that will use the claims, if it is named and exists.
     user: Option<Stateful>,
-    /// Classes whose volumes are created at once.
-    immediate: BTreeSet<String>,
+    classes: Classes,
     /// How the claims of a StatefulSet are put to use.
     advice: Option<String>,
     /// Claims of the StatefulSet that no member restores.
@@ -65,7 +64,8 @@ impl Plan {
         if let Some(set) = set.as_ref().filter(|_| is_user) {
             set.refuse_managed(cluster).await?;
         }
-        let copies = plan::copies(cluster, &source, set.as_ref(), arguments).await?;
+        let mut copies = plan::copies(cluster, &source, set.as_ref(), arguments).await?;
+        class::resolve(cluster, &mut copies).await?;
         let (mut advice, mut kept) = (None, Vec::new());
         if let Some(set) = &set {
             let slots = set.slots(&source.members)?;
@@ -78,7 +78,7 @@ impl Plan {
             advice,
             kept,
             title: source.title,
-            immediate: wait::immediate(cluster, &copies).await?,
+            classes: class::read(cluster, &copies).await?,
             copies,
             user: set.filter(|_| is_user),
         })
@@ -276,7 +276,7 @@ async fn refuse_users(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
 }
 
 async fn wait_for(cluster: &Cluster, plan: &Plan, arguments: &RestoreArguments) -> Result<String> {
-    let read = || wait::progress(cluster, &plan.copies, &plan.immediate);
+    let read = || wait::progress(cluster, &plan.copies, &plan.classes);
     if arguments.wait.wait {
         let what = format!("the restore of {}", plan.title);
         return until_end(&arguments.wait, &what, read).await;

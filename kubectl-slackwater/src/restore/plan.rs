@@ -48,7 +48,7 @@ pub struct Copy {
     pub claim: String,
     pub snapshot: Snapshot,
     pub size_bytes: i64,
-    /// Empty for the default class.
+    /// Empty for the default class, if the user may not read which one it is.
     pub class: String,
     pub mode: String,
     pub access_modes: Vec<String>,
@@ -249,12 +249,6 @@ fn copy(
     if let Some(class) = &arguments.storage_class {
         like.class.clone_from(class);
     }
-    if !is_known && like.class.is_empty() {
-        return Err(Failure::usage(format!(
-            "the claim {} is gone, so its class is not known: give --storage-class, or --statefulset",
-            member.base()
-        )));
-    }
     if like.access_modes.is_empty() {
         like.access_modes.push("ReadWriteOnce".into());
     }
@@ -399,8 +393,7 @@ mod tests {
     #[test]
     fn without_a_claim_the_snapshot_and_options_decide() {
         let bare = copy("x".into(), &member(), None, None, &arguments(&[]));
-        let message = bare.unwrap_err().message;
-        assert!(message.contains("--storage-class"), "{message}");
+        assert_eq!(bare.unwrap().class, "", "the default one");
         let with_class = arguments(&["--storage-class", "slackwater"]);
         let block = Snapshot {
             mode: "Block".into(),

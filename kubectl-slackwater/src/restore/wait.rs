@@ -1,50 +1,17 @@
 //! Waits until the volumes of copies exist. A class may create a volume only when a pod uses its claim;
 //! such claims are not waited for.
 
-use std::collections::BTreeSet;
-
 use kube::api::{DynamicObject, ListParams};
 
+use super::class::{Classes, is_immediate};
 use super::plan::{Copy, State, is_copy};
 use crate::change::Progress;
 use crate::cluster::{Cluster, Scope};
-use crate::failure::{DENIED, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::object::{self, Fields};
 
 /// The annotation by which the scheduler has a volume created.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-
-/// Classes whose volumes are created at once, without a pod.
-pub async fn immediate(cluster: &Cluster, copies: &[Copy]) -> Result<BTreeSet<String>> {
-    let mut found = BTreeSet::new();
-    let classes: BTreeSet<&str> = copies.iter().map(|copy| copy.class.as_str()).collect();
-    for name in classes.into_iter().filter(|name| !name.is_empty()) {
-        match cluster.get_one(&object::STORAGE_CLASS, "", name).await {
-            Ok(None) => {
-                return Err(Failure::failed(format!(
-                    "StorageClass {name} does not exist: give another one with --storage-class"
-                )));
-            }
-            Ok(Some(class)) => {
-                let driver = class.text("/provisioner");
-                if driver != cluster.driver {
-                    return Err(Failure::failed(format!(
-                        "StorageClass {name} is of {driver}, and snapshots of {} can be restored by no other driver: give another one with --storage-class",
-                        cluster.driver
-                    )));
-                }
-                if class.text("/volumeBindingMode") != "WaitForFirstConsumer" {
-                    found.insert(name.to_string());
-                }
-            }
-            Err(failure) if failure.code == DENIED => cluster.note(format!(
-                "when class {name} creates volumes is not known: you may not read storageclasses"
-            )),
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(found)
-}
 
 /// How far the volume of a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +31,7 @@ fn volume_of(claim: &DynamicObject, is_immediate: bool) -> Volume {
 }
 
 /// Reads how far the copies are.
-pub async fn progress(
-    cluster: &Cluster,
-    copies: &[Copy],
-    immediate: &BTreeSet<String>,
-) -> Result<Progress> {
+pub async fn progress(cluster: &Cluster, copies: &[Copy], classes: &Classes) -> Result<Progress> {
     let (mut exist, mut unwanted) = (0, 0);
     let mut coming = String::new();
     for copy in copies {
@@ -86,7 +49,7 @@ pub async fn progress(
         if claim.text("/status/phase") == "Lost" {
             return lost("has lost its volume");
         }
-        match volume_of(&claim, immediate.contains(&copy.class)) {
+        match volume_of(&claim, is_immediate(classes, copy)) {
             Volume::Exists => exist += 1,
             Volume::Unwanted => unwanted += 1,
             Volume::Coming if coming.is_empty() => coming.clone_from(&copy.claim),

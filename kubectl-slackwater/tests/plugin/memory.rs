@@ -45,12 +45,13 @@ const CLAIMS: &str = "/persistentvolumeclaims/";
 const VOLUMES: &str = "/api/v1/persistentvolumes/";
 
 /// Kinds that are listed.
-const LISTED: [&str; 9] = [
+const LISTED: [&str; 10] = [
     "horizontalpodautoscalers",
     "persistentvolumeclaims",
     "persistentvolumes",
     "pods",
     "pools",
+    "storageclasses",
     "volumegroupsnapshots",
     "volumemoves",
     "volumesnapshotcontents",

@@ -21,6 +21,13 @@ const CLASSES: &str = "apiVersion: storage.k8s.io/v1\n\
     ---\n\
     apiVersion: storage.k8s.io/v1\n\
     kind: StorageClass\n\
+    metadata: {name: at-source}\n\
+    provisioner: csi.slackwater.dev\n\
+    parameters: {restore: source}\n\
+    volumeBindingMode: WaitForFirstConsumer\n\
+    ---\n\
+    apiVersion: storage.k8s.io/v1\n\
+    kind: StorageClass\n\
     metadata: {name: foreign}\n\
     provisioner: csi.example.org\n";
 
@@ -33,6 +40,7 @@ fn claims_are_restored_from_snapshots() {
     world.user_of_shop();
     world.plane.apply(CLASSES);
     refusals(&world);
+    default_classes(&world);
     under_other_names(&world);
     programs_get_values(&world);
     permissions_are_listed(&world);
@@ -158,6 +166,47 @@ fn refusals(world: &World) {
             ],
         ],
     );
+}
+
+/// Neither the claim nor an option has a class.
+fn default_classes(world: &World) {
+    let mark = |class: &str, value: &str| {
+        let mark = format!("storageclass.kubernetes.io/is-default-class={value}");
+        let words = ["annotate", "--overwrite", "storageclass", class, &mark];
+        world.plane.kubectl(&words);
+    };
+    world.put(json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "classless", "namespace": "shop"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}));
+    let status = json!({"readyToUse": true, "restoreSize": "1Gi"});
+    world.snapshot("of-classless", "classless", &id(0, 50), json!({}), status);
+    let try_all = || -> Vec<String> {
+        ["claimless", "of-classless"]
+            .iter()
+            .map(|name| {
+                world.says(&[
+                    "restore",
+                    name,
+                    "-n",
+                    "shop",
+                    "--suffix",
+                    "default",
+                    "--dry-run",
+                    "-o",
+                    "wide",
+                ])
+            })
+            .collect()
+    };
+    let mut all = try_all();
+    mark("foreign", "true");
+    all.extend(try_all());
+    mark("foreign", "false");
+    mark("at-once", "true");
+    all.extend(try_all());
+    mark("at-once", "false");
+    world.remove_claim("shop", "classless");
+    insta::assert_snapshot!("restore_default_class", all.join("\n"));
 }
 
 fn under_other_names(world: &World) {
