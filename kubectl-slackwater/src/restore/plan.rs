@@ -104,6 +104,7 @@ pub async fn copies(
     arguments: &RestoreArguments,
 ) -> Result<Vec<Copy>> {
     let names = names(source, set, arguments)?;
+    let continues = arguments.suffix.is_none();
     let mut found = Vec::new();
     let mut in_the_way = Vec::new();
     for (at, (member, name)) in source.members.iter().zip(names).enumerate() {
@@ -117,7 +118,7 @@ pub async fn copies(
         if let Some(live) = live.as_ref().filter(|live| !is_copy(live, member)) {
             // The rest of the plan is checked before the user has to delete claims.
             if arguments.change.dry_run && !arguments.check.discard {
-                let like = likeness(cluster, member, set, at, source).await?;
+                let like = likeness(cluster, member, (set, continues), at, source).await?;
                 let mut blocked = copy(name, member, like, None, arguments)?;
                 blocked.state = State::Blocked;
                 found.push(blocked);
@@ -134,7 +135,7 @@ pub async fn copies(
         }
         let like = match &live {
             Some(live) => Some(pattern(&json!(live))),
-            None => likeness(cluster, member, set, at, source).await?,
+            None => likeness(cluster, member, (set, continues), at, source).await?,
         };
         found.push(copy(name, member, like, live.as_ref(), arguments)?);
     }
@@ -213,11 +214,13 @@ pub fn is_copy(claim: &DynamicObject, member: &Snapshot) -> bool {
         && claim.text("/spec/dataSource/name") == member.name
 }
 
-/// What a new claim is like: the claim of which the snapshot was taken, or the template.
+/// What a new claim is like: the claim of which the snapshot was taken, or the template. A claim with
+/// which the StatefulSet continues has its labels, as if its controller had created it, and so is a member
+/// of its group snapshots again. Other copies have none.
 async fn likeness(
     cluster: &Cluster,
     member: &Snapshot,
-    set: Option<&Stateful>,
+    (set, continues): (Option<&Stateful>, bool),
     at: usize,
     source: &Source,
 ) -> Result<Option<Pattern>> {
@@ -227,13 +230,18 @@ async fn likeness(
             let mut like = pattern(&json!(claim));
             // What controllers have written about that volume.
             like.annotations.clear();
+            // A selector of group snapshots would select the copy together with the original.
+            like.labels.clear();
             return Ok(Some(like));
         }
     }
     let Some(set) = set else { return Ok(None) };
     let slot = set.slots(&source.members)?[at];
     let mut like = pattern(set.template(slot));
-    like.labels.extend(texts(set.labels()));
+    match continues {
+        true => like.labels.extend(texts(set.labels())),
+        false => like.labels.clear(),
+    }
     Ok(Some(like))
 }
 
