@@ -6,6 +6,7 @@
 mod class;
 mod group;
 mod names;
+mod nodes;
 mod plan;
 mod report;
 pub mod source;
@@ -32,6 +33,9 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> 
     let plan = Plan::read(cluster, arguments).await?;
     plan.refuse_pods(cluster).await?;
     verify::refuse(&arguments.check, &plan.copies)?;
+    if arguments.check.verify.is_some() {
+        nodes::refuse_apart(cluster, &plan.copies, &plan.classes).await?;
+    }
     require(cluster, &plan.needs(cluster, arguments)).await?;
     plan.confirm(cluster, arguments)?;
     carry_out(cluster, plan, arguments).await

@@ -1,4 +1,4 @@
-//! The StorageClasses of copies: the default one, and when they create volumes.
+//! The StorageClasses of copies: the default one, and when and where they create volumes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,8 @@ const DEFAULT: [&str; 2] = [
 pub struct Class {
     /// Its volumes are created at once, without a pod.
     pub is_immediate: bool,
+    /// A restore is created on the node of its snapshot, wherever its pod runs.
+    pub is_at_source: bool,
 }
 
 /// The classes that the user may read, by their names.
@@ -103,6 +105,7 @@ pub async fn read(cluster: &Cluster, copies: &[Copy]) -> Result<Classes> {
                 }
                 let class = Class {
                     is_immediate: class.text("/volumeBindingMode") != "WaitForFirstConsumer",
+                    is_at_source: class.text("/parameters/restore") == "source",
                 };
                 found.insert(name.to_string(), class);
             }

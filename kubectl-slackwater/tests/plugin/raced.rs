@@ -10,7 +10,7 @@ use kubectl_slackwater::restore;
 use serde_json::json;
 
 use crate::memory::{Cut, Server, Shared, client, requests};
-use crate::world::DRIVER;
+use crate::world::{DRIVER, POOLS, id};
 
 const SHOP: &str = "/api/v1/namespaces/shop";
 const SET: &str = "/apis/apps/v1/namespaces/shop/statefulsets/pg";
@@ -333,4 +333,46 @@ fn a_pod_does_not_get_volumes_of_two_times() {
     let message = run(&server, Cut::Never).unwrap_err().message;
     assert!(message.contains("claim wal-pg-0 exists"), "{message}");
     assert_eq!(server.lock().unwrap().changes.len(), 0);
+}
+
+#[test]
+fn copies_that_exist_on_several_nodes_are_not_checked() {
+    let mut words = DISCARD;
+    words[3] = "slackwater";
+    let words = &words[..8];
+    for (pools, is_refused) in [([0, 0], false), ([0, 1], true)] {
+        let server = server();
+        {
+            let mut server = server.lock().unwrap();
+            let class = json!({"metadata": {"name": "slackwater"}, "provisioner": DRIVER,
+                "volumeBindingMode": "WaitForFirstConsumer"});
+            server.put("/apis/storage.k8s.io/v1/storageclasses/slackwater", class);
+        }
+        run_with(&server, Cut::Never, &words[..4]).unwrap();
+        server.lock().unwrap().before = Some(|server, _, _| end_checks(server));
+        for (n, pool) in pools.into_iter().enumerate() {
+            let mut server = server.lock().unwrap();
+            let (volume, node) = (format!("pv-{n}"), format!("node-{pool}"));
+            let path = Server::claim_path("shop", &format!("data-pg-{n}-check"));
+            let mut claim = server.objects[&path].clone();
+            claim["spec"]["volumeName"] = json!(volume);
+            claim["status"]["phase"] = json!("Bound");
+            server.put(&path, claim);
+            server.put(
+                &Server::volume_path(&volume),
+                json!({"metadata": {"name": volume}, "spec": {"csi": {"volumeHandle": id(pool, 9)}}}),
+            );
+            server.put(
+                &format!("/apis/slackwater.dev/v1alpha1/pools/{}", POOLS[pool]),
+                json!({"metadata": {"name": POOLS[pool]}, "status": {"node": node}}),
+            );
+        }
+        let result = run_with(&server, Cut::Never, words);
+        assert_eq!(result.is_err(), is_refused, "{result:?}");
+        if let Err(failure) = result {
+            let said = failure.message;
+            let places = "data-pg-0-check on node-0; data-pg-1-check on node-1";
+            assert!(said.contains(places), "{said}");
+        }
+    }
 }

@@ -394,6 +394,16 @@ fn copies_are_checked(world: &World) {
     let (text, pod) = checked(world, &words, &good);
     let mut all = vec![text, pod];
     all.push(pods(world));
+    // Volumes that are created at once are on the nodes of their snapshots.
+    let apart = [
+        &["restore", "nightly-2", "-n", "shop", "--suffix", "apart"],
+        &words[7..11],
+        &["--dry-run", "--storage-class"],
+    ]
+    .concat();
+    for class in ["at-once", "at-source", "slackwater"] {
+        all.push(world.says(&[&apart[..], &[class]].concat()));
+    }
     // A claim that was to stay is not deleted.
     all.push(world.says(&discard));
     world.remove_claim("shop", "data-pg-0-check");

@@ -1,0 +1,100 @@
+//! On which node the volume of a copy has to be.
+
+use std::collections::BTreeMap;
+
+use super::class::Classes;
+use super::plan::{Copy, State};
+use crate::cluster::Cluster;
+use crate::failure::{DENIED, Failure, Result};
+use crate::model;
+use crate::object::{self, Fields, pool_of};
+
+/// Nodes by pool. `None` if the user may not list pools.
+pub type Nodes = Option<BTreeMap<String, String>>;
+
+/// Reads the pools.
+pub async fn read(cluster: &Cluster) -> Result<Nodes> {
+    let pools = model::pools(cluster).await?;
+    let node = |(id, pool): (String, model::Pool)| (id, pool.node);
+    Ok(pools.map(|pools| pools.into_iter().map(node).collect()))
+}
+
+/// The node of a snapshot, if it is known.
+pub fn of_snapshot<'a>(nodes: &'a Nodes, copy: &Copy) -> Option<&'a str> {
+    let node = nodes.as_ref()?.get(&copy.snapshot.pool)?;
+    (!node.is_empty()).then_some(node)
+}
+
+/// Refuses copies that no pod can use together, because their volumes exist on several nodes, or will be
+/// created there: at once, each on the node of its snapshot, or because their class has
+/// `restore: source`. Other classes create the volumes on the node of the pod.
+pub async fn refuse_apart(cluster: &Cluster, copies: &[Copy], classes: &Classes) -> Result<()> {
+    let nodes = read(cluster).await?;
+    let mut places = Vec::new();
+    for copy in copies {
+        let is_fixed = classes
+            .get(&copy.class)
+            .is_some_and(|class| class.is_immediate || class.is_at_source);
+        let node = match copy.state {
+            State::Bound => of_volume(cluster, &nodes, copy).await?,
+            _ if is_fixed => of_snapshot(&nodes, copy).map(str::to_string),
+            _ => None,
+        };
+        places.extend(node.map(|node| (copy.claim.as_str(), node)));
+    }
+    match apart(&places) {
+        None => Ok(()),
+        Some(places) => Err(Failure::failed(format!(
+            "no pod can check all copies, because their volumes are on several nodes: {places}. Give a --storage-class with volumeBindingMode WaitForFirstConsumer and without `restore: source`, whose volumes are created on the node of the pod, and another --suffix if claims exist; or check single members by the names of their VolumeSnapshots"
+        ))),
+    }
+}
+
+/// The node of a volume that exists.
+async fn of_volume(cluster: &Cluster, nodes: &Nodes, copy: &Copy) -> Result<Option<String>> {
+    let Some(nodes) = nodes else { return Ok(None) };
+    match cluster.get_one(&object::VOLUME, "", &copy.volume).await {
+        Ok(volume) => {
+            let handle = volume
+                .as_ref()
+                .map_or("", |volume| volume.text("/spec/csi/volumeHandle"));
+            let node = pool_of(handle).and_then(|pool| nodes.get(pool));
+            Ok(node.filter(|node| !node.is_empty()).cloned())
+        }
+        Err(failure) if failure.code == DENIED => {
+            cluster.note(
+                "whether one node has all volumes is not known: you may not read persistentvolumes"
+                    .into(),
+            );
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The claims by node, if there are several nodes.
+fn apart(places: &[(&str, String)]) -> Option<String> {
+    let mut by_node: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (claim, node) in places {
+        by_node.entry(node).or_default().push(claim);
+    }
+    let each = by_node.iter();
+    let each = each.map(|(node, claims)| format!("{} on {node}", claims.join(", ")));
+    let each: Vec<_> = each.collect();
+    (each.len() > 1).then(|| each.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_on_several_nodes_are_named() {
+        let place = |claim: &'static str, node: &str| (claim, node.to_string());
+        let one = [place("a", "node-1"), place("b", "node-1")];
+        assert_eq!(apart(&[]), None);
+        assert_eq!(apart(&one), None);
+        let two = [&one[..], &[place("c", "node-2")]].concat();
+        assert_eq!(apart(&two).as_deref(), Some("a, b on node-1; c on node-2"));
+    }
+}
