@@ -226,6 +226,9 @@ pub struct RestoreArguments {
     /// Class of the new claims [default: that of the old claim or of the StatefulSet, or the default class]
     #[arg(long, value_name = "NAME")]
     pub storage_class: Option<String>,
+    /// Create the claims in this namespace: under other names first, from which they are transferred
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["statefulset", "verify"])]
+    pub to_namespace: Option<String>,
     #[command(flatten)]
     pub check: Check,
     #[command(flatten)]

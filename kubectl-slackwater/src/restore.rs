@@ -3,6 +3,7 @@
 //! Each claim has an annotation with the UID of its snapshot, so a command that was interrupted
 //! anywhere is repeated: it creates what is missing.
 
+pub mod across;
 mod class;
 mod group;
 mod names;
@@ -10,6 +11,7 @@ mod nodes;
 mod plan;
 mod report;
 pub mod source;
+mod stage;
 mod stateful;
 mod verify;
 mod wait;
@@ -17,19 +19,22 @@ mod wait;
 use kube::api::ListParams;
 
 use crate::change::{Need, Progress, confirm, create, delete, mark, require, say, until_end};
-use crate::cli::{Format, RestoreArguments};
+use crate::cli::RestoreArguments;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::listing;
 use crate::object::{self, Fields};
-use crate::watch::write;
 
 use class::Classes;
 use plan::{Copy, State};
+use report::is_for_people;
 use stateful::Stateful;
 
 /// Creates the claims.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
+    if let Some(namespace) = &arguments.to_namespace {
+        return across::run(cluster, arguments, namespace).await;
+    }
     let plan = Plan::read(cluster, arguments).await?;
     plan.refuse_pods(cluster).await?;
     verify::refuse(&arguments.check, &plan.copies)?;
@@ -138,7 +143,7 @@ impl Plan {
             return match arguments.change.yes || arguments.change.dry_run {
                 true => Ok(()),
                 false => {
-                    print(cluster, &self.copies, format)?;
+                    report::print(cluster, &cluster.namespace, &self.copies, format)?;
                     Err(Failure::unconfirmed())
                 }
             };
@@ -163,16 +168,6 @@ impl Plan {
     }
 }
 
-fn is_for_people(format: Format) -> bool {
-    matches!(format, Format::Table | Format::Wide)
-}
-
-fn print(cluster: &Cluster, copies: &[Copy], format: Format) -> Result<()> {
-    let listing = report::listing(&cluster.namespace, copies, cluster.take_notes());
-    write(&listing.print(format, true)?, &[]);
-    Ok(())
-}
-
 async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArguments) -> Result<()> {
     let format = arguments.output.format;
     verify::try_out(cluster, arguments, &plan.copies).await?;
@@ -188,7 +183,7 @@ async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArgumen
         false => wait::refresh(cluster, &mut plan.copies).await,
     };
     if !is_for_people(format) {
-        print(cluster, &plan.copies, format)?;
+        report::print(cluster, &cluster.namespace, &plan.copies, format)?;
         return both(done, cleaned).map(|_| ());
     }
     if let (Ok(last), Err(_)) = (&done, &cleaned) {

@@ -5,7 +5,7 @@
 //! anywhere is repeated.
 
 pub mod step;
-mod work;
+pub mod work;
 
 use std::fmt::Write as _;
 

@@ -16,13 +16,24 @@ use crate::cuts::Snapshot;
 use crate::failure::{Failure, Result};
 use crate::object::{self, Fields};
 use crate::text::{as_quantity, quantity};
+use crate::transfer::step::Place;
 
 /// The annotation of a restored claim with the UID of the VolumeSnapshot of which it is a copy. A
 /// command that is repeated knows by it which claims it has created.
 pub const RESTORED_FROM: &str = "slackwater.dev/restored-from";
 
+/// The annotation by which the scheduler has a volume created.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// What the names of claims begin with that are only there to be transferred; the UID of the snapshot
+/// follows, so that a repeated command finds them.
+const TEMPORARY: &str = "restore-";
+
 /// The annotation of a claim that was created to be deleted after a check. No other claim is deleted.
 const TO_BE_DISCARDED: &str = "slackwater.dev/discard";
+
+/// The annotation of a claim that is only there to be transferred, with the claim that it becomes.
+pub const BECOMES: &str = "slackwater.dev/restore-to";
 
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +68,8 @@ pub struct Copy {
     pub volume: String,
     /// The UID of the claim; empty until it exists.
     pub uid: String,
+    /// The claim of another namespace that it becomes, if it is only there to be transferred.
+    pub target: Option<Place>,
     /// When an earlier run has created the claim.
     pub since: Option<Timestamp>,
     labels: BTreeMap<String, String>,
@@ -112,6 +125,14 @@ pub async fn copies(
             return Err(Failure::usage(format!(
                 "{name} cannot be the name of a claim: names have lowercase letters, digits, - and ., and at most 253 characters"
             )));
+        }
+        if let Some(namespace) = &arguments.to_namespace {
+            let like = likeness(cluster, member, (set, false), at, source).await?;
+            let claim = format!("{TEMPORARY}{}", member.uid);
+            let copy = copy(claim, member, like, None, arguments)?;
+            let namespace = namespace.clone();
+            found.push(copy.that_becomes(Place { namespace, name }));
+            continue;
         }
         let live = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
         let live = live.await?;
@@ -296,6 +317,7 @@ fn copy(
         uid: live
             .and_then(|live| live.metadata.uid.clone())
             .unwrap_or_default(),
+        target: None,
         since: live.and_then(Fields::created),
         labels: like.labels,
         annotations: like.annotations,
@@ -303,6 +325,17 @@ fn copy(
 }
 
 impl Copy {
+    fn that_becomes(mut self, target: Place) -> Copy {
+        self.annotations.insert(BECOMES.into(), target.to_string());
+        self.target = Some(target);
+        self
+    }
+
+    /// Lets its volume be created on this node, although no pod uses it.
+    pub fn select(&mut self, node: &str) {
+        self.annotations.insert(SELECTED_NODE.into(), node.into());
+    }
+
     /// The claim as it is created.
     pub fn manifest(&self) -> Value {
         let mut claim = json!({

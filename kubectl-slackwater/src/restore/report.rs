@@ -7,8 +7,11 @@ use serde_json::json;
 
 use super::plan::{Copy, State};
 use crate::cli::Format;
+use crate::cluster::Cluster;
+use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, table, wide};
 use crate::text::size;
+use crate::watch::write;
 
 const COLUMNS: [Column; 9] = [
     column("CLAIM"),
@@ -29,7 +32,7 @@ fn time(at: Option<Timestamp>) -> String {
 }
 
 /// The copies, each with the level and the time of its snapshot.
-pub fn listing(namespace: &str, copies: &[Copy], notes: Vec<String>) -> Listing {
+fn listing(namespace: &str, copies: &[Copy], notes: Vec<String>) -> Listing {
     Listing {
         what: "copies".into(),
         columns: COLUMNS.to_vec(),
@@ -72,6 +75,18 @@ fn row(namespace: &str, copy: &Copy) -> Row {
             "existsSince": copy.since,
         }),
     }
+}
+
+/// Whether a format is read by people, who get the plan and what is done. Programs get the result.
+pub fn is_for_people(format: Format) -> bool {
+    matches!(format, Format::Table | Format::Wide)
+}
+
+/// Prints the copies, which are in this namespace.
+pub fn print(cluster: &Cluster, namespace: &str, copies: &[Copy], format: Format) -> Result<()> {
+    let listing = listing(namespace, copies, cluster.take_notes());
+    write(&listing.print(format, true)?, &[]);
+    Ok(())
 }
 
 /// The copies as the table of a plan.

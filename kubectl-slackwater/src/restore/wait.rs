@@ -4,14 +4,11 @@
 use kube::api::{DynamicObject, ListParams};
 
 use super::class::{Classes, is_immediate};
-use super::plan::{Copy, State, is_copy};
+use super::plan::{Copy, SELECTED_NODE, State, is_copy};
 use crate::change::Progress;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::object::{self, Fields};
-
-/// The annotation by which the scheduler has a volume created.
-pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// How far the volume of a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +99,7 @@ fn ended(exist: usize, unwanted: usize) -> String {
 }
 
 /// The text of the last event of a claim.
-async fn last_event(cluster: &Cluster, claim: &str) -> Result<String> {
+pub async fn last_event(cluster: &Cluster, claim: &str) -> Result<String> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let params = ListParams::default().fields(&format!("regarding.name={claim}"));
     let events = cluster.find(&object::EVENT, &scope, &params).await?;

@@ -104,10 +104,12 @@ impl Transfer<'_> {
         };
         let old = self.claim(&self.from).await?;
         let hindrance = match (&volume, &old) {
-            (Some(volume), Some(_)) => match self.namespace_hindrance().await? {
-                None => self.hindrance(volume).await?,
-                why => why,
-            },
+            (Some(volume), Some(_)) => {
+                match namespace_hindrance(self.cluster, &self.to.namespace).await? {
+                    None => self.hindrance(volume).await?,
+                    why => why,
+                }
+            }
             _ => None,
         };
         Ok(Seen {
@@ -120,19 +122,6 @@ impl Transfer<'_> {
             volume,
             old,
         })
-    }
-
-    /// Why the other namespace cannot get a claim, if the user may read it.
-    async fn namespace_hindrance(&self) -> Result<Option<String>> {
-        let name = &self.to.namespace;
-        match self.cluster.get_one(&object::NAMESPACE, "", name).await {
-            Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
-            Ok(Some(found)) if found.metadata.deletion_timestamp.is_some() => {
-                Ok(Some(format!("namespace {name} is being deleted")))
-            }
-            Err(failure) if failure.code != DENIED => Err(failure),
-            Ok(Some(_)) | Err(_) => Ok(None),
-        }
     }
 
     /// What would lose its volume, or interfere.
@@ -303,6 +292,18 @@ impl Transfer<'_> {
             "metadata": {"annotations": {RECORD: text}},
             "spec": {"persistentVolumeReclaimPolicy": "Retain"},
         }))
+    }
+}
+
+/// Why a namespace cannot get a claim, if the user may read it.
+pub async fn namespace_hindrance(cluster: &Cluster, name: &str) -> Result<Option<String>> {
+    match cluster.get_one(&object::NAMESPACE, "", name).await {
+        Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
+        Ok(Some(found)) if found.metadata.deletion_timestamp.is_some() => {
+            Ok(Some(format!("namespace {name} is being deleted")))
+        }
+        Err(failure) if failure.code != DENIED => Err(failure),
+        Ok(Some(_)) | Err(_) => Ok(None),
     }
 }
 

@@ -7,6 +7,7 @@
     reason = "a test panics where an expectation fails, and starts programs"
 )]
 
+mod across;
 mod changes;
 mod krew;
 mod memory;

@@ -11,6 +11,8 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use crate::world::DRIVER;
+
 /// Where the connection ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
@@ -88,6 +90,7 @@ impl Server {
     pub fn tick(&mut self) {
         let leaves = |object: &Value| !object["metadata"]["deletionTimestamp"].is_null();
         self.objects.retain(|_, object| !leaves(object));
+        self.provision();
         let volumes: Vec<_> = self.paths(VOLUMES);
         for path in volumes {
             let volume = self.objects[&path].clone();
@@ -124,6 +127,30 @@ impl Server {
                     volume["status"]["phase"] = json!("Released");
                 }),
             }
+        }
+    }
+
+    /// Creates volumes for claims with a snapshot and a node, with the snapshot's name in their handles.
+    fn provision(&mut self) {
+        for path in self.paths("/api/v1/namespaces/") {
+            let claim = self.objects[&path].clone();
+            let node = &claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"];
+            let (spec, metadata) = (&claim["spec"], &claim["metadata"]);
+            let is_wanted = path.contains(CLAIMS) && spec["volumeName"].is_null();
+            if !is_wanted || spec["dataSource"].is_null() || node.is_null() {
+                continue;
+            }
+            let name = format!("pv-{}", metadata["uid"].as_str().unwrap());
+            let handle = spec["dataSource"]["name"].clone();
+            self.put(
+                &Server::volume_path(&name),
+                json!({"metadata": {"name": name},
+                    "spec": {"csi": {"driver": DRIVER, "volumeHandle": handle},
+                        "persistentVolumeReclaimPolicy": "Delete",
+                        "claimRef": {"namespace": metadata["namespace"], "name": metadata["name"],
+                            "uid": metadata["uid"]}}}),
+            );
+            self.change(&path, |claim| claim["spec"]["volumeName"] = json!(name));
         }
     }
 

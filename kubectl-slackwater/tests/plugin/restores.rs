@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::world::{DRIVER, World, id, listed, said};
 
 /// Classes whose volumes are created for a pod, and at once.
-const CLASSES: &str = "apiVersion: storage.k8s.io/v1\n\
+pub const CLASSES: &str = "apiVersion: storage.k8s.io/v1\n\
     kind: StorageClass\n\
     metadata: {name: slackwater}\n\
     provisioner: csi.slackwater.dev\n\

@@ -1,0 +1,114 @@
+//! How far the copies are that a restore creates in another namespace, from what exists.
+
+use kube::api::{DynamicObject, ListParams};
+
+use super::plan::{BECOMES, Copy, is_copy};
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::object::{self, Fields};
+use crate::transfer::step::Place;
+use crate::transfer::work::{TRANSFERRED_FROM, record_of};
+
+/// How far a copy is.
+pub enum Stage {
+    /// No claim exists.
+    Absent,
+    /// The claim that is there to be transferred has no volume yet.
+    Unbound(Box<DynamicObject>),
+    /// It has this PersistentVolume.
+    Bound(String),
+    /// Its transfer has begun.
+    Moving(String),
+    /// The new claim is bound to this PersistentVolume.
+    Arrived(String),
+}
+
+/// The claim that is there to be transferred.
+pub fn from(cluster: &Cluster, copy: &Copy) -> Place {
+    Place {
+        namespace: cluster.namespace.clone(),
+        name: copy.claim.clone(),
+    }
+}
+
+/// The claim that it becomes.
+pub fn to(copy: &Copy) -> Place {
+    let own = || Place {
+        namespace: copy.snapshot.namespace.clone(),
+        name: copy.claim.clone(),
+    };
+    copy.target.clone().unwrap_or_else(own)
+}
+
+/// Whether nothing is left to do.
+pub fn has_ended(stages: &[Stage]) -> bool {
+    let is_there = |stage: &Stage| matches!(stage, Stage::Arrived(_));
+    stages.iter().all(is_there)
+}
+
+/// Reads how far each copy is. The former claims are read first, then the PersistentVolumes and then
+/// the new claims: a transfer that goes on in between is seen in one of them.
+pub async fn look(cluster: &Cluster, copies: &[Copy]) -> Result<Vec<Stage>> {
+    let mut former = Vec::new();
+    for copy in copies {
+        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        former.push(claim.await?);
+    }
+    let all = ListParams::default();
+    let volumes = cluster.get_all(&object::VOLUME, &Scope::All, &all);
+    let volumes = volumes.await?;
+    let mut stages = Vec::new();
+    for (copy, claim) in copies.iter().zip(former) {
+        stages.push(stage(cluster, copy, claim, &volumes).await?);
+    }
+    Ok(stages)
+}
+
+/// How far one copy is.
+async fn stage(
+    cluster: &Cluster,
+    copy: &Copy,
+    former: Option<DynamicObject>,
+    volumes: &[DynamicObject],
+) -> Result<Stage> {
+    let (from, to) = (from(cluster, copy), to(copy));
+    for volume in volumes {
+        if record_of(volume)?.is_some_and(|record| record.from == from) {
+            return Ok(Stage::Moving(volume.name().into()));
+        }
+    }
+    let new = cluster.get_one(&object::CLAIM, &to.namespace, &to.name);
+    let new = new.await?;
+    let is_own = |new: &DynamicObject| new.annotation(TRANSFERRED_FROM) == from.to_string();
+    if let Some(new) = &new
+        && (!is_own(new) || former.is_some())
+    {
+        return Err(Failure::failed(format!(
+            "claim {to} exists: give --suffix to create claims with other names"
+        )));
+    }
+    let Some(former) = former else {
+        return Ok(match new {
+            Some(new) => Stage::Arrived(new.text("/spec/volumeName").into()),
+            None => Stage::Absent,
+        });
+    };
+    let refuse = |why: &str| Err(Failure::failed(format!("claim {from} {why}")));
+    if former.metadata.deletion_timestamp.is_some() {
+        return refuse("is being deleted by another user");
+    }
+    if !is_copy(&former, &copy.snapshot) {
+        return refuse("exists, and was not created by this command: delete it first");
+    }
+    if former.annotation(BECOMES) != to.to_string() {
+        return refuse(&format!(
+            "was created by another restore of this snapshot, and becomes {}: complete that one first, or delete the claim",
+            former.annotation(BECOMES)
+        ));
+    }
+    match former.text("/status/phase") {
+        "Lost" => refuse("has lost its volume"),
+        "Bound" => Ok(Stage::Bound(former.text("/spec/volumeName").into())),
+        _ => Ok(Stage::Unbound(Box::new(former))),
+    }
+}
