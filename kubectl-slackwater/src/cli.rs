@@ -287,11 +287,14 @@ pub struct TransferArguments {
     /// The claim
     pub claim: String,
     /// The namespace
-    #[arg(long, value_name = "NAME")]
-    pub to_namespace: String,
+    #[arg(long, value_name = "NAME", required_unless_present = "undo")]
+    pub to_namespace: Option<String>,
     /// Name of the claim there [default: the same]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Give the volume back to the claim, as long as the new claim is not bound to it
+    #[arg(long, conflicts_with_all = ["to_namespace", "name"])]
+    pub undo: bool,
     /// Time after which the program ends (`90s`, `10m`, `2h`); the same command continues
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub timeout: Option<Duration>,

@@ -5,6 +5,7 @@
 //! anywhere is repeated.
 
 pub mod step;
+pub mod undo;
 pub mod work;
 
 use std::fmt::Write as _;
@@ -20,15 +21,27 @@ use crate::object::{self, Fields, Kind};
 use step::{Next, Place, Step, next};
 use work::{TRANSFERRED_FROM, Transfer, record_of};
 
+/// Which way a claim goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the other namespace.
+    There,
+    /// Back to where it was, before the end of the transfer.
+    Back,
+}
+
 /// Moves the claim.
 pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()> {
-    let to = Place {
-        namespace: arguments.to_namespace.clone(),
-        name: arguments.name.as_ref().unwrap_or(&arguments.claim).clone(),
-    };
     let from = Place {
         namespace: cluster.namespace.clone(),
         name: arguments.claim.clone(),
+    };
+    let Some(namespace) = arguments.to_namespace.clone().filter(|_| !arguments.undo) else {
+        return give_up(cluster, arguments, from).await;
+    };
+    let to = Place {
+        namespace,
+        name: arguments.name.as_ref().unwrap_or(&arguments.claim).clone(),
     };
     let Some(transfer) = find(cluster, from, to).await? else {
         return Ok(());
@@ -36,7 +49,7 @@ pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()>
     let (from, to) = (&transfer.from, &transfer.to);
     let view = transfer.look().await?.view;
     if let Next::Refused(why) = next(from, to, &view) {
-        return Err(refused(&transfer, &why));
+        return Err(refused(&transfer, Way::There, &why));
     }
     require(cluster, &needs(&transfer)).await?;
     let mut plan = format!(
@@ -50,11 +63,16 @@ pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()>
     if arguments.change.dry_run {
         return try_out(&transfer, arguments).await;
     }
+    finish(&transfer, Way::There, arguments).await
+}
+
+/// Takes steps until the end.
+async fn finish(transfer: &Transfer<'_>, way: Way, arguments: &TransferArguments) -> Result<()> {
     let wait = Wait {
         wait: true,
         timeout: arguments.timeout,
     };
-    let done = until_end(&wait, "the transfer", || advance(&transfer)).await;
+    let done = until_end(&wait, "the transfer", || advance(transfer, way)).await;
     say(&done.map_err(|failure| match failure.code {
         TIMED_OUT => Failure {
             message:
@@ -67,11 +85,95 @@ pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()>
     Ok(())
 }
 
-fn refused(transfer: &Transfer<'_>, why: &str) -> Failure {
-    Failure::failed(format!(
-        "claim {} cannot be transferred to {}: {why}",
-        transfer.from, transfer.to
-    ))
+fn refused(transfer: &Transfer<'_>, way: Way, why: &str) -> Failure {
+    let (from, to) = (&transfer.from, &transfer.to);
+    Failure::failed(match way {
+        Way::There => format!("claim {from} cannot be transferred to {to}: {why}"),
+        Way::Back => format!("the transfer of claim {from} to {to} cannot be undone: {why}"),
+    })
+}
+
+/// `--undo`.
+async fn give_up(cluster: &Cluster, arguments: &TransferArguments, from: Place) -> Result<()> {
+    let Some(transfer) = begun(cluster, &from).await? else {
+        return no_transfer(cluster, &from).await;
+    };
+    let (from, to) = (&transfer.from, &transfer.to);
+    let view = transfer.look().await?.view;
+    if let Next::Refused(why) = undo::next(from, to, &view) {
+        return Err(refused(&transfer, Way::Back, &why));
+    }
+    require(cluster, &needs_of_undo(&transfer)).await?;
+    let old = match view.old {
+        Some(_) => "",
+        None => ", which is created again",
+    };
+    confirm(
+        &arguments.change,
+        &format!(
+            "The transfer of claim {from} to {to} will be undone: its PersistentVolume {} goes back to claim {from}{old}.",
+            transfer.volume
+        ),
+    )?;
+    if arguments.change.dry_run {
+        say(&format!(
+            "An earlier run has begun this; what is left is not tried{}",
+            mark(&arguments.change)
+        ));
+        return Ok(());
+    }
+    finish(&transfer, Way::Back, arguments).await
+}
+
+/// Nothing records a transfer of the claim: it has not begun, or it has ended.
+async fn no_transfer(cluster: &Cluster, from: &Place) -> Result<()> {
+    let claim = cluster.get_one(&object::CLAIM, &from.namespace, &from.name);
+    if claim.await?.is_some() {
+        say(&format!(
+            "No transfer of claim {from} is recorded: there is nothing to undo."
+        ));
+        return Ok(());
+    }
+    let all = ListParams::default();
+    let claims = cluster.find(&object::CLAIM, &Scope::All, &all).await?;
+    let mut claims = claims.iter().flatten();
+    let new = claims.find(|new| new.annotation(TRANSFERRED_FROM) == from.to_string());
+    Err(Failure::failed(match new {
+        Some(new) => {
+            let to = Place {
+                namespace: new.namespace().into(),
+                name: new.name().into(),
+            };
+            format!(
+                "the transfer of claim {from} has ended: it is {to}, and pods may use it. `{}` transfers it back",
+                undo::back(from, &to)
+            )
+        }
+        None => {
+            format!("claim {from} does not exist, and no PersistentVolume records a transfer of it")
+        }
+    }))
+}
+
+/// The transfer of a claim that a PersistentVolume records.
+pub async fn begun<'a>(cluster: &'a Cluster, from: &Place) -> Result<Option<Transfer<'a>>> {
+    let all = ListParams::default();
+    let volumes = cluster.get_all(&object::VOLUME, &Scope::All, &all).await?;
+    for volume in &volumes {
+        if volume.text("/spec/csi/driver") != cluster.driver {
+            continue;
+        }
+        let record = record_of(volume)?;
+        if let Some(record) = record.filter(|record| record.from == *from) {
+            return Ok(Some(Transfer {
+                cluster,
+                from: record.from,
+                to: record.to,
+                volume: volume.name().into(),
+            }));
+        }
+    }
+    Ok(None)
 }
 
 /// The transfer, which an earlier run may have begun; `None` if one has ended it.
@@ -127,6 +229,31 @@ pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Tr
     }))
 }
 
+fn needs_of_undo<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
+    let (from, to, volume) = (&transfer.from, &transfer.to, transfer.volume.as_str());
+    [
+        (
+            "get",
+            &object::CLAIM,
+            from.namespace.as_str(),
+            from.name.as_str(),
+        ),
+        ("patch", &object::CLAIM, from.namespace.as_str(), &from.name),
+        ("create", &object::CLAIM, from.namespace.as_str(), ""),
+        ("get", &object::CLAIM, to.namespace.as_str(), &to.name),
+        ("delete", &object::CLAIM, to.namespace.as_str(), &to.name),
+        ("get", &object::VOLUME, "", volume),
+        ("patch", &object::VOLUME, "", volume),
+    ]
+    .map(|(verb, kind, namespace, name)| Need {
+        verb,
+        kind,
+        namespace,
+        name,
+    })
+    .into()
+}
+
 fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
     let need = |verb, kind: &'static Kind, namespace, name| Need {
         verb,
@@ -148,7 +275,7 @@ fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
 }
 
 /// Takes steps until a controller has to do something, or until the end.
-pub async fn advance(transfer: &Transfer<'_>) -> Result<Progress> {
+pub async fn advance(transfer: &Transfer<'_>, way: Way) -> Result<Progress> {
     let change = crate::cli::Change {
         yes: true,
         dry_run: false,
@@ -156,26 +283,38 @@ pub async fn advance(transfer: &Transfer<'_>) -> Result<Progress> {
     let mut last = None;
     loop {
         let seen = transfer.look().await?;
-        match next(&transfer.from, &transfer.to, &seen.view) {
+        let (from, to) = (&transfer.from, &transfer.to);
+        let decided = match way {
+            Way::There => next(from, to, &seen.view),
+            Way::Back => undo::next(from, to, &seen.view),
+        };
+        match decided {
             // An admission webhook may have changed the request, for example.
             Next::Step(step) if last == Some((step, seen.view.clone())) => {
                 let why = format!("the API server did not store this step: {}", line(step));
-                return Ok(Progress::Ended(Err(refused(transfer, &why))));
+                return Ok(Progress::Ended(Err(refused(transfer, way, &why))));
             }
             Next::Step(step) => {
-                if !transfer.perform(step, &seen, &change).await? {
+                let done = match way {
+                    Way::There => transfer.perform(step, &seen, &change).await?,
+                    Way::Back => undo::perform(transfer, step, &seen, &change).await?,
+                };
+                if !done {
                     return Ok(Progress::Running(CHANGED.into()));
                 }
                 eprintln!("{}", line(step));
                 last = Some((step, seen.view));
             }
             Next::Wait(what) => return Ok(Progress::Running(what.into())),
-            Next::Refused(why) => return Ok(Progress::Ended(Err(refused(transfer, &why)))),
+            Next::Refused(why) => return Ok(Progress::Ended(Err(refused(transfer, way, &why)))),
             Next::Done => {
-                return Ok(Progress::Ended(Ok(format!(
-                    "Claim {} is {} now, with PersistentVolume {}.",
-                    transfer.from, transfer.to, transfer.volume
-                ))));
+                let volume = &transfer.volume;
+                return Ok(Progress::Ended(Ok(match way {
+                    Way::There => {
+                        format!("Claim {from} is {to} now, with PersistentVolume {volume}.")
+                    }
+                    Way::Back => format!("Claim {from} has its PersistentVolume {volume} again."),
+                })));
             }
         }
     }
@@ -192,6 +331,11 @@ fn line(step: Step) -> &'static str {
         Step::Reserve => "the PersistentVolume is reserved for the new claim",
         Step::Create => "the new claim is created",
         Step::Restore => "the PersistentVolume has its policy again",
+        Step::Mark => "it is recorded that the transfer is undone",
+        Step::Keep => "the old claim stays",
+        Step::Withdraw => "the new claim, which was not bound, is deleted",
+        Step::GiveBack => "the PersistentVolume is reserved for the old claim",
+        Step::Recreate => "the old claim is created again",
     }
 }
 
@@ -207,7 +351,7 @@ async fn try_out(transfer: &Transfer<'_>, arguments: &TransferArguments) -> Resu
     };
     for step in [Step::Record, Step::Delete] {
         if !transfer.perform(step, &seen, &arguments.change).await? {
-            return Err(refused(transfer, CHANGED));
+            return Err(refused(transfer, Way::There, CHANGED));
         }
         say(&format!("{}{mark}", line(step)));
     }

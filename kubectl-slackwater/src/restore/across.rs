@@ -27,8 +27,8 @@ use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::listing;
 use crate::object::{self, Fields, Kind};
 use crate::text::escaped;
-use crate::transfer;
 use crate::transfer::work::{Transfer, manifest, namespace_hindrance};
+use crate::transfer::{self, Way};
 
 /// A restore on its way.
 pub struct Across<'a> {
@@ -366,7 +366,7 @@ impl<'a> Across<'a> {
                 Stage::Moving(volume) => volume.clone(),
                 _ => continue,
             };
-            match transfer::advance(&self.transfer(copy, &volume)).await? {
+            match transfer::advance(&self.transfer(copy, &volume), Way::There).await? {
                 Progress::Ended(Ok(line)) => eprintln!("{}", escaped(&line)),
                 other => return Ok(Some(other)),
             }

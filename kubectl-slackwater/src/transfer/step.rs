@@ -32,6 +32,10 @@ pub struct Record {
     pub policy: String,
     /// The new claim as it is created.
     pub claim: Value,
+    /// The transfer is being undone: the version of the PersistentVolume when this began, which no other
+    /// attempt has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo: Option<String>,
 }
 
 /// The PersistentVolume.
@@ -48,7 +52,7 @@ pub struct Volume {
 }
 
 /// A claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Its UID.
     pub uid: String,
@@ -58,6 +62,10 @@ pub struct Claim {
     pub is_bound: bool,
     /// It is being deleted.
     pub is_leaving: bool,
+    /// A transfer of the old claim has created it.
+    pub is_transferred: bool,
+    /// The attempt to undo its transfer that has reached it; empty for none.
+    pub undone: String,
 }
 
 /// What exists.
@@ -88,6 +96,17 @@ pub enum Step {
     Create,
     /// The PersistentVolume gets back its policy and loses the record, in one write.
     Restore,
+    /// The record gets the mark that the transfer is being undone.
+    Mark,
+    /// The old claim gets the mark of this attempt, and so another version: a run that has decided to
+    /// delete it before the record was marked does not find it any more.
+    Keep,
+    /// The new claim, which is not bound, is deleted: exactly the one that was seen.
+    Withdraw,
+    /// The PersistentVolume is reserved for the old claim.
+    GiveBack,
+    /// The old claim is created again.
+    Recreate,
 }
 
 /// What is to be done.
@@ -123,6 +142,12 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     }
     if is_new_claims(volume, to, view) {
         return Next::Step(Step::Restore);
+    }
+    if record.undo.is_some() {
+        return refuse(format!(
+            "its transfer to {} is being undone: `kubectl slackwater transfer {} -n {} --undo` completes this",
+            record.to, from.name, from.namespace
+        ));
     }
     if volume.policy != "Retain" {
         return Next::Step(Step::Retain);
@@ -167,7 +192,7 @@ fn refused_new(to: &Place, view: &View) -> Option<String> {
     let new = view.new.as_ref()?;
     if !new.is_of_volume {
         return Some(format!(
-            "claim {to} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer. docs/restore.md says how to give the transfer up, to repeat it under another name"
+            "claim {to} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer. With --undo the transfer is given up, and can be repeated under another name"
         ));
     }
     new.is_leaving
@@ -180,7 +205,7 @@ fn belongs(volume: &Volume, uid: &str) -> bool {
 }
 
 /// The new claim is bound to the volume, and the volume to exactly this claim.
-fn is_new_claims(volume: &Volume, to: &Place, view: &View) -> bool {
+pub fn is_new_claims(volume: &Volume, to: &Place, view: &View) -> bool {
     let Some(new) = &view.new else { return false };
     let claim = volume.claim.as_ref();
     let is_its = claim.is_some_and(|(place, uid)| place == to && *uid == new.uid);
@@ -241,6 +266,7 @@ mod tests {
             to: place(to),
             policy: "Delete".into(),
             claim: json!({}),
+            undo: None,
         }
     }
 
@@ -254,6 +280,7 @@ mod tests {
                     is_of_volume: bits & 1 != 0,
                     is_bound: bits & 2 != 0,
                     is_leaving: bits & 4 != 0,
+                    ..Claim::default()
                 }));
             }
         }
@@ -291,6 +318,34 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn a_transfer_that_is_being_undone_does_not_go_on() {
+        let (from, to) = (place("shop"), place("other"));
+        let undone = Record {
+            undo: Some("7".into()),
+            ..record("shop", "other")
+        };
+        for mut volume in volumes().into_iter().flatten() {
+            volume.record = Some(undone.clone());
+            for new in claims() {
+                let view = View {
+                    volume: Some(volume.clone()),
+                    old: None,
+                    new,
+                    hindrance: None,
+                };
+                let next = next(&from, &to, &view);
+                let is_bound = is_new_claims(&volume, &to, &view) && !volume.is_leaving;
+                let ends = next == Next::Step(Step::Restore);
+                assert_eq!(ends, is_bound, "{view:?}");
+                assert!(
+                    ends || matches!(next, Next::Refused(_)),
+                    "{next:?} {view:?}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -354,6 +409,7 @@ mod tests {
                 });
                 is_recorded && is_bound
             }
+            _ => false,
         };
         assert!(right, "{step:?} {view:?}");
     }

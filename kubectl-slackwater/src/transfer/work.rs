@@ -17,6 +17,8 @@ use crate::object::{self, Fields};
 pub const RECORD: &str = "slackwater.dev/transfer";
 /// The annotation of the new claim with the claim that it was.
 pub const TRANSFERRED_FROM: &str = "slackwater.dev/transferred-from";
+/// The annotation of the old claim with the attempt to undo its transfer.
+pub const UNDONE: &str = "slackwater.dev/transfer-undone";
 /// The mark of the controller on a volume that it has chosen itself. It gives up such a volume
 /// altogether where it would keep one that was reserved.
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
@@ -49,11 +51,16 @@ pub struct Transfer<'a> {
 pub struct Seen {
     /// What the decision is made from.
     pub view: View,
-    volume: Option<DynamicObject>,
-    old: Option<DynamicObject>,
+    /// The PersistentVolume.
+    pub volume: Option<DynamicObject>,
+    /// The claim in the namespace that it leaves.
+    pub old: Option<DynamicObject>,
+    /// The claim in the other namespace.
+    pub new: Option<DynamicObject>,
 }
 
-fn uid_of(object: &DynamicObject) -> String {
+/// The UID of an object.
+pub fn uid_of(object: &DynamicObject) -> String {
     object.metadata.uid.clone().unwrap_or_default()
 }
 
@@ -92,6 +99,8 @@ impl Transfer<'_> {
             is_of_volume: claim.text("/spec/volumeName") == self.volume,
             is_bound: claim.text("/status/phase") == "Bound",
             is_leaving: claim.metadata.deletion_timestamp.is_some(),
+            is_transferred: claim.annotation(TRANSFERRED_FROM) == self.from.to_string(),
+            undone: claim.annotation(UNDONE).into(),
         };
         let seen = match &volume {
             None => None,
@@ -112,15 +121,17 @@ impl Transfer<'_> {
             }
             _ => None,
         };
+        let new = self.claim(&self.to).await?;
         Ok(Seen {
             view: View {
                 volume: seen,
                 old: old.as_ref().map(claim),
-                new: self.claim(&self.to).await?.as_ref().map(claim),
+                new: new.as_ref().map(claim),
                 hindrance,
             },
             volume,
             old,
+            new,
         })
     }
 
@@ -196,12 +207,7 @@ impl Transfer<'_> {
                 self.recorded(volume, old)?
             }
             (Step::Retain, Some(_)) => json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}),
-            (Step::Reserve, Some(_)) => json!({
-                "metadata": {"annotations": {BOUND_BY_CONTROLLER: null}},
-                "spec": {"claimRef": {"apiVersion": "v1", "kind": object::CLAIM.kind,
-                    "namespace": self.to.namespace, "name": self.to.name,
-                    "uid": null, "resourceVersion": null, "fieldPath": null}},
-            }),
+            (Step::Reserve, Some(_)) => reserved(&self.to),
             (Step::Restore, Some(record)) => json!({
                 "metadata": {"annotations": {RECORD: null}},
                 "spec": {"persistentVolumeReclaimPolicy": record.policy},
@@ -285,6 +291,7 @@ impl Transfer<'_> {
             to: self.to.clone(),
             policy: volume.text("/spec/persistentVolumeReclaimPolicy").into(),
             claim: self.manifest(old),
+            undo: None,
         };
         let text = serde_json::to_string(&record)
             .map_err(|error| Failure::failed(format!("writing the record: {error}")))?;
@@ -344,8 +351,18 @@ pub fn manifest(from: &Place, to: &Place, volume: &str, old: &DynamicObject) -> 
     claim
 }
 
+/// The fields of a PersistentVolume that is reserved for a claim that does not exist yet.
+pub fn reserved(claim: &Place) -> Value {
+    json!({
+        "metadata": {"annotations": {BOUND_BY_CONTROLLER: null}},
+        "spec": {"claimRef": {"apiVersion": "v1", "kind": object::CLAIM.kind,
+            "namespace": claim.namespace, "name": claim.name,
+            "uid": null, "resourceVersion": null, "fieldPath": null}},
+    })
+}
+
 /// The claim of a PersistentVolume, and its UID.
-pub fn claim_of(volume: &DynamicObject) -> Option<(Place, String)> {
+fn claim_of(volume: &DynamicObject) -> Option<(Place, String)> {
     let text = |field: &str| volume.text(&format!("/spec/claimRef/{field}")).to_string();
     let place = Place {
         namespace: text("namespace"),

@@ -17,5 +17,6 @@ mod restores;
 mod reverts;
 mod schedules;
 mod transfers;
+mod undone;
 mod waits;
 mod world;

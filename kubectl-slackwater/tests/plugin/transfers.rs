@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::transfer::{advance, find, step::Place};
+use kubectl_slackwater::transfer::{Way, advance, find, step::Place};
 use serde_json::{Value, json};
 
 use crate::memory::{Cut, Server, Shared, client, requests};
 use crate::world::{DRIVER, World};
 
-fn place(namespace: &str) -> Place {
+pub fn place(namespace: &str) -> Place {
     Place {
         namespace: namespace.into(),
         name: "data".into(),
@@ -19,7 +19,7 @@ fn place(namespace: &str) -> Place {
 }
 
 /// A claim that is bound to a volume.
-fn server(policy: &str) -> Shared {
+pub fn server(policy: &str) -> Shared {
     let mut server = Server::default();
     server.put(
         &Server::claim_path("shop", "data"),
@@ -44,7 +44,7 @@ fn server(policy: &str) -> Shared {
 
 /// One run of the command, which ends where the connection ends. `ticks` is how often the controllers
 /// run while the program waits.
-fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
+pub fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
         let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
@@ -52,7 +52,7 @@ fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
             return Ok("already".into());
         };
         for _ in 0..20 {
-            match advance(&transfer).await? {
+            match advance(&transfer, Way::There).await? {
                 Progress::Running(_) => (0..ticks).for_each(|_| server.lock().unwrap().tick()),
                 Progress::Ended(result) => return result,
             }
@@ -62,7 +62,7 @@ fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
 }
 
 #[track_caller]
-fn has_arrived(server: &Shared, policy: &str, context: &str) {
+pub fn has_arrived(server: &Shared, policy: &str, context: &str) {
     let server = server.lock().unwrap();
     assert!(server.broken.is_empty(), "{context}: {server:?}");
     let volume = &server.objects[&Server::volume_path("pv")];
@@ -85,7 +85,7 @@ fn has_arrived(server: &Shared, policy: &str, context: &str) {
 }
 
 /// All cuts of a run of so many requests.
-fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
+pub fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
     (0..requests).flat_map(|at| [Cut::Before(at), Cut::After(at)])
 }
 
@@ -402,10 +402,13 @@ fn claims_go_to_another_namespace() {
         run(&["data-pg-1", "--yes", "--as", "dev"]),
     ];
     assert!(phase(&world, "shop", "data-pg-1").starts_with("Bound pvc-2"));
+    all.extend(given_up(&world));
+    assert!(phase(&world, "shop", "data-pg-1").starts_with("Bound pvc-2"));
     all.push(run(&["data-pg-1", "--name", "moved", "--yes"]));
     all.push(phase(&world, "other", "moved"));
     all.push(run(&["data-pg-1", "--name", "moved", "--yes"]));
     all.push(run(&["data-pg-1", "--yes"]));
+    all.push(world.says(&["transfer", "data-pg-1", "-n", "shop", "--undo", "--yes"]));
     let text = world.plane.kubectl(&["get", "pv", "pvc-2", "-o", "json"]);
     let volume: Value = serde_json::from_str(&text).unwrap();
     all.push(format!(
@@ -421,8 +424,47 @@ fn claims_go_to_another_namespace() {
     insta::assert_snapshot!("transfer", text.join("\n"));
 }
 
+/// Transfers that are given up: one before and one after its claim was deleted.
+fn given_up(world: &World) -> Vec<String> {
+    let undo = |more: &[&str]| {
+        world.says(&[&["transfer", "data-pg-1", "-n", "shop", "--undo"], more].concat())
+    };
+    let begin = || {
+        let text = world
+            .plane
+            .kubectl(&["get", "pvc", "data-pg-1", "-n", "shop", "-o", "json"]);
+        let claim: Value = serde_json::from_str(&text).unwrap();
+        let new = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "moved", "labels": claim["metadata"]["labels"],
+                "annotations": {"slackwater.dev/transferred-from": "shop/data-pg-1"}},
+            "spec": {"volumeName": "pvc-2", "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "slackwater", "resources": claim["spec"]["resources"]}});
+        let record = json!({"from": {"namespace": "shop", "name": "data-pg-1"},
+            "uid": claim["metadata"]["uid"], "to": {"namespace": "other", "name": "moved"},
+            "policy": "Delete", "claim": new});
+        let fields = json!({"metadata": {"annotations": {"slackwater.dev/transfer": record.to_string()}},
+            "spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+        let fields = fields.to_string();
+        let words = ["patch", "pv", "pvc-2", "--type=merge", "-p", &fields];
+        world.plane.kubectl(&words);
+    };
+    let mut all = vec![
+        world.says(&["transfer", "absent", "-n", "shop", "--undo"]),
+        undo(&["--to-namespace", "other"]),
+        undo(&["--yes"]),
+    ];
+    begin();
+    all.extend([undo(&[]), undo(&["--dry-run"]), undo(&["--yes"])]);
+    begin();
+    world
+        .plane
+        .kubectl(&["delete", "-n", "shop", "pvc/data-pg-1"]);
+    all.extend([undo(&[]), undo(&["--yes"])]);
+    all
+}
+
 /// Waits until the controllers have bound a claim.
-fn bound(world: &World, claim: &str) {
+pub fn bound(world: &World, claim: &str) {
     let claim = format!("pvc/{claim}");
     let condition =
         "--for=jsonpath={.metadata.annotations.pv\\.kubernetes\\.io/bind-completed}=yes";

@@ -1,0 +1,298 @@
+//! A transfer is given up: the volume goes back to the claim that it was taken from, as long as the new
+//! claim is not bound to it. As for the transfer, the next step is decided from what exists.
+//!
+//! The record is marked first, so that no run of the transfer goes on. One that has decided to delete the
+//! old claim before that deletes it only in the version that it has seen, so the claim is written to before
+//! the volume loses the policy Retain.
+
+use serde_json::json;
+
+use super::step::{Next, Place, Step, View, is_new_claims};
+use super::work::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved, uid_of};
+use crate::change::{create, delete, patch};
+use crate::cli::Change;
+use crate::failure::{Failure, Result};
+use crate::object;
+
+/// The command that brings a claim back.
+pub fn back(from: &Place, to: &Place) -> String {
+    format!(
+        "kubectl slackwater transfer {} -n {} --to-namespace {} --name {}",
+        to.name, to.namespace, from.namespace, from.name
+    )
+}
+
+/// Decides the next step.
+pub fn next(from: &Place, to: &Place, view: &View) -> Next {
+    let refuse = |why: String| Next::Refused(why);
+    let Some(volume) = &view.volume else {
+        return refuse("its PersistentVolume was deleted by another user".into());
+    };
+    if volume.is_leaving {
+        return refuse("its PersistentVolume is being deleted".into());
+    }
+    let Some(record) = &volume.record else {
+        return Next::Done;
+    };
+    if record.from != *from || record.to != *to {
+        return refuse("its PersistentVolume records another transfer".into());
+    }
+    if is_new_claims(volume, to, view) {
+        return refuse(format!(
+            "claim {to} is bound to the volume already, and pods may use it. Complete the transfer with `kubectl slackwater transfer {} -n {} --to-namespace {} --name {}`, and transfer the claim back with `{}`",
+            from.name,
+            from.namespace,
+            to.namespace,
+            to.name,
+            back(from, to)
+        ));
+    }
+    let Some(attempt) = &record.undo else {
+        return Next::Step(Step::Mark);
+    };
+    if volume.policy != "Retain" {
+        return Next::Step(Step::Retain);
+    }
+    // Another user's claim of this name can be bound only while the volume is reserved for it.
+    let new = view.new.as_ref();
+    if let Some(new) = new.filter(|new| new.is_of_volume && new.is_transferred) {
+        return match new.is_leaving {
+            true => Next::Wait("the new claim is being deleted"),
+            false => Next::Step(Step::Withdraw),
+        };
+    }
+    let is_reserved = volume.claim == Some((from.clone(), String::new()));
+    let Some(old) = &view.old else {
+        return match (is_reserved, may_give_back(volume.claim.as_ref(), from, to)) {
+            (true, _) => Next::Step(Step::Recreate),
+            (false, true) => Next::Step(Step::GiveBack),
+            (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
+        };
+    };
+    if old.is_leaving {
+        return Next::Wait("the old claim is being deleted");
+    }
+    if !old.is_of_volume {
+        return refuse(format!(
+            "claim {from} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer"
+        ));
+    }
+    if volume.claim == Some((from.clone(), old.uid.clone())) {
+        // One that was created again is not what a run of the transfer deletes.
+        let is_kept = old.uid != record.uid || old.undone == *attempt;
+        return match (old.is_bound, is_kept) {
+            (false, _) => Next::Wait("the old claim is being bound"),
+            (true, false) => Next::Step(Step::Keep),
+            (true, true) => Next::Step(Step::Restore),
+        };
+    }
+    match (is_reserved, may_give_back(volume.claim.as_ref(), from, to)) {
+        (true, _) => Next::Wait("the old claim is being bound"),
+        (false, true) => Next::Step(Step::GiveBack),
+        (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
+    }
+}
+
+/// The volume belongs to none, to the old claim, or to the new one, and that claim is gone.
+fn may_give_back(claim: Option<&(Place, String)>, from: &Place, to: &Place) -> bool {
+    claim.is_none_or(|(place, _)| place == from || place == to)
+}
+
+/// Takes a step that was decided from what was seen. `false`: an object has changed since then, and
+/// nothing was stored.
+pub async fn perform(
+    transfer: &Transfer<'_>,
+    step: Step,
+    seen: &Seen,
+    change: &Change,
+) -> Result<bool> {
+    match execute(transfer, step, seen, change).await {
+        Err(failure) if failure.is_conflict => Ok(false),
+        done => done,
+    }
+}
+
+async fn execute(
+    transfer: &Transfer<'_>,
+    step: Step,
+    seen: &Seen,
+    change: &Change,
+) -> Result<bool> {
+    let (cluster, from, to) = (transfer.cluster, &transfer.from, &transfer.to);
+    let Some(volume) = &seen.volume else {
+        return Ok(false);
+    };
+    let Some(mut record) = record_of(volume)? else {
+        return Ok(false);
+    };
+    match (step, &seen.old, &seen.new) {
+        (Step::Mark, ..) => {
+            record.undo.clone_from(&volume.metadata.resource_version);
+            let text = serde_json::to_string(&record)
+                .map_err(|error| Failure::failed(format!("writing the record: {error}")))?;
+            let fields = json!({"metadata": {"annotations": {super::work::RECORD: text}}});
+            patch(cluster, change, &object::VOLUME, volume, fields).await?;
+        }
+        (Step::GiveBack, ..) => {
+            patch(cluster, change, &object::VOLUME, volume, reserved(from)).await?;
+        }
+        (Step::Keep, Some(old), _) => {
+            let fields = json!({"metadata": {"annotations": {UNDONE: record.undo}}});
+            patch(cluster, change, &object::CLAIM, old, fields).await?;
+        }
+        (Step::Withdraw, _, Some(new)) => {
+            let uid = uid_of(new);
+            let which = (uid.as_str(), new.metadata.resource_version.as_deref());
+            delete(
+                cluster,
+                change,
+                &object::CLAIM,
+                &to.namespace,
+                &to.name,
+                which,
+            )
+            .await?;
+        }
+        (Step::Recreate, ..) => {
+            let mut claim = record.claim;
+            claim["metadata"]["name"] = json!(from.name);
+            if let Some(annotations) = claim["metadata"]["annotations"].as_object_mut() {
+                annotations.remove(TRANSFERRED_FROM);
+            }
+            create(cluster, change, &object::CLAIM, &from.namespace, claim).await?;
+        }
+        (Step::Retain | Step::Restore, ..) => return transfer.perform(step, seen, change).await,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::step::{Claim, Record, Volume};
+
+    fn place(namespace: &str) -> Place {
+        Place {
+            namespace: namespace.into(),
+            name: "data".into(),
+        }
+    }
+
+    fn claims() -> Vec<Option<Claim>> {
+        let mut all = vec![None];
+        for uid in ["old", "new", "other"] {
+            for undone in ["", "6", "7"] {
+                for bits in 0..16 {
+                    all.push(Some(Claim {
+                        uid: uid.into(),
+                        is_of_volume: bits & 1 != 0,
+                        is_bound: bits & 2 != 0,
+                        is_leaving: bits & 4 != 0,
+                        is_transferred: bits & 8 != 0,
+                        undone: undone.into(),
+                    }));
+                }
+            }
+        }
+        all
+    }
+
+    fn volumes() -> Vec<Option<Volume>> {
+        let owners = [
+            None,
+            Some(("shop", "old")),
+            Some(("shop", "other")),
+            Some(("shop", "")),
+            Some(("other", "")),
+            Some(("other", "new")),
+            Some(("elsewhere", "x")),
+        ];
+        let mut all = vec![None];
+        for policy in ["Delete", "Retain"] {
+            for undo in [None, Some("7".to_string())] {
+                for owner in owners {
+                    for is_leaving in [false, true] {
+                        all.push(Some(Volume {
+                            policy: policy.into(),
+                            record: Some(Record {
+                                from: place("shop"),
+                                uid: "old".into(),
+                                to: place("other"),
+                                policy: "Delete".into(),
+                                claim: json!({}),
+                                undo: undo.clone(),
+                            }),
+                            claim: owner.map(|(at, uid)| (place(at), uid.to_string())),
+                            is_leaving,
+                        }));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn no_state_allows_a_step_back_that_loses_data() {
+        let mut steps = 0;
+        for volume in volumes() {
+            for old in claims() {
+                for new in claims() {
+                    let view = View {
+                        volume: volume.clone(),
+                        old: old.clone(),
+                        new,
+                        hindrance: None,
+                    };
+                    let next = next(&place("shop"), &place("other"), &view);
+                    let Next::Step(step) = next else { continue };
+                    is_safe(step, &view);
+                    steps += 1;
+                }
+            }
+        }
+        assert!(steps > 1000, "{steps}");
+    }
+
+    #[track_caller]
+    fn is_safe(step: Step, view: &View) {
+        let volume = view.volume.as_ref().unwrap();
+        let (old, new) = (view.old.as_ref(), view.new.as_ref());
+        let record = volume.record.as_ref().unwrap();
+        let is_retained = record.undo.is_some() && volume.policy == "Retain";
+        let (owner, uid) = volume.claim.clone().unwrap_or((place(""), String::new()));
+        let is_alive = |claim: Option<&Claim>, at: &str| {
+            owner == place(at) && claim.is_some_and(|claim| claim.uid == uid && claim.is_bound)
+        };
+        let right = match step {
+            Step::Mark => record.undo.is_none(),
+            Step::Retain => record.undo.is_some() && volume.policy == "Delete",
+            Step::Keep => is_retained && old.is_some_and(|old| old.uid == "old" && !old.is_leaving),
+            // Never one with which pods can have begun, and never another user's.
+            Step::Withdraw => {
+                let is_own = new.is_some_and(|new| new.is_transferred && new.is_of_volume);
+                is_retained && is_own
+            }
+            Step::GiveBack => {
+                let has_old = old.is_some_and(|old| owner == place("shop") && old.uid == uid);
+                is_retained && owner != place("elsewhere") && !has_old
+            }
+            Step::Recreate => {
+                is_retained && old.is_none() && owner == place("shop") && uid.is_empty()
+            }
+            // Only if the old claim has the volume, and no run of the transfer can delete it.
+            Step::Restore => {
+                let is_kept = old.is_some_and(|old| old.uid != "old" || old.undone == "7");
+                let is_there = old.is_some_and(|old| old.is_of_volume && !old.is_leaving);
+                is_retained && is_kept && is_there && is_alive(old, "shop")
+            }
+            _ => false,
+        };
+        let is_arrived = is_new_claims(volume, &place("other"), view);
+        assert!(
+            right && !is_arrived && !volume.is_leaving,
+            "{step:?} {view:?}"
+        );
+    }
+}
