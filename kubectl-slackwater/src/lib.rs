@@ -27,6 +27,7 @@ pub mod snapshots;
 pub mod status;
 pub mod text;
 pub mod transfer;
+pub mod version;
 pub mod volume_move;
 pub mod volumes;
 pub mod watch;
@@ -99,35 +100,45 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn run(cli: Cli) -> Result<()> {
     runtime()?.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
-        match cli.command {
-            Command::Pools(arguments) => {
-                watch::show(&cluster, &arguments, &pools::KINDS, pools::listing).await
-            }
-            Command::Volumes(arguments) => {
-                watch::show(&cluster, &arguments, &volumes::KINDS, volumes::listing).await
-            }
-            Command::Snapshots(arguments) => {
-                watch::show(&cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
-            }
-            Command::Schedules(arguments) => {
-                watch::show(&cluster, &arguments, &schedules::KINDS, schedules::listing).await
-            }
-            Command::Schedule(ScheduleCommand::Run {
-                schedule,
-                change,
-                wait,
-            }) => schedule_run::run(&cluster, &schedule, &change, &wait).await,
-            Command::Schedule(ScheduleCommand::Retention { schedule, output }) => {
-                retention::run(&cluster, &schedule, output.format).await
-            }
-            Command::Orphans(arguments) => orphans::run(&cluster, &arguments).await,
-            Command::Who { claim, output } => who::run(&cluster, &claim, output.format).await,
-            Command::Status(arguments) => status::run(&cluster, &arguments).await,
-            Command::Pool(command) => pool_change::run(&cluster, command).await,
-            Command::Move(arguments) => volume_move::run(&cluster, &arguments).await,
-            Command::Restore(arguments) => restore::run(&cluster, &arguments).await,
-            Command::Revert(arguments) => revert::run(&cluster, &arguments).await,
-            Command::Transfer(arguments) => transfer::run(&cluster, &arguments).await,
+        version::compare(&cluster).await;
+        let done = execute(&cluster, cli.command).await;
+        // Those that the command has not shown with its result.
+        for note in listing::notes(&cluster.take_notes()) {
+            eprintln!("{note}");
         }
+        done
     })
+}
+
+async fn execute(cluster: &Cluster, command: Command) -> Result<()> {
+    match command {
+        Command::Pools(arguments) => {
+            watch::show(cluster, &arguments, &pools::KINDS, pools::listing).await
+        }
+        Command::Volumes(arguments) => {
+            watch::show(cluster, &arguments, &volumes::KINDS, volumes::listing).await
+        }
+        Command::Snapshots(arguments) => {
+            watch::show(cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
+        }
+        Command::Schedules(arguments) => {
+            watch::show(cluster, &arguments, &schedules::KINDS, schedules::listing).await
+        }
+        Command::Schedule(ScheduleCommand::Run {
+            schedule,
+            change,
+            wait,
+        }) => schedule_run::run(cluster, &schedule, &change, &wait).await,
+        Command::Schedule(ScheduleCommand::Retention { schedule, output }) => {
+            retention::run(cluster, &schedule, output.format).await
+        }
+        Command::Orphans(arguments) => orphans::run(cluster, &arguments).await,
+        Command::Who { claim, output } => who::run(cluster, &claim, output.format).await,
+        Command::Status(arguments) => status::run(cluster, &arguments).await,
+        Command::Pool(command) => pool_change::run(cluster, command).await,
+        Command::Move(arguments) => volume_move::run(cluster, &arguments).await,
+        Command::Restore(arguments) => restore::run(cluster, &arguments).await,
+        Command::Revert(arguments) => revert::run(cluster, &arguments).await,
+        Command::Transfer(arguments) => transfer::run(cluster, &arguments).await,
+    }
 }

@@ -103,6 +103,7 @@ pub const STORAGE_CLASS: Kind = Kind::new(
     "storageclasses",
     false,
 );
+pub const CSI_DRIVER: Kind = Kind::new("storage.k8s.io", V1, "CSIDriver", "csidrivers", false);
 pub const EVENT: Kind = Kind::new("events.k8s.io", V1, "Event", "events", true);
 pub const SNAPSHOT: Kind = Kind::new(
     SNAPSHOTS_GROUP,

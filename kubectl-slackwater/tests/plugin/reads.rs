@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::world::{World, id};
+use crate::world::{DRIVER, World, id};
 
 #[test]
 fn commands_show_what_their_user_may_see() {
@@ -98,6 +98,7 @@ fn commands_show_what_their_user_may_see() {
     );
     programs_get_values(&world);
     the_shell_gets_candidates(&world);
+    another_release_is_noted(&world);
     a_watch_prints_lines_that_change(&world);
 }
 
@@ -128,6 +129,38 @@ fn programs_get_values(world: &World) {
         !yaml.contains('\u{1b}') && yaml.contains("level: application"),
         "{yaml}"
     );
+}
+
+fn another_release_is_noted(world: &World) {
+    let mut driver = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver",
+        "metadata": {"name": DRIVER, "labels": {"app.kubernetes.io/version": "99.0.0"}}, "spec": {}});
+    let noted = |words: &[&str]| {
+        let output = world.command(words).output().unwrap();
+        let remarks = String::from_utf8(output.stderr).unwrap();
+        remarks.contains("note: the driver in the cluster is of release 99.0.0 and this plugin of")
+    };
+    // The label of something else.
+    world.put(driver.clone());
+    assert!(!noted(&["pools"]));
+    world.plane.kubectl(&["delete", "csidriver", DRIVER]);
+    driver["metadata"]["labels"]["app.kubernetes.io/name"] = json!("slackwater");
+    world.put(driver);
+    assert!(noted(&["pools"]));
+    // A command that fails, and one that prints its plan.
+    assert!(noted(&["who", "absent", "-n", "shop"]));
+    assert!(noted(&["pool", "evacuate", "node-1/default"]));
+    assert!(!noted(&["volumes", "-n", "shop", "--as", "dev"]));
+    let json = world.command(&["pools", "-o", "json"]).output().unwrap();
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let note = json["notes"][0].as_str().unwrap();
+    assert!(
+        note.contains("99.0.0") && note.contains(env!("CARGO_PKG_VERSION")),
+        "{note}"
+    );
+    let own = format!("app.kubernetes.io/version={}", env!("CARGO_PKG_VERSION"));
+    let words = ["label", "csidriver", DRIVER, "--overwrite", &own];
+    world.plane.kubectl(&words);
+    assert!(!noted(&["pools"]));
 }
 
 fn a_watch_prints_lines_that_change(world: &World) {
