@@ -36,14 +36,31 @@ pub struct Need<'a> {
 
 /// Asks the API server for each permission, and names those that are missing.
 pub async fn require(cluster: &Cluster, needs: &[Need<'_>]) -> Result<()> {
+    let missing = missing(cluster, needs).await?;
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::denied(format!(
+            "nothing was changed, because these permissions are missing:{missing}"
+        ))),
+    }
+}
+
+/// The permissions that the user does not have, each in a line of its own; empty if there are none.
+pub async fn missing(cluster: &Cluster, needs: &[Need<'_>]) -> Result<String> {
     let api = Api::<SelfSubjectAccessReview>::all(cluster.client.clone());
     let some = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
-    let mut missing = Vec::new();
+    let mut missing = String::new();
     for need in needs {
+        let (resource, subresource) = need
+            .kind
+            .plural
+            .split_once('/')
+            .unwrap_or((need.kind.plural, ""));
         let attributes = ResourceAttributes {
             verb: some(need.verb),
             group: some(need.kind.group),
-            resource: some(need.kind.plural),
+            resource: some(resource),
+            subresource: some(subresource),
             namespace: some(need.namespace).filter(|_| need.kind.is_namespaced),
             name: some(need.name),
             ..ResourceAttributes::default()
@@ -58,16 +75,10 @@ pub async fn require(cluster: &Cluster, needs: &[Need<'_>]) -> Result<()> {
         let answer = api.create(&PostParams::default(), &review).await;
         let answer = answer.map_err(|error| Failure::of("asking for permissions", &error))?;
         if !answer.status.is_some_and(|status| status.allowed) {
-            missing.push(format!("\n  {}", shown(need)));
+            missing.push_str(&format!("\n  {}", shown(need)));
         }
     }
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::denied(format!(
-            "nothing was changed, because these permissions are missing:{}",
-            missing.concat()
-        ))),
-    }
+    Ok(missing)
 }
 
 fn shown(need: &Need<'_>) -> String {

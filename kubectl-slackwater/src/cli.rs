@@ -78,6 +78,12 @@ pub enum Command {
     },
     /// Show pools, last cuts, moves and problems on one screen
     Status(ListArguments),
+    /// Open the status page of the controller at a port of this machine
+    Page {
+        /// The port, at 127.0.0.1; 0 is any that is free
+        #[arg(long, value_name = "PORT", default_value_t = 9830)]
+        port: u16,
+    },
     /// Mark a pool as lost, empty it, or hand it over to another node
     #[command(subcommand, disable_help_subcommand = true)]
     Pool(PoolCommand),

@@ -16,6 +16,7 @@ pub mod listing;
 pub mod model;
 pub mod object;
 pub mod orphans;
+pub mod page;
 pub mod pool_change;
 pub mod pools;
 pub mod restore;
@@ -101,7 +102,8 @@ fn run(cli: Cli) -> Result<()> {
     runtime()?.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
         version::compare(&cluster).await;
-        let done = execute(&cluster, cli.command).await;
+        let namespace = cli.connection.namespace.as_deref();
+        let done = execute(&cluster, namespace, cli.command).await;
         // Those that the command has not shown with its result.
         for note in listing::notes(&cluster.take_notes()) {
             eprintln!("{note}");
@@ -110,7 +112,8 @@ fn run(cli: Cli) -> Result<()> {
     })
 }
 
-async fn execute(cluster: &Cluster, command: Command) -> Result<()> {
+/// Executes a command, with the namespace of `-n` if it is given.
+async fn execute(cluster: &Cluster, namespace: Option<&str>, command: Command) -> Result<()> {
     match command {
         Command::Pools(arguments) => {
             watch::show(cluster, &arguments, &pools::KINDS, pools::listing).await
@@ -135,6 +138,7 @@ async fn execute(cluster: &Cluster, command: Command) -> Result<()> {
         Command::Orphans(arguments) => orphans::run(cluster, &arguments).await,
         Command::Who { claim, output } => who::run(cluster, &claim, output.format).await,
         Command::Status(arguments) => status::run(cluster, &arguments).await,
+        Command::Page { port } => page::run(cluster, namespace, port).await,
         Command::Pool(command) => pool_change::run(cluster, command).await,
         Command::Move(arguments) => volume_move::run(cluster, &arguments).await,
         Command::Restore(arguments) => restore::run(cluster, &arguments).await,

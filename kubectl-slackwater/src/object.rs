@@ -16,7 +16,7 @@ pub struct Kind {
     pub versions: &'static [&'static str],
     /// Its name.
     pub kind: &'static str,
-    /// Its resource.
+    /// Its resource, with a subresource after a slash if it is one.
     pub plural: &'static str,
     /// Its objects are in namespaces.
     pub is_namespaced: bool,
@@ -86,6 +86,8 @@ pub const CLAIM: Kind = Kind::new(
 );
 pub const VOLUME: Kind = Kind::new("", V1, "PersistentVolume", "persistentvolumes", false);
 pub const POD: Kind = Kind::new("", V1, "Pod", "pods", true);
+/// A stream to a port of a pod.
+pub const POD_PORT: Kind = Kind::new("", V1, "Pod", "pods/portforward", true);
 pub const NODE: Kind = Kind::new("", V1, "Node", "nodes", false);
 pub const NAMESPACE: Kind = Kind::new("", V1, "Namespace", "namespaces", false);
 pub const STATEFUL_SET: Kind = Kind::new("apps", V1, "StatefulSet", "statefulsets", true);

@@ -9,8 +9,10 @@
 
 mod across;
 mod changes;
+mod forward;
 mod krew;
 mod memory;
+mod page;
 mod raced;
 mod reads;
 mod restores;
