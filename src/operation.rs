@@ -43,7 +43,7 @@ pub use snapshot::archive::{
 };
 pub use snapshot::attempt::Kept;
 pub use snapshot::copies::CopyStatus;
-pub use snapshot::cut_counts::CutCounts;
+pub use snapshot::cut_counts::{CutCounts, LongFreeze};
 pub use snapshot::for_clone::{request_for_clone, snapshot_id_for_clone};
 pub use snapshot::group::{of_another_moment, same_members, same_request};
 pub use snapshot::lend::Loan;

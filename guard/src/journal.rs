@@ -247,6 +247,7 @@ impl Journal {
                 owner: entry.owner,
                 since: entry.since,
                 until: entry.until,
+                freezing: entry.freezing,
                 held,
                 mapped: member.mapped,
             }));

@@ -69,6 +69,8 @@ pub enum Command {
     Schedule(ScheduleCommand),
     /// List volumes and snapshots that no object names, and have them deleted
     Orphans(OrphanArguments),
+    /// List file systems that have been frozen for longer than a cut takes
+    Frozen(ListArguments),
     /// Show where the volume of a claim is, and which pods use it
     Who {
         /// The claim

@@ -12,6 +12,8 @@ pub mod cluster;
 pub mod complete;
 pub mod cuts;
 pub mod failure;
+pub mod freeze;
+pub mod frozen;
 pub mod listing;
 pub mod model;
 pub mod object;
@@ -134,6 +136,9 @@ async fn execute(cluster: &Cluster, namespace: Option<&str>, command: Command) -
         }) => schedule_run::run(cluster, &schedule, &change, &wait).await,
         Command::Schedule(ScheduleCommand::Retention { schedule, output }) => {
             retention::run(cluster, &schedule, output.format).await
+        }
+        Command::Frozen(arguments) => {
+            watch::show(cluster, &arguments, &frozen::KINDS, frozen::listing).await
         }
         Command::Orphans(arguments) => orphans::run(cluster, &arguments).await,
         Command::Who { claim, output } => who::run(cluster, &claim, output.format).await,

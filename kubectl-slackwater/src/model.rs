@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::cluster::{Cluster, Scope, labeled};
 use crate::failure::Result;
+use crate::freeze::{self, Frozen};
 use crate::object::{self, Fields, pool_of};
 use crate::text::{escaped, percent, quantity};
 
@@ -38,6 +39,8 @@ pub struct Pool {
     pub last_seen: Option<Timestamp>,
     /// Conditions that name a problem, as "type: message".
     pub problems: Vec<String>,
+    /// What is frozen for long, without the names of claims.
+    pub frozen: Vec<Frozen>,
     #[serde(skip)]
     pub created: Option<Timestamp>,
 }
@@ -74,6 +77,7 @@ impl Pool {
             problems: problems
                 .map(|[kind, _, _, message]| format!("{kind}: {message}"))
                 .collect(),
+            frozen: freeze::of(object),
             created: object.created(),
         }
     }

@@ -13,6 +13,7 @@ use crate::cli::{Format, ListArguments};
 use crate::cluster::{Cluster, Scope};
 use crate::cuts::{self, Group};
 use crate::failure::{Failure, Result};
+use crate::freeze::{self, Frozen};
 use crate::listing::{self, Column, column, table};
 use crate::model::{self, Move, Pool, Volume};
 use crate::object::{self, Fields, Kind};
@@ -51,6 +52,7 @@ struct Screen {
     /// `None` if the user may not list pools.
     pools: Option<Vec<Pool>>,
     volumes: Vec<Volume>,
+    frozen: Vec<Frozen>,
     /// The last cut of each selector.
     groups: Vec<Group>,
     moves: Vec<Move>,
@@ -87,11 +89,12 @@ async fn print(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
             let Screen {
                 pools,
                 volumes,
+                frozen,
                 groups,
                 moves,
                 warnings,
             } = &screen;
-            let all = json!({ "pools": pools, "volumes": volumes, "lastCuts": groups,
+            let all = json!({ "pools": pools, "volumes": volumes, "frozen": frozen, "lastCuts": groups,
                 "moves": moves, "warnings": warnings, "notes": notes });
             listing::value(arguments.output.format, &all)?
         }
@@ -107,17 +110,31 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
     let pools = model::pools(cluster).await?;
     let mut moves = model::moves(cluster, &scope).await?;
     moves.retain(|one| !one.has_ended());
+    let volumes = model::volumes(cluster, &scope, selector).await?;
+    let frozen = pools.iter().flatten();
+    let frozen = frozen.flat_map(|(_, pool)| pool.frozen.clone()).collect();
     Ok(Screen {
+        frozen: freeze::named(frozen, &claims(&volumes)),
+        volumes,
         pools: pools.map(|pools| {
             let mut pools: Vec<_> = pools.into_values().collect();
             pools::sort(&mut pools);
             pools
         }),
-        volumes: model::volumes(cluster, &scope, selector).await?,
         groups: last_of_each(cuts::groups(cluster, &scope, selector).await?),
         moves,
         warnings: warnings(cluster, &scope).await?,
     })
+}
+
+/// The claims of volumes, by the ID of the volume.
+fn claims(volumes: &[Volume]) -> BTreeMap<String, String> {
+    let claimed = volumes.iter().filter(|volume| !volume.claim.is_empty());
+    let claims = claimed.map(|volume| {
+        let claim = format!("{}/{}", volume.namespace, volume.claim);
+        (volume.handle.clone(), claim)
+    });
+    claims.collect()
 }
 
 /// The last cut that is ready, and a later one that is not, of each selector.
@@ -177,6 +194,7 @@ fn draw(screen: &Screen) -> String {
     let mut text = first_line(screen);
     text.push_str(&drawn_pools(screen));
     let parts = [
+        drawn_frozen(&screen.frozen, now),
         drawn_groups(&screen.groups, now),
         drawn_moves(&screen.moves),
         drawn_warnings(&screen.warnings, now),
@@ -184,6 +202,11 @@ fn draw(screen: &Screen) -> String {
     text.extend(parts);
     text.truncate(text.trim_end().len());
     text + "\n"
+}
+
+fn drawn_frozen(frozen: &[Frozen], now: Timestamp) -> String {
+    let rows: Vec<_> = frozen.iter().map(|one| one.cells(now)).collect();
+    section("Frozen file systems", &freeze::COLUMNS, &rows)
 }
 
 fn drawn_groups(groups: &[Group], now: Timestamp) -> String {

@@ -94,6 +94,7 @@ mod tests {
             owner: 12,
             since: 60,
             until: 70,
+            freezing: true,
             held: true,
             mapped: None,
         };

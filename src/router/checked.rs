@@ -9,11 +9,14 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::Router;
 use super::agents::Agent;
 use super::cluster::ObjectRef;
 use super::route::Route;
 use crate::agent::cut_response::Begun;
+use crate::agent::describe_response::LongFreeze;
 use crate::agent::{DescribeResponse, GetGroupResponse, GroupMember};
 use crate::csi;
 use crate::error::{Error, Result};
@@ -34,6 +37,8 @@ const MOST_GROUPS: usize = 10_000;
 const MOST_NOT_GROWN: usize = 64;
 /// Maximum number of fenced volumes that an agent may report.
 const MOST_FENCES: usize = 256;
+/// Maximum number of freezes that an agent may report.
+const MOST_LONG_FREEZES: usize = 64;
 /// Maximum number of running copies that an agent may report.
 const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
@@ -380,6 +385,7 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
     let fences = &mut description.revert_fences;
     fences.retain(|fence| is_fence(&fence.volume_id, &fence.revert_uid));
     fences.truncate(MOST_FENCES);
+    keep_freezes(&mut description.long_freezes, &ids);
     description.copies.truncate(MOST_COPIES);
     description
         .copies
@@ -393,6 +399,17 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
     cut(&mut description.home_problem, TEXT_BYTES);
     cut(&mut description.version, NAME_BYTES);
     Ok(description)
+}
+
+/// Keeps freezes of volumes of these pools, with times that exist.
+fn keep_freezes(freezes: &mut Vec<LongFreeze>, pools: &BTreeSet<String>) {
+    let is_time = |seconds: i64| Timestamp::from_second(seconds).is_ok();
+    freezes.retain(|one| {
+        let pool = one.volume_id.parse::<VolumeId>().map(|id| id.pool);
+        let is_its = pool.is_ok_and(|pool| pools.contains(&pool.to_string()));
+        is_its && is_time(one.since) && is_time(one.until)
+    });
+    freezes.truncate(MOST_LONG_FREEZES);
 }
 
 /// Whether a text is empty or a valid label value.

@@ -103,6 +103,8 @@ pub struct Journalled {
     pub since: u64,
     /// When the guard thaws at the latest, in seconds since 1970.
     pub until: u64,
+    /// Whether its file system may be frozen, or its device suspended. Before that it is only prepared.
+    pub freezing: bool,
     /// Whether its owner is alive and holds it.
     pub held: bool,
     /// The UUID of its mapped device, if that may be suspended.

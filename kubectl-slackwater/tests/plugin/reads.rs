@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::world::{DRIVER, World, id};
+use crate::world::{DRIVER, POOLS, World, days_ago, id};
 
 #[test]
 fn commands_show_what_their_user_may_see() {
@@ -99,6 +99,7 @@ fn commands_show_what_their_user_may_see() {
     programs_get_values(&world);
     the_shell_gets_candidates(&world);
     another_release_is_noted(&world);
+    what_stays_frozen_is_listed(&world);
     a_watch_prints_lines_that_change(&world);
 }
 
@@ -129,6 +130,38 @@ fn programs_get_values(world: &World) {
         !yaml.contains('\u{1b}') && yaml.contains("level: application"),
         "{yaml}"
     );
+}
+
+fn what_stays_frozen_is_listed(world: &World) {
+    assert_snapshot(
+        world,
+        "frozen_none",
+        &[&["frozen"], &["frozen", "-o", "json"]],
+    );
+    let frozen = |id: String, since: i64, held: bool| json!({"id": id, "since": days_ago(since), "until": days_ago(1), "held": held});
+    let pools = POOLS.map(|pool| format!("pool/{pool}"));
+    let two = [frozen(id(0, 1), 1, true), frozen(id(0, 77), 4, false)];
+    world.status(&pools[0], json!({"frozen": two}));
+    let one = [frozen(id(1, 2), 2, false)];
+    world.status(&pools[1], json!({"frozen": one, "lastSeen": days_ago(1)}));
+    assert_snapshot(
+        world,
+        "frozen",
+        &[
+            &["frozen"],
+            &["frozen", "-o", "wide"],
+            &["frozen", "-o", "name"],
+            &["frozen", "--as", "dev"],
+            &["status", "-n", "shop"],
+        ],
+    );
+    let json = world.command(&["frozen", "-o", "json"]).output().unwrap();
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["items"][1]["claim"], "shop/data-pg-1");
+    assert_eq!(json["items"][1]["state"], "orphaned");
+    for pool in &pools[..2] {
+        world.status(pool, json!({"frozen": null, "lastSeen": days_ago(3)}));
+    }
 }
 
 fn another_release_is_noted(world: &World) {

@@ -9,7 +9,7 @@ use crate::model::{HomeId, PoolId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::check_fence;
 use crate::operation::volume::reverting::fences_of;
-use crate::operation::{Driver, NotGrown, PoolStatus, RevertFence, ServingState};
+use crate::operation::{Driver, LongFreeze, NotGrown, PoolStatus, RevertFence, ServingState};
 
 /// The state of this node.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Description {
     pub fences: Vec<(VolumeId, Uuid)>,
     /// Volumes that a revert has fenced.
     pub revert_fences: Vec<RevertFence>,
+    /// Volumes whose file systems have been frozen for longer than a cut takes.
+    pub long_freezes: Vec<LongFreeze>,
 }
 
 /// A pool that was removed with `slackwater pool forget`.
@@ -67,17 +69,23 @@ impl Driver {
         let in_part = self.snapshots.groups_in_part().into_iter();
         let (busy_groups, unsettled_groups) =
             in_part.partition(|group| self.pools.locks.is_held(&Key::Group(*group)));
+        let mut missing = self.pools.missing();
+        let long_freezes = self.snapshots.long_freezes().unwrap_or_else(|error| {
+            missing.push(format!("what is frozen is not known: {}", chain(&error)));
+            Vec::new()
+        });
         Description {
             home: self.pools.settled_home().map_err(|error| chain(&error)),
             pools: self.pool_status(),
             forgotten: forgotten.collect(),
-            missing: self.pools.missing(),
+            missing,
             unsettled_groups,
             busy_groups,
             guard: self.snapshots.guard_alive(),
             not_grown: self.usage.not_grown(),
             fences: self.fences(),
             revert_fences: self.revert_fences(),
+            long_freezes,
         }
     }
 

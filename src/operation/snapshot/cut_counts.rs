@@ -7,14 +7,29 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::cut::Outcome;
 use crate::error::{Error, ErrorContext, Result};
+use crate::host::freezer::Journalled;
 use crate::model::Level;
 use crate::operation::Snapshots;
+
+/// A freeze that lasts for this number of seconds is reported. A cut takes milliseconds.
+const LONG_FREEZE: u64 = 10;
 
 /// Upper bounds of the buckets of the histograms, in seconds. A freeze lasts milliseconds, and at
 /// most 30 s; quiescing an application takes longer.
 const BUCKETS: [f64; 12] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0,
 ];
+
+/// A volume whose file system has been frozen for longer than a cut takes. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LongFreeze {
+    pub volume_id: String,
+    pub since: u64,
+    /// When the guard thaws at the latest.
+    pub until: u64,
+    /// Whether its owner is alive and holds it.
+    pub held: bool,
+}
 
 /// The counters and histograms of cuts since the start.
 #[derive(Debug)]
@@ -130,9 +145,60 @@ impl Snapshots {
             .len())
     }
 
+    /// File systems that have been frozen for longer than a cut takes, by the freeze journal.
+    pub fn long_freezes(&self) -> Result<Vec<LongFreeze>> {
+        let journalled = self.seams.freezer.journalled();
+        let journalled = journalled.context(|| "read the freeze journal".into())?;
+        Ok(lasting(journalled, self.host.now()))
+    }
+
     /// Whether the freeze guard replies, or can be started. Without it nothing is frozen, so no
     /// volume in use is cut. Takes a second at most.
     pub fn guard_alive(&self) -> bool {
         self.seams.freezer.ready(false).is_ok()
+    }
+}
+
+/// Those that began at least [`LONG_FREEZE`] before `now`, or whose deadline is over.
+fn lasting(journalled: Vec<Journalled>, now: u64) -> Vec<LongFreeze> {
+    let is_long = |one: &Journalled| {
+        one.freezing && (now.saturating_sub(one.since) >= LONG_FREEZE || now > one.until)
+    };
+    let long = journalled.into_iter().filter(is_long);
+    long.map(|one| LongFreeze {
+        volume_id: one.volume_id,
+        since: one.since,
+        until: one.until,
+        held: one.held,
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freeze_is_long_ten_seconds_after_it_began_or_at_its_deadline() {
+        let journalled = |volume: &str, since: u64, until: u64, freezing: bool| Journalled {
+            volume_id: volume.into(),
+            device: "/dev/loop7".into(),
+            owner: 12,
+            since,
+            until,
+            freezing,
+            held: true,
+            mapped: None,
+        };
+        let all = vec![
+            journalled("new", 91, 120, true),
+            journalled("long", 90, 120, true),
+            journalled("late", 95, 99, true),
+            journalled("prepared", 10, 20, false),
+            // The clock of the node was set back.
+            journalled("future", 200, 210, true),
+        ];
+        let found = lasting(all, 100).into_iter().map(|one| one.volume_id);
+        assert_eq!(found.collect::<Vec<_>>(), ["long", "late"]);
     }
 }

@@ -32,6 +32,12 @@ fn fuzz_descriptions() {
             volume_id: format!("{POOL}.{POOL}"),
             reason: "its file system is busy".into(),
         }],
+        long_freezes: vec![LongFreeze {
+            volume_id: format!("{POOL}.{POOL}"),
+            since: 1_700_000_000,
+            until: 1_700_000_010,
+            held: true,
+        }],
         ..DescribeResponse::default()
     };
     fuzz_message("answer to Describe", &valid, |answer| {

@@ -125,6 +125,24 @@ pub struct PoolStatus {
     /// What no object of the cluster names; `None` if there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orphans: Option<PoolOrphans>,
+    /// Volumes whose file systems have been frozen for longer than a cut takes. The list is limited.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<FrozenVolume>,
+}
+
+/// A volume whose file system has been frozen for longer than a cut takes, by the clock of its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FrozenVolume {
+    /// Its ID.
+    pub id: String,
+    /// When it was frozen.
+    pub since: Time,
+    /// When the freeze guard thaws it at the latest.
+    pub until: Time,
+    /// A driver or a freeze guard holds it.
+    #[serde(default)]
+    pub held: bool,
 }
 
 /// Volumes and snapshots of a pool that no object of the cluster names.
@@ -361,6 +379,22 @@ mod tests {
         }
     }
 
+    fn with_frozen(new: &Pool, status: PoolStatus) -> Pool {
+        let time = status.since.clone().unwrap();
+        Pool {
+            status: Some(PoolStatus {
+                frozen: vec![FrozenVolume {
+                    id: "id of a volume".into(),
+                    since: time.clone(),
+                    until: time,
+                    held: true,
+                }],
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     #[test]
     fn pool_objects_keep_their_format() {
         let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
@@ -401,6 +435,7 @@ mod tests {
             placed_since: None,
             evacuation: None,
             orphans: None,
+            frozen: Vec::new(),
         };
         let spec = PoolSpec {
             evacuate: false,
@@ -420,6 +455,7 @@ mod tests {
             (name.as_str(), pool)
         }));
         expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
+        expected.push(("frozen.json", with_frozen(&new, status(Health::Healthy))));
         expected.push(("orphans.json", with_orphans(&new, status(Health::Healthy))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
         let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();

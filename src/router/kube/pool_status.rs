@@ -404,6 +404,7 @@ impl PoolStatuses {
             placed_since: None,
             orphans: None,
             usage: Vec::new(),
+            frozen: Vec::new(),
             conditions: with_evacuated(status),
             ..status.clone()
         };

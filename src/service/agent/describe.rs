@@ -11,7 +11,9 @@ use crate::agent::find_request::Kind;
 use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
 use crate::error::Error;
 use crate::model::{GroupId, VolumeId};
-use crate::operation::{CopyStatus, Description, Driver, Forgotten, Named, NotGrown, PoolStatus};
+use crate::operation::{
+    CopyStatus, Description, Driver, Forgotten, LongFreeze, Named, NotGrown, PoolStatus,
+};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
@@ -91,6 +93,12 @@ impl Service {
                 .take(FENCES)
                 .map(revert_fence)
                 .collect(),
+            long_freezes: description
+                .long_freezes
+                .iter()
+                .take(LONG_FREEZES)
+                .map(long_freeze)
+                .collect(),
             read_snapshots: self.driver.snapshots.read_snapshots(),
             copies: self
                 .driver
@@ -135,6 +143,18 @@ const NOT_GROWN: usize = 64;
 
 /// Maximum number of fenced volumes that are reported.
 const FENCES: usize = 256;
+
+/// Maximum number of freezes that are reported.
+const LONG_FREEZES: usize = 64;
+
+fn long_freeze(one: &LongFreeze) -> agent::describe_response::LongFreeze {
+    agent::describe_response::LongFreeze {
+        volume_id: one.volume_id.clone(),
+        since: i64::try_from(one.since).unwrap_or(i64::MAX),
+        until: i64::try_from(one.until).unwrap_or(i64::MAX),
+        held: one.held,
+    }
+}
 
 fn fence((volume, mover): &(VolumeId, Uuid)) -> Fence {
     Fence {

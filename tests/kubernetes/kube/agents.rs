@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
+use slackwater::agent::describe_response::LongFreeze;
 use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
 use slackwater::error::{Error, Result};
 use slackwater::model::Level;
@@ -479,5 +480,39 @@ fn pods_that_use_the_disk_of_a_lost_pool_are_named_at_its_object() {
     // Later polls know it, including pods that no object names.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(asked(), before);
+    api.runtime.block_on(cluster.shut_down());
+}
+
+#[test]
+fn what_stays_frozen_is_written_to_its_pool_and_removed_when_it_is_thawed() {
+    let api = ApiServer::new();
+    let agents = Arc::<Agents>::default();
+    let volume = format!("{}.{}", id(1), id(9));
+    let mut frozen = report("node-a", &[1, 2]);
+    let (_, answer) = frozen.seen.as_mut().unwrap();
+    Arc::get_mut(answer).unwrap().long_freezes = vec![LongFreeze {
+        volume_id: volume.clone(),
+        since: 1_700_000_000,
+        until: 1_700_000_010,
+        held: true,
+    }];
+    *agents.0.lock().unwrap() = vec![frozen];
+    let cluster = cluster(&api, &agents, |_| {});
+    let written = |pool: u32| {
+        let sent = changed(&api, &format!("{POOLS}/{}/status", id(pool)));
+        sent.last().map(|sent| sent["status"]["frozen"].clone())
+    };
+    let expected = json!([{"id": volume, "since": "2023-11-14T22:13:20Z",
+        "until": "2023-11-14T22:13:30Z", "held": true}]);
+    eventually("its object names it", || {
+        written(1) == Some(expected.clone())
+    });
+    eventually("the other has none", || written(2) == Some(Value::Null));
+    *agents.0.lock().unwrap() = vec![report("node-a", &[1, 2])];
+    // Null removes it from the object.
+    eventually("it is removed", || written(1) == Some(Value::Null));
+    let sent = changed(&api, &format!("{POOLS}/{}/status", id(1)));
+    let status = sent.last().unwrap()["status"].as_object().unwrap();
+    assert!(status.contains_key("frozen"), "{status:?}");
     api.runtime.block_on(cluster.shut_down());
 }

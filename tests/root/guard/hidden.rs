@@ -54,7 +54,7 @@ fn the_next_sweep_thaws_journaled_freezes_and_never_foreign_ones() {
     assert!(are_stopped(&writers), "no process is left to thaw them");
     let listed = fixture.guard.journalled().unwrap();
     assert_eq!(listed.len(), 3);
-    assert!(listed.iter().all(|entry| !entry.held));
+    assert!(listed.iter().all(|entry| !entry.held && entry.freezing));
     assert_eq!(fixture.guard.sweep().unwrap(), ["v0", "v1", "v2"]);
     writers.into_iter().for_each(ProbeWrite::goes_on);
     fixture.assert_all_thawed();

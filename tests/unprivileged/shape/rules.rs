@@ -57,6 +57,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "complete",
             "cuts",
             "failure",
+            "freeze",
             "listing",
             "model",
             "object",

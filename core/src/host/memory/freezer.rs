@@ -312,6 +312,7 @@ impl Freezer for MemoryHost {
                     owner: u32::try_from(session.owner).unwrap_or(u32::MAX),
                     since: session.since,
                     until: session.until,
+                    freezing: session.thread.is_some(),
                     held: machine.is_alive(session.owner),
                     mapped: match member.is_mapped {
                         true => machine.uuid_of(member.number),

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{bytes, whole};
 use crate::agent::{DescribeResponse, Pool as Shown};
-use crate::router::kube::pool::{Health, PoolStatus};
+use crate::model::VolumeId;
+use crate::router::kube::pool::{FrozenVolume, Health, PoolStatus};
+
+/// Volumes of a pool that are listed as frozen.
+const MAX_FROZEN: usize = 20;
 
 /// A pool in the answer of an agent.
 #[derive(Debug)]
@@ -42,6 +46,7 @@ impl Observation {
             evacuation: None,
             usage: Vec::new(),
             orphans: None,
+            frozen: self.frozen(),
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),
             total_bytes: pool.total_bytes,
@@ -56,6 +61,24 @@ impl Observation {
             last_seen: Some(whole(self.at)),
             node_gone_since: None,
         }
+    }
+
+    /// Volumes of the pool that have been frozen for long.
+    fn frozen(&self) -> Vec<FrozenVolume> {
+        let time = |seconds| Timestamp::from_second(seconds).ok().map(Time);
+        let its = self.answer.long_freezes.iter().filter(|one| {
+            let id = one.volume_id.parse::<VolumeId>();
+            id.is_ok_and(|id| id.pool.to_string() == self.pool().id)
+        });
+        let each = its.filter_map(|one| {
+            Some(FrozenVolume {
+                id: one.volume_id.clone(),
+                since: time(one.since)?,
+                until: time(one.until)?,
+                held: one.held,
+            })
+        });
+        each.take(MAX_FROZEN).collect()
     }
 
     /// Whether the pool is served, by an agent that reports what the pool lies on.

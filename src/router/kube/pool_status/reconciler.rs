@@ -120,6 +120,9 @@ impl Reconciler for PoolController {
         if change.status.orphans.is_none() {
             status["orphans"] = json!(null);
         }
+        if change.status.frozen.is_empty() {
+            status["frozen"] = json!(null);
+        }
         if write_status(&api, &what, &name, &status).await? == Outcome::Stale {
             return Ok(Outcome::Stale);
         }

@@ -4,6 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::*;
 use crate::agent::Pool as Shown;
+use crate::agent::describe_response::LongFreeze;
+use crate::router::kube::pool::FrozenVolume;
 
 const DRIVER: &str = "csi.example";
 
@@ -71,6 +73,14 @@ impl Sky {
             problem: None,
             is_refused: false,
         });
+    }
+
+    /// The last answer of the agent of a node also had these.
+    fn freezes(&mut self, node: &str, freezes: Vec<LongFreeze>) {
+        let mut reports = self.reports.iter_mut();
+        let report = reports.find(|report| report.node == node).unwrap();
+        let (_, answer) = report.seen.as_mut().unwrap();
+        Arc::make_mut(answer).long_freezes = freezes;
     }
 
     fn is_silent(&mut self, node: &str) {
@@ -232,6 +242,56 @@ fn a_crd_that_does_not_keep_what_a_pool_lies_on_is_written_once_a_minute_at_most
     sky.now = 60;
     sky.says("a", vec![told()]);
     assert_eq!(sky.changes().len(), 1);
+}
+
+#[test]
+fn what_is_frozen_for_long_is_shown_with_the_time_at_which_that_was_seen() {
+    let freeze = |pool: u128, volume: u128, since: i64| LongFreeze {
+        volume_id: format!("{}.{}", id(pool), uuid::Uuid::from_u128(volume)),
+        since,
+        until: since + 10,
+        held: true,
+    };
+    let mut sky = Sky::new();
+    let pools = || vec![shown(1), shown(2)];
+    sky.says("a", pools());
+    sky.write();
+    let many = (0..30).map(|n| freeze(1, n, 1_700_000_000 + n as i64));
+    sky.now = 60;
+    sky.says("a", pools());
+    sky.freezes(
+        "a",
+        many.chain([freeze(3, 7, 5), freeze(1, 8, i64::MAX - 10)])
+            .collect(),
+    );
+    sky.write();
+    let frozen = &sky.status(1).frozen;
+    assert_eq!(frozen.len(), 20);
+    let first = FrozenVolume {
+        id: freeze(1, 0, 0).volume_id,
+        since: Time(time(0)),
+        until: Time(time(10)),
+        held: true,
+    };
+    assert_eq!(frozen[0], first);
+    assert_eq!(
+        sky.status(2).frozen,
+        [],
+        "those of other pools are not its own"
+    );
+    // It is not known any more whether they are frozen.
+    sky.is_silent("a");
+    sky.now = 200;
+    sky.write();
+    assert_eq!(sky.status(1).frozen.len(), 20);
+    assert_eq!(sky.status(1).last_seen, Some(Time(time(60))));
+    sky.says("a", pools());
+    sky.write();
+    assert_eq!(sky.status(1).frozen, []);
+    // The CRD of the previous release does not keep it.
+    sky.freezes("a", vec![freeze(1, 1, 1_700_000_000)]);
+    sky.now = 230;
+    assert_eq!(sky.changes(), []);
 }
 
 #[test]

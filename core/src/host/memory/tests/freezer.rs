@@ -58,7 +58,9 @@ fn a_cut_under_a_freeze_has_all_written_data() {
     let freeze = begin(&host);
     freeze.sync().unwrap();
     host.write_unsynced(path(STAGE), 2).unwrap();
+    assert!(!host.journalled().unwrap()[0].freezing);
     freeze.freeze().unwrap();
+    assert!(host.journalled().unwrap()[0].freezing);
     assert_eq!(host.write_unsynced(path(STAGE), 3), Err(Errno::EAGAIN));
     host.perform(&Effect::CloneWhole {
         source: path("/memory/img"),
