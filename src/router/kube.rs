@@ -181,7 +181,7 @@ pub struct InCluster {
     changes: tokio::sync::watch::Sender<()>,
     leadership: Leadership,
     recorder: EventRecorder,
-    notes: mpsc::Sender<(Content, Note)>,
+    notes: mpsc::Sender<note::Noted>,
     /// The cluster has the snapshot CRDs, and this installation has no csi-snapshotter.
     snapshotter_missing: AtomicBool,
     /// The number of nodes whose label is wrong and is not changed.

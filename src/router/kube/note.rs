@@ -28,16 +28,16 @@ const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(20),
 ];
 
+/// What is recorded at which object.
+pub(super) type Noted = (Content, Note);
+
 /// Both ends of a queue.
-pub(super) fn queue() -> (
-    mpsc::Sender<(Content, Note)>,
-    mpsc::Receiver<(Content, Note)>,
-) {
+pub(super) fn queue() -> (mpsc::Sender<Noted>, mpsc::Receiver<Noted>) {
     mpsc::channel(MAX_WAITING)
 }
 
 /// Writes the annotations of a queue, for ever.
-pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<(Content, Note)>) {
+pub(super) async fn write(client: Client, mut notes: mpsc::Receiver<Noted>) {
     while let Some((content, note)) = notes.recv().await {
         let note = annotations(&note);
         match retried(&RETRY_DELAYS, || patch(&client, &content, &note)).await {
