@@ -171,8 +171,8 @@ soak: ## Run the consistency tests of cuts and clones with thousands of rounds, 
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test root --test simulated --test unprivileged -- cut:: host_linux:: guard:: databases:: kill:: across::clones:: across::copies:: fault_sweep:: state_machine:: router::lies::
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=full PROPTEST_CASES=20000 $(CARGO) test --locked --no-fail-fast --features fault --test simulated
 	$(TESTS_AS_ROOT) SLACKWATER_SOAK=1 $(CARGO) test --locked --no-fail-fast --features fault --test guest
-	@if [ -n "$$($(AS_ROOT) tests/cluster/node list 2>/dev/null)" ]; then $(AS_ROOT) env E2E_KILLS=20 tests/e2e/run populate; \
-	else echo "kills of data sources in a cluster: none runs on this machine (make cluster)"; fi
+	@if [ -n "$$($(AS_ROOT) tests/cluster/node list 2>/dev/null)" ]; then $(AS_ROOT) env E2E_KILLS=20 tests/e2e/run populate restores; \
+	else echo "kills of data sources, schedules, reverts and restores in a cluster: none runs on this machine (make cluster)"; fi
 
 .PHONY: fuzz
 fuzz: ## Fuzz the parsers of records, tables, superblocks, program output and requests, FUZZ_SECONDS=120 for each target
@@ -228,6 +228,7 @@ cluster-down: ## Stop that Kubernetes and delete it, except for the build cache
 
 .PHONY: e2e
 e2e: ## Run end-to-end tests in the cluster of `make cluster` (SUITES="lifecycle groups")
+	$(CARGO) build --release --locked --package kubectl-slackwater
 	@$(AS_ROOT) tests/e2e/run $(SUITES)
 
 .PHONY: bench-e2e

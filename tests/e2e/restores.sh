@@ -1,0 +1,261 @@
+# Schedules, reverts, restores and transfers, with `kubectl slackwater` as a person would use it. Needs
+# target/release/kubectl-slackwater (make e2e builds it).
+# E2E_KILLS=20: so many kills of each process in each workflow (make soak).
+# shellcheck shell=bash
+# shellcheck source=tests/e2e/databases.sh
+. "$E2E/databases.sh" # for its functions, and PostgreSQL
+
+# kubectl finds the plugin by its name.
+slackwater() { PATH=$TARGET/release:$PATH kubectl slackwater "$@" --namespace "$NS"; }
+
+# with_schedules: the controller executes schedules, and may keep what a revert replaces.
+with_schedules() {
+    [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater (cargo build --release --package kubectl-slackwater)"; exit 77; }
+    two_nodes
+    chart --set schedules.create=true --set reverts.keepOld=true
+    # (bash has one trap for EXIT, and `commits` sets it, too)
+    trap 'chart --set schedules.create=false --set reverts.keepOld=false' EXIT
+}
+chart() {
+    helm upgrade slackwater "$E2E/../../deploy/chart" --namespace "$SYSTEM" --reuse-values "$@" >/dev/null
+    kubectl -n "$SYSTEM" rollout status --timeout="$WAIT" deployment/slackwater-controller >/dev/null
+}
+
+# PostgreSQL with a table whose rows are numbered without a gap, and a client that commits one row after the
+# other and records what was acknowledged.
+orders() {
+    example postgresql orders
+    sql orders-0 'CREATE TABLE log (id bigint PRIMARY KEY, at timestamptz DEFAULT clock_timestamp())'
+    client
+}
+sql() { k exec "$1" -c postgresql -- psql -U postgres -XqAt -v ON_ERROR_STOP=1 -c "$2"; }
+RUNS=()
+client() {
+    commits orders-0 'BEGIN; INSERT INTO log SELECT coalesce(max(id), 0) + 1 FROM log; COMMIT; SELECT max(id) FROM log;' \
+        'psql -U postgres -XqAt -v ON_ERROR_STOP=1'
+    CLIENT=$!
+    trap 'kill $CLIENT 2>/dev/null || :; chart --set schedules.create=false --set reverts.keepOld=false' EXIT
+}
+# has_commits POD NUMBER: each row up to at least that number is there.
+has_commits() {
+    is "rows without a gap, and at least $2" "$(sql "$1" "SELECT count(*) = max(id), count(*) >= $2 FROM log")" 't|t'
+    note "it has $(sql "$1" 'SELECT max(id) FROM log') rows; $2 were acknowledged before the snapshot was requested"
+}
+
+# schedule NAME CRON
+schedule() {
+    apply <<EOF
+apiVersion: slackwater.dev/v1alpha1
+kind: SnapshotSchedule
+metadata: {name: $1}
+spec:
+  selector: {matchLabels: {app: orders}}
+  class: slackwater-application
+  cron: "$2"
+  keep: {last: 5}
+EOF
+    # A controller executes it. Another one leads a moment after it was replaced.
+    k wait --for=condition=Scheduling --timeout="$WAIT" "snapshotschedules.slackwater.dev/$1" >/dev/null
+}
+# run_schedule NAME: executes it now. The set is in SET, and the last number that was acknowledged before in BEFORE.
+run_schedule() {
+    BEFORE=$(acknowledged)
+    slackwater schedule run "$1" --yes --wait --timeout 5m >"$LOGS/$NS.run" || fail "schedule run: $(cat "$LOGS/$NS.run")" || return 1
+    SET=$(sets | grep -e "-$(date --utc --date="$(get "snapshotschedules.slackwater.dev/$1" .spec.runAt)" +%Y%m%d-%H%M)-")
+    RUNS+=("$SET")
+    ready_group "$SET"
+}
+sets() { k get volumegroupsnapshots -l slackwater.dev/schedule-uid -o name | cut -d / -f 2 | sort; }
+scale() { # REPLICAS
+    k scale statefulset/orders --replicas="$1" >/dev/null
+    if [ "$1" = 0 ]; then k wait --for=delete pod/orders-0 --timeout="$WAIT" >/dev/null; else
+        k rollout status --timeout="$WAIT" statefulset/orders >/dev/null || fail "PostgreSQL does not start: $(k logs orders-0 --tail=20)"
+    fi
+}
+annotation() { # GROUP NAME
+    kubectl get volumegroupsnapshotcontent "$(get "volumegroupsnapshot/$1" .status.boundVolumeGroupSnapshotContentName)" \
+        -o "jsonpath={.metadata.annotations.slackwater\.dev/$2}"
+}
+
+# Kills of each process while a workflow runs in the background: kills_during PID PATTERN...
+kills_during() {
+    local pid=$1 n pattern round
+    shift
+    for round in $(seq "${E2E_KILLS:-1}"); do
+        for pattern; do
+            for n in $(running); do
+                sleep "0.$((RANDOM % 10))"
+                kill -0 "$pid" 2>/dev/null || { note "it ended before kill $round of $pattern"; return 0; }
+                node_exec "$n" pkill -9 -f "$pattern" || :
+            done
+        done
+    done
+}
+
+test_postgresql_is_scheduled_cut_destroyed_and_restored() {
+    local first kept code
+    with_schedules
+    orders
+    schedule hourly '*/5 * * * *'
+
+    # A run of the schedule, while the controller and the agents are killed.
+    kills_during $$ "$ROUTER" "$AGENT" &
+    run_schedule hourly
+    wait $!
+    first=$SET
+    is "the level of $first" "$(annotation "$first" level)" application
+    note "frozen for $(annotation "$first" frozen-ms) ms, held for $(annotation "$first" held-ms) ms"
+    go_on
+    kill "$CLIENT"
+
+    # In place: the claims and their volumes stay. Agents and controller are killed.
+    sql orders-0 'DROP TABLE log'
+    scale 0
+    claims=$(k get pvc -o 'jsonpath={range .items[*]}{.metadata.uid}{.spec.volumeName}{"\n"}{end}')
+    slackwater revert --group "$first" --keep-old --yes --wait --timeout 5m >"$LOGS/$NS.revert" 2>&1 &
+    kills_during $! "$AGENT" "$ROUTER"
+    code=0
+    wait $! || code=$?
+    [ "$code" = 0 ] || fail "revert: $code $(cat "$LOGS/$NS.revert")" || return 1
+    is "the same claims" "$(k get pvc -o 'jsonpath={range .items[*]}{.metadata.uid}{.spec.volumeName}{"\n"}{end}')" "$claims"
+    scale 1
+    has_commits orders-0 "$BEFORE"
+    kept=$(k get volumesnapshots -o name | grep -c before-revert-)
+    is "snapshots of what was there before" "$kept" 2
+    nothing_frozen
+
+    # Under the same names: the StatefulSet, its claims and their volumes are gone. The plugin is killed.
+    client
+    run_schedule hourly
+    go_on
+    kill "$CLIENT"
+    gone statefulset/orders
+    gone pod --all --grace-period=1
+    gone pvc --all
+    sed 's/replicas: 1/replicas: 0/' "$EXAMPLES/postgresql.yaml" | k apply -f - >/dev/null
+    for _ in $(seq "${E2E_KILLS:-1}"); do
+        timeout --signal=KILL "0.$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore "$SET" \
+            --statefulset orders --yes --namespace "$NS" >/dev/null 2>&1 || :
+    done
+    slackwater restore "$SET" --statefulset orders --yes --wait --timeout 5m
+    scale 1
+    has_commits orders-0 "$BEFORE"
+
+    # The schedule's own slot comes, too, with what runs then.
+    of_its_own() { sets | grep --invert-match --quiet --line-regexp "${RUNS[@]/#/--regexp=}"; }
+    eventually 360 of_its_own || fail "no set but those of runs: $(sets)" || return 1
+    has "the schedule" "$(slackwater schedules)" application
+    delete_all
+}
+
+# docs/restore.md, "PostgreSQL: point-in-time recovery", step by step.
+test_postgresql_is_recovered_to_a_point_in_time() {
+    local at last segment
+    with_schedules
+    claim archive 1Gi
+    orders
+    # The archive of the log is on a claim of its own, which the schedule does not cut.
+    k patch statefulset/orders --type strategic -p '{"spec": {"template": {"spec": {
+        "containers": [{"name": "postgresql", "volumeMounts": [{"name": "archive", "mountPath": "/archive"}]}],
+        "volumes": [{"name": "archive", "persistentVolumeClaim": {"claimName": "archive"}}]}}}}' >/dev/null
+    kill "$CLIENT"
+    k rollout status --timeout="$WAIT" statefulset/orders >/dev/null
+    sql orders-0 "ALTER SYSTEM SET archive_mode = on"
+    sql orders-0 "ALTER SYSTEM SET archive_command = 'test ! -f /archive/%f && cp %p /archive/%f'"
+    scale 0
+    scale 1
+    client
+    schedule hourly '7 3 * * *'
+    run_schedule hourly
+    go_on
+    # The moment before an error; what was acknowledged until then must be there, and nothing later.
+    last=$(acknowledged)
+    at=$(sql orders-0 'SELECT clock_timestamp()')
+    go_on
+    kill "$CLIENT"
+    sql orders-0 "DELETE FROM log WHERE id < $last"
+    segment=$(sql orders-0 'SELECT pg_walfile_name(pg_switch_wal())')
+    archived() { [ "$(sql orders-0 "SELECT last_archived_wal >= '$segment' FROM pg_stat_archiver")" = t ]; }
+    eventually 60 archived
+    scale 0
+    slackwater restore "$SET" --statefulset orders --suffix pitr --yes
+    # What the StatefulSet expects under its new name. It reads the archive, and must not write to it.
+    pod prepare data-orders-pitr-0:/data
+    ready pod/prepare
+    inside prepare 'touch /data/pgdata/recovery.signal && chown 999:999 /data/pgdata/recovery.signal'
+    inside prepare "printf '%s\n' \"archive_mode = off\" \"restore_command = 'cp /archive/%f %p'\" \"recovery_target_time = '$at'\" \"recovery_target_action = promote\" >>/data/pgdata/postgresql.auto.conf"
+    gone pod/prepare
+    sed 's/orders/orders-pitr/; s/replicas: 1/replicas: 0/' "$EXAMPLES/postgresql.yaml" | k apply -f - >/dev/null
+    k patch statefulset/orders-pitr --type strategic -p '{"spec": {"template": {"spec": {
+        "containers": [{"name": "postgresql", "volumeMounts": [{"name": "archive", "mountPath": "/archive", "readOnly": true}]}],
+        "volumes": [{"name": "archive", "persistentVolumeClaim": {"claimName": "archive"}}]}}}}' >/dev/null
+    k scale statefulset/orders-pitr --replicas=1 >/dev/null
+    k rollout status --timeout="$WAIT" statefulset/orders-pitr >/dev/null || fail "PostgreSQL does not recover: $(k logs orders-pitr-0 --tail=30)" || return 1
+    recovered() { [ "$(sql orders-pitr-0 'SELECT pg_is_in_recovery()')" = f ]; }
+    eventually 60 recovered
+    has_commits orders-pitr-0 "$last"
+    is "rows that were committed later" "$(sql orders-pitr-0 "SELECT count(*) FROM log WHERE at > '$at'")" 0
+    [ "$BEFORE" -lt "$last" ] || fail "the target is not later than the cut" || return 1
+    delete_all
+}
+
+# A copy is proven by a check in a pod, and others are given to another namespace, with interruptions.
+test_a_group_is_checked_and_transferred() {
+    local other=$NS-other
+    with_schedules
+    orders
+    schedule hourly '7 3 * * *'
+    run_schedule hourly
+    kill "$CLIENT"
+    slackwater restore "$SET" --suffix check --yes --wait --timeout 5m --discard --verify-image docker.io/library/postgres:15 --verify-user 999 \
+        --verify 'pg_controldata /restored/data-orders-0/pgdata && ls /restored/wal-orders-0/pg_wal' >"$LOGS/$NS.verify" 2>&1 ||
+        fail "the check: $(cat "$LOGS/$NS.verify")" || return 1
+    has "the check" "$(tail -n 1 "$LOGS/$NS.verify")" 'The check succeeded'
+    no_claims_of() { ! k get pvc -o name | grep --quiet -e "$1"; }
+    eventually 60 no_claims_of check
+    slackwater restore "$SET" --suffix copy --yes
+    pod reader data-orders-0-copy:/data wal-orders-0-copy:/wal
+    ready pod/reader
+    gone pod/reader
+    kubectl create namespace "$other" >/dev/null
+    for name in data wal; do
+        for _ in $(seq "${E2E_KILLS:-1}"); do
+            timeout --signal=KILL "0.$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" transfer "$name-orders-0-copy" \
+                --to-namespace "$other" --name "$name-orders-0" --yes --namespace "$NS" >/dev/null 2>&1 || :
+        done
+        slackwater transfer "$name-orders-0-copy" --to-namespace "$other" --name "$name-orders-0" --yes
+    done
+    starts_in "$other"
+    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+
+    # The same with one command.
+    kubectl create namespace "$other" >/dev/null
+    for _ in $(seq "${E2E_KILLS:-1}"); do
+        timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore "$SET" \
+            --to-namespace "$other" --yes --namespace "$NS" >/dev/null 2>&1 || :
+    done
+    slackwater restore "$SET" --to-namespace "$other" --yes --timeout 5m
+    eventually 60 no_claims_of restore-
+    starts_in "$other"
+    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+    delete_all
+}
+
+# The claims of PostgreSQL in another namespace are used by a StatefulSet there.
+starts_in() { # NAMESPACE
+    kubectl -n "$1" create configmap slackwater-hooks --from-file="$EXAMPLES/hooks" >/dev/null
+    kubectl -n "$1" apply -f "$EXAMPLES/postgresql.yaml" >/dev/null
+    kubectl -n "$1" rollout status --timeout="$WAIT" statefulset/orders >/dev/null
+    (NS=$1; has_commits orders-0 "$BEFORE")
+}
+
+# Everything can be deleted.
+delete_all() {
+    k delete statefulset --all --cascade=orphan >/dev/null
+    gone snapshotschedules.slackwater.dev --all
+    gone volumereverts.slackwater.dev --all
+    gone pod --all --grace-period=1
+    gone volumegroupsnapshot --all
+    eventually 60 no_group_members
+    gone volumesnapshot --all
+}
