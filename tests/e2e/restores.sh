@@ -232,9 +232,9 @@ test_a_group_is_checked_and_transferred() {
     kubectl create namespace "$other" >/dev/null
     for _ in $(seq "${E2E_KILLS:-1}"); do
         timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore "$SET" \
-            --to-namespace "$other" --yes --namespace "$NS" >/dev/null 2>&1 || :
+            --to-namespace "$other" --yes --wait --timeout 5m --namespace "$NS" >/dev/null 2>&1 || :
     done
-    slackwater restore "$SET" --to-namespace "$other" --yes --timeout 5m
+    slackwater restore "$SET" --to-namespace "$other" --yes --wait --timeout 5m
     eventually 60 no_claims_of restore-
     starts_in "$other"
     kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
