@@ -218,6 +218,8 @@ test_a_group_is_checked_and_transferred() {
     ready pod/reader
     gone pod/reader
     kubectl create namespace "$other" >/dev/null
+    # shellcheck disable=SC2064 # now
+    trap "kubectl delete namespace $other --ignore-not-found --wait=false >/dev/null; $(trap -p EXIT | sed "s/^trap -- '//; s/' EXIT$//")" EXIT
     for name in data wal; do
         for _ in $(seq "${E2E_KILLS:-1}"); do
             timeout --signal=KILL "0.$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" transfer "$name-orders-0-copy" \
