@@ -56,10 +56,7 @@ fn count(number: i64) -> u64 {
 
 fn pool(pool: &Pool) -> world::Pool {
     let status = pool.status.clone().unwrap_or_default();
-    let (free, used) = (
-        status.available_bytes,
-        status.total_bytes - status.available_bytes,
-    );
+    let (free, used) = (status.available_bytes, status.used_bytes());
     let seen = status.last_seen.as_ref().map(|seen| seen.0);
     let full_at = seen.and_then(|seen| pool_usage::full_at(&status.usage, seen, used, free));
     world::Pool {

@@ -130,6 +130,13 @@ pub struct PoolStatus {
     pub frozen: Vec<FrozenVolume>,
 }
 
+impl PoolStatus {
+    /// Bytes that are not free. An agent can report any numbers.
+    pub fn used_bytes(&self) -> i64 {
+        self.total_bytes.saturating_sub(self.available_bytes)
+    }
+}
+
 /// A volume whose file system has been frozen for longer than a cut takes, by the clock of its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

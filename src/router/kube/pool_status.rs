@@ -309,8 +309,8 @@ impl PoolStatuses {
             keep_unreported(&mut status, old);
         }
         status.orphans = self.shown_orphans(id, old);
-        let used = status.total_bytes - status.available_bytes;
-        let used = (is_shown && status.health == Health::Healthy).then_some(used);
+        let is_well = is_shown && status.health == Health::Healthy;
+        let used = is_well.then(|| status.used_bytes());
         let samples = old.map_or(&[][..], |old| &old.usage);
         status.usage = pool_usage::sampled(samples, whole(self.now), used);
         status.placed_since = self.placed_since(&status, old, is_shown);

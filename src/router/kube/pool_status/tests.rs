@@ -787,10 +787,24 @@ fn the_usage_of_a_pool_is_sampled_once_an_hour() {
     assert_eq!(times(&sky), expected);
     let status = sky.status(1);
     let used = status.total_bytes - status.available_bytes;
+    assert_eq!(status.used_bytes(), used);
     assert!(status.usage.iter().all(|one| one.used_bytes == used));
     sky.is_silent("a");
     sky.now += 7200;
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
     assert_eq!(times(&sky), expected);
+}
+
+#[test]
+fn numbers_of_an_agent_that_cannot_be_are_no_fault_of_the_router() {
+    let mut sky = Sky::new();
+    let strange = Shown {
+        total_bytes: i64::MAX,
+        available_bytes: i64::MIN,
+        ..shown(1)
+    };
+    sky.says("a", vec![strange]);
+    sky.write();
+    assert_eq!(sky.status(1).usage[0].used_bytes, i64::MAX);
 }
