@@ -12,7 +12,7 @@ use crate::operation::Kept;
 /// names contain a UUID, and are never used for another volume.
 pub(super) const SNAPSHOT_CONTENT: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
 /// Key in which csi-snapshotter passes the object that will represent a group.
-pub(super) const GROUP_CONTENT: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
+const GROUP_CONTENT: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
 /// A kind of object, by the prefix of its metadata keys.
 type Object = (&'static str, fn(String) -> ObjectRef);
@@ -51,12 +51,17 @@ impl Router {
     /// Records at the object of a cut how long it stopped writers, if it did.
     pub(super) fn record_durations(&self, given: &HashMap<String, String>, stats: &CutStats) {
         let (frozen, held) = (stats.freeze, stats.held);
-        let group = given.get(GROUP_CONTENT).cloned().map(Content::Group);
-        let content = group.or_else(|| given.get(SNAPSHOT_CONTENT).cloned().map(Content::Snapshot));
-        if let Some(content) = content.filter(|_| frozen.is_some() || held.is_some()) {
+        let content = content(given).filter(|_| frozen.is_some() || held.is_some());
+        if let Some(content) = content {
             self.cluster.note(content, Note::Durations { frozen, held });
         }
     }
+}
+
+/// The object that will represent the result, which csi-snapshotter names in the parameters.
+pub(super) fn content(given: &HashMap<String, String>) -> Option<Content> {
+    let group = given.get(GROUP_CONTENT).cloned().map(Content::Group);
+    group.or_else(|| given.get(SNAPSHOT_CONTENT).cloned().map(Content::Snapshot))
 }
 
 /// The object that the parameters of a request name.

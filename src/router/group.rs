@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::cluster::{Content, Note, ObjectRef, Reached};
-use super::cut_event::GROUP_CONTENT;
+use super::cluster::{Note, ObjectRef, Reached};
 use super::cut_event::about;
+use super::cut_event::content;
 use super::cutting::Wanted;
 use super::resolve::Asked;
 use crate::csi;
@@ -40,7 +40,7 @@ impl GroupController for Router {
     ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
         let patience = patience(&request);
         let message = log_and_unwrap(request);
-        let content = message.parameters.get(GROUP_CONTENT).cloned();
+        let content = content(&message.parameters);
         let created = self.create_group(message, patience).await;
         let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
         ids::grouped(group.id);
@@ -50,8 +50,7 @@ impl GroupController for Router {
                 reason: member.reason.clone(),
                 cut_at: group.cut_at,
             };
-            self.cluster
-                .note(Content::Group(content), Note::Reached(reached));
+            self.cluster.note(content, Note::Reached(reached));
         }
         Ok(tonic::Response::new(
             csi::CreateVolumeGroupSnapshotResponse {

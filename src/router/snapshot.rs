@@ -9,8 +9,8 @@ use tonic::Code;
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
-use super::cluster::{Content, Note, Reached};
-use super::cut_event::SNAPSHOT_CONTENT;
+use super::cluster::{Note, Reached};
+use super::cut_event::{SNAPSHOT_CONTENT, content};
 use super::find::AT_ONCE;
 use super::route::{Owner, absent};
 use crate::agent::FindRequest;
@@ -60,7 +60,7 @@ impl Router {
                 cut => cut?,
             }
         }
-        let content = message.parameters.get(SNAPSHOT_CONTENT).cloned();
+        let content = content(&message.parameters);
         let answer = call
             .forward_whole(&agent, message, async |mut client, request| {
                 client.create_snapshot(request).await
@@ -78,8 +78,7 @@ impl Router {
                 reason,
                 cut_at: at.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(0)),
             };
-            self.cluster
-                .note(Content::Snapshot(content), Note::Reached(reached));
+            self.cluster.note(content, Note::Reached(reached));
         }
         Ok(created)
     }

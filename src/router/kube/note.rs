@@ -1,5 +1,6 @@
 //! The consistency level of snapshots, and how long their cuts stopped writers, as annotations of
-//! their VolumeSnapshotContent or VolumeGroupSnapshotContent. An event is deleted after an hour; an auditor may ask a year later.
+//! their VolumeSnapshotContent or VolumeGroupSnapshotContent. An event is deleted after an hour; an
+//! auditor may ask a year later.
 //!
 //! They go through a bounded queue, as events do. A snapshot is valid whether or not its annotations
 //! can be written.

@@ -10,9 +10,9 @@ use serde::Serialize;
 pub(super) const STALE: SignedDuration = SignedDuration::from_mins(3);
 /// The free space below which the chart has an alert, in thousandths.
 const NEARLY_FULL: u64 = 50;
-/// A pool that will be full within this time is a problem if less than this is free, in thousandths. The
-/// chart has an alert with the same limits.
+/// A pool that will be full within this time is a problem, as for the alert SlackwaterPoolWillBeFull.
 const SOON: SignedDuration = SignedDuration::from_hours(24);
+/// But not while at least this part of it is free, in thousandths, as for that alert.
 const HAS_ROOM: u64 = 400;
 
 /// Something that a person should look at.

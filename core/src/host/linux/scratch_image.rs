@@ -123,8 +123,8 @@ impl ScratchImage {
         let link = format!("/proc/self/fd/{}", image.as_raw_fd());
         let open = File::open(link).map_err(failed("open a file in", &folder))?;
         drop(image);
-        // The lease is the proof that the loop device has released the file. The next call reports an error. What the
-        // unmount could not write is in the journal, or was committed: all of it was durable before.
+        // The lease is the proof that the loop device has released the file; the next call reports an
+        // error. The content was made durable before, so an unmount that fails loses nothing.
         let _ = wait_for_lease(&open, DETACH_TIMEOUT);
         ImportSource::file(&folder, open, BLOCK)
     }

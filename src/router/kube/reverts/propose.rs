@@ -107,13 +107,11 @@ impl Reader<'_> {
         let driver = cluster.options.driver.as_str();
         let is_ours = |class: &&DynamicObject| text(class, "/driver") == Some(driver);
         let ours = listed.iter().filter(is_ours);
-        let is_other = |class: &DynamicObject| {
-            class
-                .annotations()
-                .get(DEFAULT_CLASS)
-                .is_none_or(|it| it != "true")
+        let is_default = |class: &DynamicObject| {
+            let mark = class.annotations().get(DEFAULT_CLASS);
+            mark.is_some_and(|mark| mark == "true")
         };
-        let class = ours.min_by_key(|class| (is_other(class), class.name_any()));
+        let class = ours.min_by_key(|class| (!is_default(class), class.name_any()));
         match class {
             Some(class) => Ok(class.name_any()),
             None => not_yet(
