@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use slackwater_populate::failure::Next;
+use slackwater_testkit::unmount;
 
 use crate::Device;
 use crate::server::{Server, Tls, object, reply, serves};
@@ -34,8 +35,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(self.0.root()).status();
-        assert!(unmounted.expect("umount starts").success());
+        unmount(&self.0.root());
     }
 }
 

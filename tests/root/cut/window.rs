@@ -2,6 +2,7 @@
 //! and can be thawed, and an early thaw discards the cut.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use slackwater::csi;
 use tonic::{Code, Status};
@@ -10,7 +11,7 @@ use super::held::{Probe, Release, arm, await_stop, end_of, go_on};
 use super::{GIB, Node, refused};
 use slackwater_testkit::disk::mounts_below;
 use slackwater_testkit::snapshots::from_snapshot;
-use slackwater_testkit::{eventually, mount, run, succeeds, unmount};
+use slackwater_testkit::{WAIT_TIMEOUT, eventually, mount, run, succeeds, unmount};
 
 /// Longer than a test needs for its checks in the window.
 const LONG: [(&str, &str); 2] = [("freezeTimeout", "30s"), ("retries", "0")];
@@ -105,7 +106,7 @@ async fn members_in_the_window_cannot_be_changed() {
         source_volume_ids: vec![volumes[0].id.clone()],
         ..Default::default()
     });
-    same.set_timeout(std::time::Duration::from_secs(5));
+    same.set_timeout(Duration::from_secs(5));
     let mut groups = node.client.groups();
     let same = groups.create_volume_group_snapshot(same).await;
     refused(same, Code::Aborted);
@@ -234,6 +235,24 @@ async fn a_foreign_thaw_in_the_window_never_results_in_a_snapshot() {
     tokio::join!(foreign_thaw("xfs", "0"), foreign_thaw("btrfs", "1"));
 }
 
+/// A pool that nothing could be written to for some seconds refuses calls until its disk was
+/// checked again.
+async fn snapshot_once_the_disk_answers(node: &Node, volume: &str) -> String {
+    let taken = async {
+        loop {
+            match node.client.snapshot("t", volume, &[]).await {
+                Err(status) if status.message().contains("its disk hangs") => {
+                    assert_eq!(status.code(), Code::Unavailable);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                answer => return answer.unwrap().snapshot_id,
+            }
+        }
+    };
+    let taken = tokio::time::timeout(WAIT_TIMEOUT, taken).await;
+    taken.expect("the pool is used again")
+}
+
 /// The pool's own file system is frozen below, so that FIFREEZE does not return.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_freeze_that_hangs_blocks_the_writer_no_longer_than_its_cause() {
@@ -263,13 +282,12 @@ async fn a_freeze_that_hangs_blocks_the_writer_no_longer_than_its_cause() {
     eventually("the prepared files are removed", || {
         node.disk.snapshots().is_empty()
     });
-    let snapshot = node.client.snapshot("t", &volume.id, &[]).await.unwrap();
+    let snapshot = snapshot_once_the_disk_answers(&node, &volume.id).await;
     assert_eq!(
         node.client.snapshots("").await.unwrap(),
-        std::slice::from_ref(&snapshot.snapshot_id)
+        std::slice::from_ref(&snapshot)
     );
-    let deleted = node.client.delete_snapshot(&snapshot.snapshot_id).await;
-    deleted.unwrap();
+    node.client.delete_snapshot(&snapshot).await.unwrap();
     drop(release);
     end(&node, vec![volume]).await;
 }
