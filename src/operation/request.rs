@@ -2,6 +2,7 @@
 //! regard to the state of the node.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::model::Capability;
@@ -297,6 +298,9 @@ pub struct Snapshot {
     pub independent: bool,
     /// The home of the node on which the snapshot is.
     pub home: HomeId,
+    /// From the first freeze to the last thaw of its cut, if anything was frozen. Only the call that
+    /// took the snapshot knows it: no record has it.
+    pub frozen: Option<Duration>,
 }
 
 /// Arguments of ListSnapshots.

@@ -50,6 +50,8 @@ pub struct Reached {
     pub reason: String,
     /// The time of the cut in nanoseconds since 1970.
     pub cut_at: u64,
+    /// As in [`Note::Durations`], of a cut that an agent took without the router.
+    pub frozen: Option<Duration>,
 }
 
 /// What is recorded at the object of a snapshot, or of a group for all of its members.
@@ -57,7 +59,7 @@ pub struct Reached {
 pub enum Note {
     /// Its result.
     Reached(Reached),
-    /// How long the cut stopped writers.
+    /// How long a cut that the router coordinated stopped writers.
     Durations {
         /// From the first freeze to the last thaw, if anything was frozen.
         frozen: Option<Duration>,

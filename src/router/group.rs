@@ -49,6 +49,7 @@ impl GroupController for Router {
                 level: member.level,
                 reason: member.reason.clone(),
                 cut_at: group.cut_at,
+                frozen: None,
             };
             self.cluster.note(content, Note::Reached(reached));
         }

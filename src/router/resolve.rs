@@ -168,6 +168,7 @@ fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
         reason: member.reason.clone(),
         group: Some(group),
         independent: false,
+        frozen: None,
         home: member.home.parse().ok()?,
     })
 }

@@ -67,6 +67,7 @@ impl Router {
             })
             .await?;
         let reached = reached::read(answer.metadata());
+        let frozen = reached::read_frozen(answer.metadata());
         let created =
             self.check_created_snapshot(&agent, (&asked.name, source), answer.into_inner())?;
         if let (Some(content), Some((level, reason))) = (content, reached) {
@@ -76,6 +77,7 @@ impl Router {
             let reached = Reached {
                 level,
                 reason,
+                frozen,
                 cut_at: at.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(0)),
             };
             self.cluster.note(content, Note::Reached(reached));

@@ -229,6 +229,7 @@ impl Pools {
             group: record.group.as_ref().map(|group| GroupId(group.id)),
             independent: record.group.as_ref().is_some_and(|of| of.independent),
             home: self.home(),
+            frozen: None,
         }
     }
 

@@ -6,6 +6,8 @@
 //! this process cuts the only share. In a cluster the router coordinates several shares, each of
 //! which is driven by a stream ([`super::session`]).
 
+use std::time::Duration;
+
 use super::copy::no_sharing;
 use super::cut::used;
 use super::plan::Prepared;
@@ -36,6 +38,13 @@ pub(in crate::operation) struct Share {
     _members: Vec<LockGuard>,
     /// Watches the copies of thick volumes until these have blocks of their own.
     watchdog: ThickSpaceWatchdog,
+}
+
+/// The committed members of an attempt.
+pub(in crate::operation) struct Made {
+    pub(in crate::operation) snapshots: Vec<Prepared>,
+    /// From the first freeze to the last thaw, if anything was frozen.
+    pub(in crate::operation) frozen: Option<Duration>,
 }
 
 /// The properties of a cut that was proven to be good. They are the same for all its members.
@@ -180,14 +189,22 @@ impl Snapshots {
         mut share: Share,
         now: &Attempt<'_>,
         parameters: &SnapshotParameters,
-    ) -> Result<Vec<Prepared>> {
+    ) -> Result<Made> {
         let cut = self.cut(&share.members, now, parameters);
-        let kept = cut.and_then(|outcome| self.keep_share(&mut share, &outcome.into()));
-        if let Err(first) = kept {
-            return Err(self.undo_share(&mut share, first));
-        }
+        let kept = cut.and_then(|outcome| {
+            let frozen = outcome.stats.freeze;
+            self.keep_share(&mut share, &outcome.into())?;
+            Ok(frozen)
+        });
+        let frozen = match kept {
+            Ok(frozen) => frozen,
+            Err(first) => return Err(self.undo_share(&mut share, first)),
+        };
         self.commit_share(&mut share)?;
-        Ok(share.made)
+        Ok(Made {
+            snapshots: share.made,
+            frozen,
+        })
     }
 
     /// Makes the members durable, the image before the record, and unlocks the volumes. A single

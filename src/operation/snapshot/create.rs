@@ -67,11 +67,12 @@ impl Snapshots {
             let share = self.begin_share((&ids, mover), now.level, parameters, plan)?;
             self.make(share, now, parameters)
         })?;
-        let each = made
-            .first()
-            .map(|one| self.pools.snapshot(&one.pool, &one.record));
-        each.ok_or_else(|| Error::Bug {
+        let one = made.snapshots.first().ok_or_else(|| Error::Bug {
             invariant: "a single snapshot has a single source".into(),
+        })?;
+        Ok(Snapshot {
+            frozen: made.frozen,
+            ..self.pools.snapshot(&one.pool, &one.record)
         })
     }
 

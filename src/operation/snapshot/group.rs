@@ -62,7 +62,8 @@ impl Snapshots {
                     self.plan_member(source, id, &request.name, &membership, attempt)
                 };
                 let share = self.begin_share((ids, None), now.level, &request.parameters, plan)?;
-                self.make(share, now, &request.parameters)
+                let made = self.make(share, now, &request.parameters)?;
+                Ok(made.snapshots)
             },
         )?;
         let snapshots: Vec<_> = made

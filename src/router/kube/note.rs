@@ -85,11 +85,14 @@ fn annotations(note: &Note) -> BTreeMap<String, String> {
     let all = match note {
         Note::Reached(reached) => {
             let at = Timestamp::from_nanosecond(i128::from(reached.cut_at));
-            vec![
+            let frozen = reached.frozen.iter();
+            let mut all = vec![
                 ("level", reached.level.word().to_string()),
                 ("cut-at", at.map(|at| at.to_string()).unwrap_or_default()),
                 ("reason", reached.reason.clone()),
-            ]
+            ];
+            all.extend(frozen.map(|time| ("frozen-ms", milliseconds(time))));
+            all
         }
         Note::Durations { frozen, held } => {
             let frozen = frozen.iter().map(|time| ("frozen-ms", milliseconds(time)));

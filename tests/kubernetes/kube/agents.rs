@@ -298,13 +298,15 @@ fn the_level_of_a_snapshot_is_written_at_its_object() {
         let object = json!({"apiVersion": "x/v1", "kind": kind, "metadata": {"name": "c"}});
         api.put(&format!("{path}/c"), object);
     }
-    let reached = |reason: &str| {
+    let cut = |frozen, reason: &str| {
         Note::Reached(Reached {
             level: Level::Filesystem,
             reason: reason.into(),
             cut_at: 1_700_000_000_000_000_000,
+            frozen,
         })
     };
+    let reached = |reason: &str| cut(None, reason);
     // An object that cannot be written does not delay the others.
     api.forbid(&format!("{contents}/forbidden"));
     cluster.note(Content::Snapshot("forbidden".into()), reached(""));
@@ -316,6 +318,7 @@ fn the_level_of_a_snapshot_is_written_at_its_object() {
     cluster.note(Content::Snapshot("c".into()), durations(Some(frozen), None));
     let held = Some(Duration::from_millis(60));
     cluster.note(Content::Group("c".into()), durations(Some(frozen), held));
+    cluster.note(Content::Snapshot("c".into()), cut(Some(frozen), "no pod"));
     let expected = |reason: &str| {
         json!({"metadata": {"annotations": {
             "slackwater.dev/level": "filesystem",
@@ -328,9 +331,15 @@ fn the_level_of_a_snapshot_is_written_at_its_object() {
         let times = times.map(|(name, time)| (format!("slackwater.dev/{name}"), time.clone()));
         json!({"metadata": {"annotations": times.collect::<Map<_, _>>()}})
     };
+    let mut without_hooks = expected("no pod");
+    without_hooks["metadata"]["annotations"]["slackwater.dev/frozen-ms"] = "2".into();
     eventually("the snapshot's", || {
         changed(&api, &format!("{contents}/c"))
-            == [expected("no hook"), lasted(json!({"frozen-ms": "2"}))]
+            == [
+                expected("no hook"),
+                lasted(json!({"frozen-ms": "2"})),
+                without_hooks.clone(),
+            ]
     });
     eventually("the group's", || {
         changed(&api, &format!("{groups}/c"))

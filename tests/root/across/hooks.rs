@@ -211,6 +211,37 @@ async fn group(
     Ok(created.await?.into_inner().group_snapshot.unwrap())
 }
 
+/// A cut without hooks is the agent's own, which answers for how long it froze the file system. A repeat
+/// of the call has taken nothing.
+async fn an_agent_answers_how_long_it_froze(
+    cluster: &Cluster,
+    router: &Router,
+    pods: &Pods,
+    of: &str,
+) {
+    for is_first in [true, false] {
+        pods.notes.lock().unwrap().clear();
+        let request = CreateSnapshotRequest {
+            name: "without hooks".into(),
+            source_volume_id: of.into(),
+            parameters: parameters("volumesnapshot", &[("consistency", "filesystem")]),
+            ..Default::default()
+        };
+        let created = router.create_snapshot(Request::new(request)).await.unwrap();
+        let notes = pods.notes.lock().unwrap().clone();
+        let [(_, Note::Reached(reached))] = &notes[..] else {
+            panic!("{notes:?}");
+        };
+        let frozen = reached.frozen.is_some_and(|frozen| !frozen.is_zero());
+        assert_eq!(frozen, is_first, "{notes:?}");
+        if !is_first {
+            let id = created.into_inner().snapshot.unwrap().snapshot_id;
+            let client = &cluster.router.client;
+            client.delete_snapshot(&id).await.unwrap();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_them() {
     let cluster = Cluster::new(&["xfs", "xfs"]).await;
@@ -301,6 +332,7 @@ async fn hooks_of_the_cluster_hold_applications_across_nodes_and_always_release_
     assert_eq!(again.unwrap().into_inner().snapshot.unwrap(), created);
     assert_eq!(pods.took(), [""; 0], "a repeat disturbs no application");
     assert_eq!(pods.durations(), []);
+    an_agent_answers_how_long_it_froze(&cluster, &router, &pods, &volumes[1].id).await;
     // Names that Kubernetes has generated are not looked up on other nodes.
     let mut other = CreateSnapshotRequest {
         source_volume_id: volumes[0].id.clone(),
