@@ -222,7 +222,8 @@ pub struct MoveArguments {
 /// A restore.
 #[derive(Clone, Debug, Args)]
 pub struct RestoreArguments {
-    /// The VolumeSnapshot or VolumeGroupSnapshot, with its kind (`volumesnapshot/NAME`) if both exist
+    /// The VolumeSnapshot or VolumeGroupSnapshot, with its kind (`volumesnapshot/NAME`) if both exist;
+    /// snapshotschedule/NAME is what this schedule has taken last
     #[arg(value_name = "SNAPSHOT|GROUP")]
     pub source: String,
     /// Create the claims that this StatefulSet expects

@@ -20,10 +20,12 @@ const SLOT: &str = "%Y%m%d-%H%M";
 const UID_CHARACTERS: usize = 5;
 
 /// The sets that a slot makes.
-struct Sets {
-    kind: &'static Kind,
+pub struct Sets {
+    /// VolumeGroupSnapshot, or VolumeSnapshot for single claims.
+    pub kind: &'static Kind,
     slot: Timestamp,
-    names: Vec<String>,
+    /// One for each claim, or one group.
+    pub names: Vec<String>,
 }
 
 /// Has a schedule executed now.
@@ -127,7 +129,8 @@ fn slot(object: &DynamicObject, now: Timestamp) -> Result<Timestamp> {
 }
 
 impl Sets {
-    fn of(object: &DynamicObject, slot: Timestamp) -> Sets {
+    /// The sets of a schedule for a slot, which need not exist.
+    pub fn of(object: &DynamicObject, slot: Timestamp) -> Sets {
         let uid = object.metadata.uid.iter().flat_map(|uid| uid.chars());
         let uid: String = uid.take(UID_CHARACTERS).collect();
         let time = slot.to_zoned(TimeZone::UTC).strftime(SLOT).to_string();

@@ -1,9 +1,12 @@
-//! What is restored or reverted: a snapshot, or all members of a group snapshot.
+//! What is restored or reverted: a snapshot, all members of a group snapshot, or the newest sets of a
+//! schedule.
 
 use super::group;
 use crate::cluster::{Cluster, Scope};
 use crate::cuts::{self, Snapshot};
 use crate::failure::{Failure, Result};
+use crate::object::{self, Fields};
+use crate::schedule_run::{self, Sets};
 
 /// What is restored.
 #[derive(Debug)]
@@ -29,6 +32,7 @@ impl Source {
 }
 
 /// The kind that the user has named.
+#[derive(Clone, Copy)]
 enum Named {
     Any,
     Snapshot,
@@ -36,21 +40,51 @@ enum Named {
 }
 
 /// The snapshot or the group snapshot with this name, which may have the kind before it
-/// (`volumegroupsnapshot/NAME`).
+/// (`volumegroupsnapshot/NAME`). For `snapshotschedule/NAME`, what this schedule has taken last.
 pub async fn find(cluster: &Cluster, which: &str) -> Result<Source> {
-    let (named, name) = match which.split_once('/') {
-        None => (Named::Any, which),
-        // As `-o name` prints it, with the API group.
-        Some((kind, name)) => match kind.split('.').next().unwrap_or_default() {
-            "volumesnapshot" | "volumesnapshots" => (Named::Snapshot, name),
-            "volumegroupsnapshot" | "volumegroupsnapshots" => (Named::Group, name),
-            _ => {
-                return Err(Failure::usage(format!(
-                    "{which} is neither volumesnapshot/NAME nor volumegroupsnapshot/NAME"
-                )));
-            }
-        },
+    let Some((kind, name)) = which.split_once('/') else {
+        return find_named(cluster, Named::Any, which).await;
     };
+    // As `-o name` prints it, with the API group.
+    match kind.split('.').next().unwrap_or_default() {
+        "volumesnapshot" | "volumesnapshots" => find_named(cluster, Named::Snapshot, name).await,
+        "volumegroupsnapshot" | "volumegroupsnapshots" => {
+            find_named(cluster, Named::Group, name).await
+        }
+        "snapshotschedule" | "snapshotschedules" => find_newest(cluster, name).await,
+        _ => Err(Failure::usage(format!(
+            "{which} is neither volumesnapshot/NAME, volumegroupsnapshot/NAME nor snapshotschedule/NAME"
+        ))),
+    }
+}
+
+/// The sets of the last slot of a schedule of which each set is complete, as its controller has written to
+/// its status. One that was deleted since then is an error, and never replaced by an older one.
+async fn find_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
+    let object = schedule_run::get(cluster, schedule).await?;
+    let title = format!("SnapshotSchedule {}/{schedule}", cluster.namespace);
+    let Some(slot) = object.time("/status/lastCutSlot") else {
+        return Err(Failure::failed(format!(
+            "{title} has no complete set yet; `kubectl slackwater schedules` shows why"
+        )));
+    };
+    let sets = Sets::of(&object, slot);
+    let named = match sets.kind.kind == object::GROUP.kind {
+        true => Named::Group,
+        false => Named::Snapshot,
+    };
+    let mut members = Vec::new();
+    for name in &sets.names {
+        members.extend(find_named(cluster, named, name).await?.members);
+    }
+    let sets = sets.names.join(", ");
+    Ok(Source {
+        title: format!("{title}, slot {slot} ({sets}),"),
+        members,
+    })
+}
+
+async fn find_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let mut snapshots = cuts::snapshots(cluster, &scope, None).await?;
     let groups = match named {

@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::changes::steps;
+use crate::restores::CLASSES;
 use crate::world::{DRIVER, World, days_ago, id, said};
 
 const API: &str = "slackwater.dev/v1alpha1";
@@ -103,6 +104,7 @@ fn schedules_are_listed_and_run_on_request() {
     refused(&world);
     runs_a_group(&world);
     reports_a_slot_that_was_skipped(&world);
+    restores_what_was_taken_last(&world);
 }
 
 fn retention(world: &World) {
@@ -257,4 +259,41 @@ fn reports_a_slot_that_was_skipped(world: &World) {
     let mut output = child.wait_with_output().unwrap();
     output.stderr = format!("{first}\n{last}\n").into_bytes();
     insta::assert_snapshot!("schedule_run_skipped", plain(&said(&words, &output)));
+}
+
+/// The sets of the last complete slot, by the names that the controller gives them.
+fn restores_what_was_taken_last(world: &World) {
+    let restore = |schedule: &str| {
+        let of = format!("snapshotschedule/{schedule}");
+        let words = [
+            "restore",
+            &of,
+            "-n",
+            "shop",
+            "--suffix",
+            "check",
+            "--dry-run",
+        ];
+        plain(&world.says(&words))
+    };
+    let mut text = vec![restore("absent"), restore("claims")];
+    let slot = "2026-11-22T10:05:00Z";
+    world.status(
+        &format!("{RESOURCE}/claims"),
+        json!({ "lastCutSlot": slot }),
+    );
+    let uid = field(world, "claims", ".metadata.uid");
+    let name = |claim: &str| format!("claims-20261122-1005-{}-{claim}", &uid[..5]);
+    let ready = json!({"readyToUse": true, "restoreSize": "1Gi"});
+    let taken = |claim: &str, n: u8| {
+        let level = json!({"slackwater.dev/level": "filesystem"});
+        world.snapshot(&name(claim), claim, &id(0, n), level, ready.clone());
+    };
+    taken("data-pg-0", 81);
+    // One of the two was deleted since then.
+    text.push(restore("claims"));
+    taken("cache", 82);
+    world.plane.apply(CLASSES);
+    text.push(restore("claims"));
+    insta::assert_snapshot!("schedule_restore", text.join("\n"));
 }
