@@ -13,8 +13,15 @@ with_schedules() {
     [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater (cargo build --release --package kubectl-slackwater)"; exit 77; }
     two_nodes
     chart --set schedules.create=true --set reverts.keepOld=true
-    # (bash has one trap for EXIT, and `commits` sets it, too)
-    trap 'chart --set schedules.create=false --set reverts.keepOld=false' EXIT
+    trap clean_up EXIT
+}
+CLIENT='' OTHER=''
+# clean_up: also if a test fails.
+clean_up() {
+    [ -z "$CLIENT" ] || kill "$CLIENT" 2>/dev/null || :
+    [ -z "$OTHER" ] || kubectl delete namespace "$OTHER" --ignore-not-found --wait=false >/dev/null
+    kubectl delete clusterrole,clusterrolebinding "check-$NS" --ignore-not-found >/dev/null
+    chart --set schedules.create=false --set reverts.keepOld=false
 }
 chart() {
     helm upgrade slackwater "$E2E/../../deploy/chart" --namespace "$SYSTEM" --reuse-values "$@" >/dev/null
@@ -34,7 +41,7 @@ client() {
     commits orders-0 'BEGIN; INSERT INTO log SELECT coalesce(max(id), 0) + 1 FROM log; COMMIT; SELECT max(id) FROM log;' \
         'psql -U postgres -XqAt -v ON_ERROR_STOP=1'
     CLIENT=$!
-    trap 'kill $CLIENT 2>/dev/null || :; chart --set schedules.create=false --set reverts.keepOld=false' EXIT
+    trap clean_up EXIT # `commits` has set another one
 }
 # has_commits POD NUMBER: each row up to at least that number is there.
 has_commits() {
@@ -201,13 +208,14 @@ test_postgresql_is_recovered_to_a_point_in_time() {
 
 # A copy is proven by a check in a pod, and others are given to another namespace, with interruptions.
 test_a_group_is_checked_and_transferred() {
-    local other=$NS-other
     with_schedules
     orders
     schedule hourly '7 3 * * *'
     run_schedule hourly
     kill "$CLIENT"
-    slackwater restore "$SET" --suffix check --yes --wait --timeout 5m --discard --verify-image docker.io/library/postgres:15 --verify-user 999 \
+    rights_of_the_check | apply
+    slackwater restore snapshotschedule/hourly --suffix check --yes --discard --as "system:serviceaccount:$NS:check-$NS" \
+        --verify-image docker.io/library/postgres:15 --verify-user 999 \
         --verify 'pg_controldata /restored/data-orders-0/pgdata && ls /restored/wal-orders-0/pg_wal' >"$LOGS/$NS.verify" 2>&1 ||
         fail "the check: $(cat "$LOGS/$NS.verify")" || return 1
     has "the check" "$(tail -n 1 "$LOGS/$NS.verify")" 'The check succeeded'
@@ -217,30 +225,35 @@ test_a_group_is_checked_and_transferred() {
     pod reader data-orders-0-copy:/data wal-orders-0-copy:/wal
     ready pod/reader
     gone pod/reader
-    kubectl create namespace "$other" >/dev/null
-    # shellcheck disable=SC2064 # now
-    trap "kubectl delete namespace $other --ignore-not-found --wait=false >/dev/null; $(trap -p EXIT | sed "s/^trap -- '//; s/' EXIT$//")" EXIT
+    OTHER=$NS-other
+    kubectl create namespace "$OTHER" >/dev/null
     for name in data wal; do
         for _ in $(seq "${E2E_KILLS:-1}"); do
             timeout --signal=KILL "0.$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" transfer "$name-orders-0-copy" \
-                --to-namespace "$other" --name "$name-orders-0" --yes --namespace "$NS" >/dev/null 2>&1 || :
+                --to-namespace "$OTHER" --name "$name-orders-0" --yes --namespace "$NS" >/dev/null 2>&1 || :
         done
-        slackwater transfer "$name-orders-0-copy" --to-namespace "$other" --name "$name-orders-0" --yes
+        slackwater transfer "$name-orders-0-copy" --to-namespace "$OTHER" --name "$name-orders-0" --yes
     done
-    starts_in "$other"
-    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+    starts_in "$OTHER"
+    kubectl delete namespace "$OTHER" --wait --timeout="$WAIT" >/dev/null
 
     # The same with one command.
-    kubectl create namespace "$other" >/dev/null
+    kubectl create namespace "$OTHER" >/dev/null
     for _ in $(seq "${E2E_KILLS:-1}"); do
         timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore "$SET" \
-            --to-namespace "$other" --yes --wait --timeout 5m --namespace "$NS" >/dev/null 2>&1 || :
+            --to-namespace "$OTHER" --yes --wait --timeout 5m --namespace "$NS" >/dev/null 2>&1 || :
     done
-    slackwater restore "$SET" --to-namespace "$other" --yes --wait --timeout 5m
+    slackwater restore "$SET" --to-namespace "$OTHER" --yes --wait --timeout 5m
     eventually 60 no_claims_of restore-
-    starts_in "$other"
-    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+    starts_in "$OTHER"
+    kubectl delete namespace "$OTHER" --wait --timeout="$WAIT" >/dev/null
     delete_all
+}
+
+# rights_of_the_check: the manifests of docs/restore.md for the CronJob that checks a schedule, without the job.
+rights_of_the_check() {
+    sed --quiet '/^    apiVersion: v1$/,/^    apiVersion: batch/s/^    //p' "$E2E/../../docs/restore.md" |
+        sed "/^apiVersion: batch/d; s/check-pg/check-$NS/g; s/namespace: shop/namespace: $NS/"
 }
 
 # The claims of PostgreSQL in another namespace are used by a StatefulSet there.
