@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::cluster::{Cluster, Scope};
+use crate::pod_arguments::{CheckArguments, DoctorArguments};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -86,6 +87,10 @@ pub enum Command {
         #[arg(long, value_name = "PORT", default_value_t = 9830)]
         port: u16,
     },
+    /// Report what nodes and their pools support, as the driver sees it there
+    Doctor(DoctorArguments),
+    /// Check the file system of a volume that no pod uses, on its node
+    Check(CheckArguments),
     /// Mark a pool as lost, empty it, or hand it over to another node
     #[command(subcommand, disable_help_subcommand = true)]
     Pool(PoolCommand),

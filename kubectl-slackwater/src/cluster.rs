@@ -18,6 +18,8 @@ use crate::object::Kind;
 
 /// How long an answer may take, and a watch may be silent before it is begun again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long nothing may arrive from a program in a pod, answers to pings included.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(120);
 /// Objects in one page of a list, as kubectl has it.
 const PAGE: u32 = 500;
 
@@ -48,6 +50,8 @@ pub struct Cluster {
     pub driver: String,
     /// What could not be shown, each once.
     notes: RefCell<BTreeSet<String>>,
+    /// From which the connection was made.
+    config: Option<Config>,
 }
 
 /// Whether there is a kubeconfig, readable or not.
@@ -86,13 +90,14 @@ impl Cluster {
         }
         let namespace = connection.namespace.clone();
         let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config)
+        let client = Client::try_from(config.clone())
             .map_err(|error| Failure::of("connecting to the cluster", &error))?;
         Ok(Cluster {
             client,
             namespace,
             driver: connection.driver_name.clone(),
             notes: RefCell::default(),
+            config: Some(config),
         })
     }
 
@@ -103,7 +108,19 @@ impl Cluster {
             namespace: namespace.into(),
             driver: driver.into(),
             notes: RefCell::default(),
+            config: None,
         }
+    }
+
+    /// A connection for programs in pods, which may print nothing for longer than an answer may take.
+    pub fn streams(&self) -> Result<Client> {
+        let Some(config) = &self.config else {
+            return Ok(self.client.clone());
+        };
+        let mut config = config.clone();
+        config.read_timeout = Some(STREAM_TIMEOUT);
+        let client = Client::try_from(config);
+        client.map_err(|error| Failure::of("connecting to the cluster", &error))
     }
 
     /// The resource in one of its versions.

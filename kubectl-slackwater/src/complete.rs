@@ -120,16 +120,16 @@ fn value_of(argument: &clap::Arg) -> Wanted {
     match argument.get_id().as_str() {
         "claim" => Wanted::Objects(&[&object::CLAIM]),
         "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
-        "to_node" => Wanted::Objects(&[&object::NODE]),
+        "node" | "to_node" => Wanted::Objects(&[&object::NODE]),
         "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
         "schedule" => Wanted::Objects(&[&object::SCHEDULE]),
-        "to" => Wanted::Objects(&[&object::SNAPSHOT]),
+        "to" | "snapshot" | "base" => Wanted::Objects(&[&object::SNAPSHOT]),
         "group" => Wanted::Objects(&[&object::GROUP]),
         "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
         "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
-        "namespace" | "to_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
+        "namespace" | "to_namespace" | "driver_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
         "context" => Wanted::Contexts,
-        "kubeconfig" => Wanted::Files,
+        "kubeconfig" | "file" => Wanted::Files,
         _ => {
             let values = argument.get_possible_values().into_iter();
             Wanted::Words(values.map(|value| value.get_name().to_string()).collect())

@@ -2,23 +2,29 @@
 //! snapshots, and changes objects, with the rights of its user.
 //!
 //! It is a program of its own that is linked with nothing of the driver ([ADR 0052]). It reads and
-//! writes Kubernetes objects only; docs/plugin.md has the verbs of each command.
+//! writes Kubernetes objects; what works on the disk of a node is run in the driver's container there
+//! ([ADR 0064]). docs/plugin.md has the verbs of each command.
 //!
 //! [ADR 0052]: ../../docs/adr/0052-the-plugin-reads-objects-only.md
+//! [ADR 0064]: ../../docs/adr/0064-the-plugin-runs-commands-of-the-driver-in-its-pods.md
 
 pub mod change;
 pub mod cli;
 pub mod cluster;
 pub mod complete;
 pub mod cuts;
+pub mod driver_pod;
+pub mod exec;
 pub mod failure;
 pub mod freeze;
 pub mod frozen;
 pub mod listing;
 pub mod model;
 pub mod object;
+pub mod on_node;
 pub mod orphans;
 pub mod page;
+pub mod pod_arguments;
 pub mod pool_change;
 pub mod pools;
 pub mod restore;
@@ -144,6 +150,8 @@ async fn execute(cluster: &Cluster, namespace: Option<&str>, command: Command) -
         Command::Who { claim, output } => who::run(cluster, &claim, output.format).await,
         Command::Status(arguments) => status::run(cluster, &arguments).await,
         Command::Page { port } => page::run(cluster, namespace, port).await,
+        Command::Doctor(arguments) => on_node::doctor(cluster, &arguments).await,
+        Command::Check(arguments) => on_node::check(cluster, &arguments).await,
         Command::Pool(command) => pool_change::run(cluster, command).await,
         Command::Move(arguments) => volume_move::run(cluster, &arguments).await,
         Command::Restore(arguments) => restore::run(cluster, &arguments).await,

@@ -88,6 +88,8 @@ pub const VOLUME: Kind = Kind::new("", V1, "PersistentVolume", "persistentvolume
 pub const POD: Kind = Kind::new("", V1, "Pod", "pods", true);
 /// A stream to a port of a pod.
 pub const POD_PORT: Kind = Kind::new("", V1, "Pod", "pods/portforward", true);
+/// A program that is run in a container of a pod.
+pub const POD_EXEC: Kind = Kind::new("", V1, "Pod", "pods/exec", true);
 pub const NODE: Kind = Kind::new("", V1, "Node", "nodes", false);
 pub const NAMESPACE: Kind = Kind::new("", V1, "Namespace", "namespaces", false);
 pub const STATEFUL_SET: Kind = Kind::new("apps", V1, "StatefulSet", "statefulsets", true);

@@ -37,6 +37,22 @@ pub struct Forwarding {
     _runtime: Runtime,
 }
 
+/// A directory with a kubeconfig of this API server.
+pub fn kubeconfig(address: SocketAddr) -> tempfile::TempDir {
+    let folder = tempfile::Builder::new()
+        .prefix("slackwater-plugin-")
+        .tempdir()
+        .unwrap();
+    let config = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
+         clusters: [{{name: x, cluster: {{server: 'http://{address}'}}}}]\n\
+         users: [{{name: x, user: {{}}}}]\n\
+         contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
+    );
+    std::fs::write(folder.path().join("kubeconfig"), config).unwrap();
+    folder
+}
+
 /// A pod of the controller; `arguments` are further ones of its container.
 pub fn pod(name: &str, arguments: &[&str]) -> Value {
     let common = [
@@ -63,17 +79,7 @@ impl Forwarding {
                 tokio::spawn(serve(stream, Arc::clone(&shared)));
             }
         });
-        let folder = tempfile::Builder::new()
-            .prefix("slackwater-forward-")
-            .tempdir()
-            .unwrap();
-        let config = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
-             clusters: [{{name: x, cluster: {{server: 'http://{address}'}}}}]\n\
-             users: [{{name: x, user: {{}}}}]\n\
-             contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
-        );
-        std::fs::write(folder.path().join("kubeconfig"), config).unwrap();
+        let folder = kubeconfig(address);
         Forwarding {
             state,
             folder,
@@ -211,7 +217,7 @@ fn answer(state: &State, method: &str, path: &str, mut sent: Value) -> (u16, Val
 }
 
 /// The head of the next request, whose body stays to be read; `None` at the end.
-async fn head(stream: &mut tokio::net::TcpStream) -> Option<String> {
+pub async fn head(stream: &mut tokio::net::TcpStream) -> Option<String> {
     let mut bytes = vec![0; 64 << 10];
     loop {
         let count = stream.peek(&mut bytes).await.ok();

@@ -9,9 +9,11 @@
 
 mod across;
 mod changes;
+mod execs;
 mod forward;
 mod krew;
 mod memory;
+mod on_node;
 mod page;
 mod raced;
 mod reads;
