@@ -6,7 +6,10 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::cluster::{Cluster, Scope};
-use crate::pod_arguments::{CheckArguments, DoctorArguments};
+use crate::pod_arguments::{
+    CheckArguments, Confirmed, DoctorArguments, ExportArguments, ImportArguments,
+    ImportVolumeArguments, Pods, word,
+};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -91,7 +94,13 @@ pub enum Command {
     Doctor(DoctorArguments),
     /// Check the file system of a volume that no pod uses, on its node
     Check(CheckArguments),
-    /// Mark a pool as lost, empty it, or hand it over to another node
+    /// Write snapshots to stdout or a file, as an archive with checksums
+    Export(ExportArguments),
+    /// Create volumes on a node from an archive of stdin or a file
+    Import(ImportArguments),
+    /// Create a volume with the content of an image file, a block device or a directory of a node
+    ImportVolume(ImportVolumeArguments),
+    /// Mark a pool as lost, empty it, or let another node have it
     #[command(subcommand, disable_help_subcommand = true)]
     Pool(PoolCommand),
     /// Move the volume of a claim to another node or pool
@@ -145,6 +154,40 @@ pub enum PoolCommand {
         #[command(flatten)]
         change: Change,
     },
+    /// Transfer a pool whose disk was moved to a node, on that node
+    Adopt {
+        /// The node
+        node: String,
+        /// NAME=file:/path or NAME=lvm:VG/POOL, or the name of a pool that the node had
+        #[arg(value_name = "NAME[=PLACE]", value_parser = word)]
+        place: String,
+        #[command(flatten)]
+        pods: Pods,
+        #[command(flatten)]
+        confirmed: Confirmed,
+    },
+    /// Let the PersistentVolumes of a pool follow it to the node that has adopted it
+    Follow {
+        /// ID, NODE/NAME or name of the pool
+        #[arg(value_parser = word)]
+        pool: String,
+        #[command(flatten)]
+        pods: Pods,
+        #[command(flatten)]
+        confirmed: Confirmed,
+    },
+    /// Forget a pool that a node has lost for good: its volumes count as deleted
+    Forget {
+        /// The node
+        node: String,
+        /// Name or ID of the pool
+        #[arg(value_name = "NAME|ID", value_parser = word)]
+        lost: String,
+        #[command(flatten)]
+        pods: Pods,
+        #[command(flatten)]
+        confirmed: Confirmed,
+    },
 }
 
 /// What is done with a schedule of snapshots.
@@ -196,11 +239,16 @@ pub struct OrphanArguments {
     #[command(flatten)]
     pub list: ListArguments,
     /// Have these deleted, a day later
-    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch")]
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch", value_parser = word)]
     pub delete: Vec<String>,
     /// Keep these, which were to be deleted
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch")]
     pub keep: Vec<String>,
+    /// List what no object names at this moment, or delete these snapshots at once, in a pod of the controller
+    #[arg(long, conflicts_with_all = ["watch", "keep", "selector"])]
+    pub now: bool,
+    #[command(flatten)]
+    pub pods: Pods,
     #[command(flatten)]
     pub change: Change,
 }

@@ -12,6 +12,11 @@ use crate::object::{self, Fields};
 const NODE_LABELS: &str = "app.kubernetes.io/name=slackwater,app.kubernetes.io/component=node";
 /// The container of the driver in them.
 const NODE_CONTAINER: &str = "driver";
+/// Those of the controller.
+const CONTROLLER_LABELS: &str =
+    "app.kubernetes.io/name=slackwater,app.kubernetes.io/component=controller";
+/// The container of the driver in them.
+const CONTROLLER_CONTAINER: &str = "router";
 /// Names that an error lists.
 const MAX_NAMES: usize = 10;
 
@@ -31,6 +36,16 @@ pub struct DriverPod {
 }
 
 impl DriverPod {
+    fn of(pod: &DynamicObject, container: &'static str) -> DriverPod {
+        DriverPod {
+            namespace: pod.namespace().into(),
+            pod: pod.name().into(),
+            node: pod.text("/spec/nodeName").into(),
+            container,
+            arguments: arguments(pod, container),
+        }
+    }
+
     /// The pod, as an error names it.
     pub fn title(&self) -> String {
         format!("pod {}/{} on node {}", self.namespace, self.pod, self.node)
@@ -52,7 +67,17 @@ impl DriverPod {
 
 /// The driver's pods on nodes, as objects. They may be of several nodes, and of several installations.
 pub async fn on_nodes(cluster: &Cluster, scope: &Scope) -> Result<Vec<DynamicObject>> {
-    let params = ListParams::default().labels(NODE_LABELS);
+    labeled(cluster, scope, NODE_LABELS, NODE_CONTAINER).await
+}
+
+/// The pods with these labels whose container is of this driver.
+async fn labeled(
+    cluster: &Cluster,
+    scope: &Scope,
+    labels: &str,
+    container: &str,
+) -> Result<Vec<DynamicObject>> {
+    let params = ListParams::default().labels(labels);
     let found = cluster.get_all(&object::POD, scope, &params).await;
     let mut pods = found.map_err(|failure| match scope {
         Scope::All => Failure {
@@ -64,12 +89,29 @@ pub async fn on_nodes(cluster: &Cluster, scope: &Scope) -> Result<Vec<DynamicObj
         },
         Scope::Namespace(_) => failure,
     })?;
+    let own = format!("--driver-name={}", cluster.driver);
     pods.retain(|pod| {
         pod.metadata.deletion_timestamp.is_none()
-            && option(pod, "driver-name") == Some(&cluster.driver)
             && !crate::model::has_ended(pod)
+            && arguments(pod, container).contains(&own)
     });
     Ok(pods)
+}
+
+/// A pod of the controller, in which commands can be run that work on objects. Any of them does.
+pub async fn of_controller(cluster: &Cluster, scope: &Scope) -> Result<DriverPod> {
+    let pods = labeled(cluster, scope, CONTROLLER_LABELS, CONTROLLER_CONTAINER).await?;
+    let ready = pods
+        .iter()
+        .filter(|pod| is_ready(pod, CONTROLLER_CONTAINER));
+    match (ready.min_by_key(|pod| pod.name()), pods.first()) {
+        (Some(pod), _) => Ok(DriverPod::of(pod, CONTROLLER_CONTAINER)),
+        (None, Some(pod)) => Err(not_ready(&DriverPod::of(pod, CONTROLLER_CONTAINER))),
+        (None, None) => Err(Failure::failed(format!(
+            "no pod of the controller of {} was found; --driver-name and --driver-namespace name another installation, and with singleNode there is no controller",
+            cluster.driver
+        ))),
+    }
 }
 
 /// The driver's pod on a node, in which its commands can be run.
@@ -113,24 +155,28 @@ pub fn choose(
             )));
         }
     };
-    let found = DriverPod {
-        namespace: pod.namespace().into(),
-        pod: pod.name().into(),
-        node: node.into(),
-        container: NODE_CONTAINER,
-        arguments: arguments(pod),
-    };
-    let states = pod.list("/status/containerStatuses").iter();
-    let mut own = states.filter(|state| state["name"] == NODE_CONTAINER);
-    match own.any(|state| state["ready"] == true) {
+    let found = DriverPod::of(pod, NODE_CONTAINER);
+    match is_ready(pod, NODE_CONTAINER) {
         true => Ok(found),
-        false => Err(Failure::failed(format!(
-            "the container {NODE_CONTAINER} of {} is not ready; its log says why: kubectl -n {} logs {} -c {NODE_CONTAINER}",
-            found.title(),
-            found.namespace,
-            found.pod
-        ))),
+        false => Err(not_ready(&found)),
     }
+}
+
+fn is_ready(pod: &DynamicObject, container: &str) -> bool {
+    let states = pod.list("/status/containerStatuses").iter();
+    let mut own = states.filter(|state| state["name"] == container);
+    own.any(|state| state["ready"] == true)
+}
+
+fn not_ready(pod: &DriverPod) -> Failure {
+    Failure::failed(format!(
+        "the container {} of {} is not ready; its log says why: kubectl -n {} logs {} -c {}",
+        pod.container,
+        pod.title(),
+        pod.namespace,
+        pod.pod,
+        pod.container
+    ))
 }
 
 fn none(pods: &[DynamicObject], node: &str, driver: &str, scope: &Scope) -> String {
@@ -157,24 +203,13 @@ fn none(pods: &[DynamicObject], node: &str, driver: &str, scope: &Scope) -> Stri
     )
 }
 
-/// The arguments of the driver's container.
-fn arguments(pod: &DynamicObject) -> Vec<String> {
+/// The arguments of a container.
+fn arguments(pod: &DynamicObject, container: &str) -> Vec<String> {
     let mut containers = pod.list("/spec/containers").iter();
-    let own = containers.find(|container| container["name"] == NODE_CONTAINER);
-    let words = own.and_then(|container| container["args"].as_array());
+    let own = containers.find(|one| one["name"] == container);
+    let words = own.and_then(|one| one["args"].as_array());
     let words = words.into_iter().flatten().filter_map(Value::as_str);
     words.map(str::to_string).collect()
-}
-
-fn option<'a>(pod: &'a DynamicObject, name: &str) -> Option<&'a str> {
-    let mut containers = pod.list("/spec/containers").iter();
-    let own = containers.find(|container| container["name"] == NODE_CONTAINER)?;
-    let mut words = own["args"].as_array()?.iter().filter_map(Value::as_str);
-    words.find_map(|word| {
-        word.strip_prefix("--")?
-            .strip_prefix(name)?
-            .strip_prefix('=')
-    })
 }
 
 /// A command begins with a GET, and API servers from Kubernetes 1.35 also ask for `create`.

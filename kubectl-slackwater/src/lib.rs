@@ -15,6 +15,7 @@ pub mod complete;
 pub mod cuts;
 pub mod driver_pod;
 pub mod exec;
+pub mod export;
 pub mod failure;
 pub mod freeze;
 pub mod frozen;
@@ -26,6 +27,7 @@ pub mod orphans;
 pub mod page;
 pub mod pod_arguments;
 pub mod pool_change;
+pub mod pool_on_node;
 pub mod pools;
 pub mod restore;
 pub mod retention;
@@ -152,6 +154,9 @@ async fn execute(cluster: &Cluster, namespace: Option<&str>, command: Command) -
         Command::Page { port } => page::run(cluster, namespace, port).await,
         Command::Doctor(arguments) => on_node::doctor(cluster, &arguments).await,
         Command::Check(arguments) => on_node::check(cluster, &arguments).await,
+        Command::Export(arguments) => export::export(cluster, &arguments).await,
+        Command::Import(arguments) => export::import(cluster, &arguments).await,
+        Command::ImportVolume(arguments) => on_node::import_volume(cluster, &arguments).await,
         Command::Pool(command) => pool_change::run(cluster, command).await,
         Command::Move(arguments) => volume_move::run(cluster, &arguments).await,
         Command::Restore(arguments) => restore::run(cluster, &arguments).await,

@@ -15,7 +15,9 @@ use crate::failure::{FAILED, Failure, Result};
 use crate::listing;
 use crate::model::{self, Pool};
 use crate::object::{self, Fields, pool_of};
-use crate::pod_arguments::{CheckArguments, Confirmed, DoctorArguments, Printed};
+use crate::pod_arguments::{
+    CheckArguments, Confirmed, DoctorArguments, ImportVolumeArguments, Printed,
+};
 use crate::text::escaped;
 
 /// The options of the driver that say what `doctor` examines.
@@ -37,6 +39,24 @@ pub fn words(pod: &DriverPod, words: &[&str], options: &[&str]) -> Vec<String> {
 pub async fn pass_on(cluster: &Cluster, pod: &DriverPod, words: &[String]) -> Result<()> {
     let code = exec::run(cluster, pod, words, &mut io::stdout(), None).await?;
     is_done(pod, words, code)
+}
+
+/// Runs a command of the driver that prints what it would do, and changes nothing without its `--yes`.
+pub async fn pass_on_plan(
+    cluster: &Cluster,
+    pod: &DriverPod,
+    mut words: Vec<String>,
+    (yes, dry_run): (bool, bool),
+) -> Result<()> {
+    words.extend((yes && !dry_run).then(|| "--yes".to_string()));
+    pass_on(cluster, pod, &words).await?;
+    match yes || dry_run {
+        true => Ok(()),
+        false => Err(Failure {
+            message: "nothing was changed; add --yes to do this".into(),
+            ..Failure::unconfirmed()
+        }),
+    }
 }
 
 /// The exit code of the driver is that of the program.
@@ -250,4 +270,37 @@ pub async fn check(cluster: &Cluster, arguments: &CheckArguments) -> Result<()> 
         return Ok(());
     }
     pass_on(cluster, &pod, &words).await
+}
+
+/// Creates a volume on a node. What the driver prints is passed on alone, because it may be objects.
+pub async fn import_volume(cluster: &Cluster, arguments: &ImportVolumeArguments) -> Result<()> {
+    if arguments.from == "-" {
+        return Err(Failure::usage(
+            "--from - is not offered: a broken connection would look like the end of the content"
+                .into(),
+        ));
+    }
+    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), &arguments.node).await?;
+    may_run(cluster, &pod).await?;
+    let mut words = words(&pod, &["volumes", "import"], &["endpoint"]);
+    let some = |text: &String| Some(text.clone());
+    let options = [
+        ("from", some(&arguments.from)),
+        ("name", some(&arguments.name)),
+        ("to-pool", some(&arguments.to_pool)),
+        ("size", arguments.size.clone()),
+        ("fs-type", arguments.fs_type.clone()),
+        ("scratch", arguments.scratch.clone()),
+        ("claim", arguments.claim.clone()),
+        ("persistent-volume", arguments.persistent_volume.clone()),
+        ("storage-class", arguments.storage_class.clone()),
+    ];
+    for (option, value) in options {
+        words.extend(value.map(|value| format!("--{option}={value}")));
+    }
+    words.extend(arguments.raw.then(|| "--raw".to_string()));
+    let is_json = arguments.print.format == Printed::Json;
+    words.extend(is_json.then(|| "--json".to_string()));
+    let how = (arguments.confirmed.yes, arguments.confirmed.dry_run);
+    pass_on_plan(cluster, &pod, words, how).await
 }

@@ -8,12 +8,14 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::change::{Need, confirm, mark, patch, require, say};
-use crate::cli::{ListArguments, OrphanArguments};
+use crate::cli::{Format, ListArguments, OrphanArguments};
 use crate::cluster::{Cluster, Scope};
+use crate::driver_pod;
 use crate::failure::{Failure, Result};
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{Pool, pools_of};
 use crate::object::{self, Fields, Kind};
+use crate::on_node;
 use crate::text::age;
 use crate::watch;
 
@@ -35,10 +37,37 @@ const MAX_REQUESTED: usize = 100;
 
 /// Runs the command.
 pub async fn run(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+    if arguments.now {
+        return at_once(cluster, arguments).await;
+    }
     match arguments.delete.is_empty() && arguments.keep.is_empty() {
         true => watch::show(cluster, &arguments.list, &KINDS, listing).await,
         false => change(cluster, arguments).await,
     }
+}
+
+/// Lists what no object names at this moment, or deletes snapshots of it: commands of the driver, which are
+/// run in a pod of the controller.
+async fn at_once(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+    let is_json = match arguments.list.output.format {
+        Format::Table => false,
+        Format::Json => true,
+        _ => return Err(Failure::usage("--now prints a table or JSON".into())),
+    };
+    let pod = driver_pod::of_controller(cluster, &arguments.pods.scope()).await?;
+    driver_pod::may_run(cluster, &pod).await?;
+    let command: &[&str] = match arguments.delete.is_empty() {
+        true => &["volumes", "--orphans"],
+        false => &["snapshots", "delete"],
+    };
+    let mut words = on_node::words(&pod, command, &["endpoint"]);
+    words.extend(is_json.then(|| "--json".to_string()));
+    if arguments.delete.is_empty() {
+        return on_node::pass_on(cluster, &pod, &words).await;
+    }
+    words.extend(arguments.delete.iter().cloned());
+    let how = (arguments.change.yes, arguments.change.dry_run);
+    on_node::pass_on_plan(cluster, &pod, words, how).await
 }
 
 /// All that the Pools list, those first that are deleted first, and then the oldest.

@@ -9,6 +9,7 @@ use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::model::{Pool, Volume, pools_of};
 use crate::object::{self, Fields, pool_of};
+use crate::pool_on_node;
 
 /// Claims that a plan names.
 const MAX_CLAIMS: usize = 20;
@@ -63,6 +64,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             let (object, pool) = get(cluster, &pool).await?;
             hand_over(cluster, &object, &pool, &to_node, &change).await
         }
+        on_a_node => pool_on_node::run(cluster, on_a_node).await,
     }
 }
 

@@ -27,6 +27,8 @@ pub enum End {
     Closed,
     /// The connection breaks.
     Broken,
+    /// Not before the connection has ended.
+    Never,
 }
 
 /// What a program in a pod does.
@@ -344,6 +346,10 @@ async fn exec(stream: TcpStream, state: Arc<Mutex<State>>, pod: String, target: 
         }
         End::Closed => return drop(socket.close(None).await),
         End::Broken => return,
+        End::Never => {
+            while let Some(Ok(_)) = socket.next().await {}
+            return;
+        }
     };
     let _ = socket.send(message(3, status.to_string().as_bytes())).await;
     let _ = socket.close(None).await;

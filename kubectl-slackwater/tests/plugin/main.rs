@@ -8,6 +8,7 @@
 )]
 
 mod across;
+mod archives;
 mod changes;
 mod execs;
 mod forward;

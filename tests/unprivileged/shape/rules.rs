@@ -66,6 +66,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "on_node",
             "pod_arguments",
             "pool_change",
+            "pool_on_node",
             "pools",
             "restore",
             "retention",

@@ -1,0 +1,53 @@
+//! `pool adopt`, `pool forget` and `pool follow`: commands of the driver in its containers.
+
+use crate::cli::PoolCommand;
+use crate::cluster::Cluster;
+use crate::driver_pod::{self, may_run};
+use crate::failure::Result;
+use crate::on_node::{RECORD_OPTIONS, confirm, pass_on, pass_on_plan, words};
+use crate::pod_arguments::{Confirmed, Pods};
+
+/// Runs one of the commands. The others are no commands of the driver.
+pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
+    let (verb, node, pool, pods, confirmed) = match command {
+        PoolCommand::Adopt {
+            node,
+            place,
+            pods,
+            confirmed,
+        } => ("adopt", node, place, pods, confirmed),
+        PoolCommand::Forget {
+            node,
+            lost,
+            pods,
+            confirmed,
+        } => ("forget", node, lost, pods, confirmed),
+        PoolCommand::Follow {
+            pool,
+            pods,
+            confirmed,
+        } => return follow(cluster, pool, &pods, &confirmed).await,
+        PoolCommand::Lose { .. } | PoolCommand::Evacuate { .. } | PoolCommand::HandOver { .. } => {
+            return Ok(());
+        }
+    };
+    let pod = driver_pod::of_node(cluster, &pods.scope(), &node).await?;
+    may_run(cluster, &pod).await?;
+    let mut words = words(&pod, &["pool", verb], &RECORD_OPTIONS);
+    words.push(pool);
+    match confirm(&confirmed, &pod, &words)? {
+        true => pass_on(cluster, &pod, &words).await,
+        false => Ok(()),
+    }
+}
+
+/// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
+/// it would do, and changes nothing without `--yes`.
+async fn follow(cluster: &Cluster, pool: String, pods: &Pods, confirmed: &Confirmed) -> Result<()> {
+    let pod = driver_pod::of_controller(cluster, &pods.scope()).await?;
+    may_run(cluster, &pod).await?;
+    let mut words = words(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
+    words.push(pool);
+    let how = (confirmed.yes, confirmed.dry_run);
+    pass_on_plan(cluster, &pod, words, how).await
+}
