@@ -170,7 +170,15 @@ pub enum Progress {
     Ended(Result<String>),
 }
 
-/// Creates an object.
+/// As a message names an object.
+fn titled(kind: &Kind, namespace: &str, name: &str) -> String {
+    match kind.is_namespaced {
+        true => format!("{} {namespace}/{name}", kind.kind),
+        false => format!("{} {name}", kind.kind),
+    }
+}
+
+/// Creates an object. One of a kind without namespaces ignores the namespace.
 pub async fn create(
     cluster: &Cluster,
     change: &Change,
@@ -181,13 +189,12 @@ pub async fn create(
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     let action = match name {
         "" => format!("creating a {}", kind.kind),
-        name => format!("creating {} {namespace}/{name}", kind.kind),
+        name => format!("creating {}", titled(kind, namespace, name)),
     };
     let object: DynamicObject = serde_json::from_value(object)
         .map_err(|error| Failure::failed(format!("{action}: {error}")))?;
-    let resource = kind.resource(kind.versions[0]);
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(cluster.client.clone(), namespace, &resource);
+    let scope = Scope::Namespace(namespace.to_string());
+    let api = cluster.api(kind, kind.versions[0], &scope);
     let params = PostParams {
         dry_run: change.dry_run,
         ..PostParams::default()
@@ -196,7 +203,7 @@ pub async fn create(
     made.map_err(|error| Failure::of(&action, &error))
 }
 
-/// Deletes an object of a namespace, if it is still that of this UID and, if one is given, of this
+/// Deletes an object, if it is still that of this UID and, if one is given, of this
 /// version. One that is gone is no failure.
 pub async fn delete(
     cluster: &Cluster,
@@ -217,7 +224,7 @@ pub async fn delete(
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => {
-            let action = format!("deleting {} {namespace}/{name}", kind.kind);
+            let action = format!("deleting {}", titled(kind, namespace, name));
             Err(Failure::of(&action, &error))
         }
     }

@@ -276,9 +276,18 @@ pub struct MoveArguments {
 #[derive(Clone, Debug, Args)]
 pub struct RestoreArguments {
     /// The VolumeSnapshot or VolumeGroupSnapshot, with its kind (`volumesnapshot/NAME`) if both exist;
-    /// snapshotschedule/NAME is what this schedule has taken last
+    /// snapshotschedule/NAME is what this schedule has taken last; if the namespace is gone,
+    /// `volumesnapshotcontent/NAME` or `volumegroupsnapshotcontent/NAME`, or the ID instead of the name
     #[arg(value_name = "SNAPSHOT|GROUP")]
     pub source: String,
+    /// Name of the new claim of a content, where that of the old claim is not known; for a group, once for
+    /// each member
+    #[arg(
+        long = "claim",
+        value_name = "[CONTENT=]NAME",
+        requires = "to_namespace"
+    )]
+    pub claims: Vec<String>,
     /// Create the claims that this StatefulSet expects
     #[arg(long, value_name = "NAME")]
     pub statefulset: Option<String>,

@@ -95,7 +95,42 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
     }
 }
 
-fn uid_of(object: &DynamicObject) -> String {
+/// What a content alone says about its snapshot: not the claim, and nothing of the VolumeSnapshot, which may
+/// be gone. The content of the group has the cut of a member.
+pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Snapshot {
+    let own = cut_of(Some(content));
+    let cut = match own.level.is_empty() {
+        true => cut_of(group),
+        false => own,
+    };
+    let text = |pointer| content.text(pointer).to_string();
+    let handle = match content.text("/status/snapshotHandle") {
+        "" => content.text("/spec/source/snapshotHandle"),
+        handle => handle,
+    };
+    let taken = i128::from(content.number("/status/creationTime"));
+    let taken = Timestamp::from_nanosecond(taken).ok();
+    let group = group.map_or("", |group| group.text("/spec/volumeGroupSnapshotRef/name"));
+    Snapshot {
+        group: group.into(),
+        level: cut.level,
+        reason: cut.reason,
+        ready: content.is_true("/status/readyToUse"),
+        error: text("/status/error/message"),
+        cut_at: cut.at.or(taken.filter(|it| it.as_second() > 0)),
+        restore_bytes: content.number("/status/restoreSize"),
+        content: content.name().into(),
+        handle: handle.into(),
+        pool: pool_of(handle).unwrap_or_default().into(),
+        uid: uid_of(content),
+        is_leaving: content.metadata.deletion_timestamp.is_some(),
+        mode: text("/spec/sourceVolumeMode"),
+        ..Snapshot::default()
+    }
+}
+
+/// The UID of an object.
+pub fn uid_of(object: &DynamicObject) -> String {
     object.metadata.uid.clone().unwrap_or_default()
 }
 

@@ -5,6 +5,7 @@
 
 pub mod across;
 mod class;
+pub mod gone;
 mod group;
 mod names;
 mod nodes;
@@ -32,6 +33,15 @@ use stateful::Stateful;
 
 /// Creates the claims.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
+    if let Some(which) = gone::Which::of(&arguments.source) {
+        return gone::run(cluster, arguments, &which).await;
+    }
+    if !arguments.claims.is_empty() {
+        return Err(Failure::usage(
+            "--claim is only for volumesnapshotcontent/NAME and volumegroupsnapshotcontent/NAME"
+                .into(),
+        ));
+    }
     if let Some(namespace) = &arguments.to_namespace {
         return across::run(cluster, arguments, namespace).await;
     }

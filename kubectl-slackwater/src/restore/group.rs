@@ -77,6 +77,12 @@ fn handles(
             "names VolumeGroupSnapshotContent {name}, which is bound to another VolumeGroupSnapshot"
         ));
     }
+    listed(content)
+}
+
+/// The handles of all snapshots that a VolumeGroupSnapshotContent lists.
+pub fn listed(content: &DynamicObject) -> std::result::Result<BTreeSet<String>, String> {
+    let name = content.name();
     let lists = [
         "/status/volumeSnapshotInfoList",
         "/status/volumeSnapshotHandlePairList",
@@ -193,7 +199,7 @@ fn matched(
 }
 
 /// Some of many names.
-fn some(names: &[String]) -> String {
+pub fn some(names: &[String]) -> String {
     let shown = names[..names.len().min(MAX_NAMES)].join(", ");
     match names.len().checked_sub(MAX_NAMES) {
         None | Some(0) => shown,

@@ -27,7 +27,7 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// What the names of claims begin with that are only there to be transferred; the UID of the snapshot
 /// follows, so that a repeated command finds them.
-const TEMPORARY: &str = "restore-";
+pub const TEMPORARY: &str = "restore-";
 
 /// The annotation of a claim that was created to be deleted after a check. No other claim is deleted.
 const TO_BE_DISCARDED: &str = "slackwater.dev/discard";
@@ -78,7 +78,7 @@ pub struct Copy {
 
 /// Where the fields of a claim come from: another claim, a template, or the snapshot alone.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Pattern {
+pub struct Pattern {
     request_bytes: i64,
     class: String,
     mode: String,
@@ -107,6 +107,27 @@ fn pattern(object: &Value) -> Pattern {
         labels: texts(&object["metadata"]["labels"]),
         annotations: texts(&object["metadata"]["annotations"]),
     }
+}
+
+/// Of what is known otherwise.
+pub fn pattern_of(class: &str, mode: &str, access_modes: &[String]) -> Pattern {
+    Pattern {
+        class: class.into(),
+        mode: mode.into(),
+        access_modes: access_modes.to_vec(),
+        ..Pattern::default()
+    }
+}
+
+/// Of a PersistentVolume, which is like its claim.
+pub fn pattern_of_volume(volume: &DynamicObject) -> Pattern {
+    let spec = volume.at("/spec");
+    pattern(&json!({"spec": {
+        "accessModes": spec["accessModes"],
+        "storageClassName": spec["storageClassName"],
+        "volumeMode": spec["volumeMode"],
+        "resources": {"requests": {"storage": spec["capacity"]["storage"]}},
+    }}))
 }
 
 /// The claims that are created. Refuses names that cannot be, or that other claims have.
@@ -266,7 +287,8 @@ async fn likeness(
     Ok(Some(like))
 }
 
-fn copy(
+/// A claim that is created from a snapshot, like another one.
+pub fn copy(
     claim: String,
     member: &Snapshot,
     like: Option<Pattern>,

@@ -53,7 +53,7 @@ pub async fn find(cluster: &Cluster, which: &str) -> Result<Source> {
         }
         "snapshotschedule" | "snapshotschedules" => find_newest(cluster, name).await,
         _ => Err(Failure::usage(format!(
-            "{which} is neither volumesnapshot/NAME, volumegroupsnapshot/NAME nor snapshotschedule/NAME"
+            "{which} is neither volumesnapshot/NAME, volumegroupsnapshot/NAME nor snapshotschedule/NAME, nor a content (volumesnapshotcontent/NAME, volumegroupsnapshotcontent/NAME)"
         ))),
     }
 }

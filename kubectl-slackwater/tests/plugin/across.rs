@@ -394,7 +394,7 @@ fn provision(world: &World) -> Vec<String> {
 }
 
 /// A user who may read everything, and change nothing.
-const READER: &str = "apiVersion: rbac.authorization.k8s.io/v1\n\
+pub const READER: &str = "apiVersion: rbac.authorization.k8s.io/v1\n\
     kind: ClusterRole\n\
     metadata: {name: reader}\n\
     rules:\n\

@@ -12,6 +12,8 @@ mod archives;
 mod changes;
 mod execs;
 mod forward;
+mod gone;
+mod gone_plane;
 mod krew;
 mod memory;
 mod on_node;

@@ -45,15 +45,18 @@ pub type Shared = Arc<Mutex<Server>>;
 
 const CLAIMS: &str = "/persistentvolumeclaims/";
 const VOLUMES: &str = "/api/v1/persistentvolumes/";
+const SNAPSHOTS: &str = "/apis/snapshot.storage.k8s.io/v1/namespaces/";
+const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/";
 
 /// Kinds that are listed.
-const LISTED: [&str; 10] = [
+const LISTED: [&str; 11] = [
     "horizontalpodautoscalers",
     "persistentvolumeclaims",
     "persistentvolumes",
     "pods",
     "pools",
     "storageclasses",
+    "volumegroupsnapshotcontents",
     "volumegroupsnapshots",
     "volumemoves",
     "volumesnapshotcontents",
@@ -89,7 +92,14 @@ impl Server {
     /// One round of the controllers.
     pub fn tick(&mut self) {
         let leaves = |object: &Value| !object["metadata"]["deletionTimestamp"].is_null();
+        for (path, object) in self.objects.iter().filter(|(_, object)| leaves(object)) {
+            if path.starts_with(CONTENTS) && object["spec"]["deletionPolicy"] != "Retain" {
+                self.broken
+                    .push(format!("{path} is deleted with its snapshot"));
+            }
+        }
         self.objects.retain(|_, object| !leaves(object));
+        self.bind_snapshots();
         self.provision();
         let volumes: Vec<_> = self.paths(VOLUMES);
         for path in volumes {
@@ -130,6 +140,35 @@ impl Server {
         }
     }
 
+    /// Binds VolumeSnapshots to the contents that they name, as snapshot-controller and csi-snapshotter do.
+    fn bind_snapshots(&mut self) {
+        for path in self.paths(SNAPSHOTS) {
+            let snapshot = self.objects[&path].clone();
+            let name = &snapshot["spec"]["source"]["volumeSnapshotContentName"];
+            let Some(name) = name.as_str() else { continue };
+            let (own, metadata) = (format!("{CONTENTS}{name}"), &snapshot["metadata"]);
+            let Some(content) = self.objects.get(&own).cloned() else {
+                continue;
+            };
+            let reference = &content["spec"]["volumeSnapshotRef"];
+            let is_same = |key: &str| reference[key] == metadata[key];
+            let is_free = reference["uid"].is_null() || is_same("uid");
+            if !is_same("name") || !is_same("namespace") || !is_free {
+                continue;
+            }
+            let status = json!({"readyToUse": true, "restoreSize": 1 << 30,
+                "snapshotHandle": content["spec"]["source"]["snapshotHandle"]});
+            self.change(&own, |content| {
+                content["spec"]["volumeSnapshotRef"]["uid"] = metadata["uid"].clone();
+                content["status"] = status;
+            });
+            self.change(&path, |snapshot| {
+                snapshot["status"] = json!({"readyToUse": true, "restoreSize": "1Gi",
+                    "boundVolumeSnapshotContentName": name});
+            });
+        }
+    }
+
     /// Creates volumes for claims with a snapshot and a node, with the snapshot's name in their handles.
     fn provision(&mut self) {
         for path in self.paths("/api/v1/namespaces/") {
@@ -138,6 +177,13 @@ impl Server {
             let (spec, metadata) = (&claim["spec"], &claim["metadata"]);
             let is_wanted = path.contains(CLAIMS) && spec["volumeName"].is_null();
             if !is_wanted || spec["dataSource"].is_null() || node.is_null() {
+                continue;
+            }
+            let namespace = metadata["namespace"].as_str().unwrap();
+            let source = spec["dataSource"]["name"].as_str().unwrap();
+            let snapshot = format!("{SNAPSHOTS}{namespace}/volumesnapshots/{source}");
+            let is_ready = |it: &Value| it["status"]["readyToUse"] == true;
+            if !self.objects.get(&snapshot).is_some_and(is_ready) {
                 continue;
             }
             let name = format!("pv-{}", metadata["uid"].as_str().unwrap());
@@ -199,7 +245,10 @@ impl Server {
                 }
                 let mut object = body.clone();
                 object["metadata"]["name"] = json!(name);
-                object["metadata"]["namespace"] = json!(path.split('/').nth(4).unwrap());
+                let mut parts = path.split('/').skip_while(|part| *part != "namespaces");
+                if let Some(namespace) = parts.nth(1) {
+                    object["metadata"]["namespace"] = json!(namespace);
+                }
                 object["status"] = json!({"phase": "Pending"});
                 self.put(&own, object);
                 (StatusCode::CREATED, self.objects[&own].clone())

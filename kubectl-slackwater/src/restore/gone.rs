@@ -1,0 +1,207 @@
+//! A restore of a snapshot, or of a group of snapshots, whose namespace is gone. The user names a content. For
+//! each snapshot, a content and a VolumeSnapshot are created in the namespace of the new claim, and are
+//! deleted when the claims are bound ([`objects`]).
+//!
+//! What is to be done is decided from what exists, so a command that was interrupted anywhere is repeated.
+
+mod find;
+mod names;
+mod objects;
+mod state;
+mod work;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::class::is_immediate;
+use super::plan::{Copy, State};
+use super::report::{self, is_for_people};
+use crate::change::{Need, confirm, create, mark, require, say, until_end};
+use crate::cli::{Change, Format, RestoreArguments, Wait};
+use crate::cluster::Cluster;
+use crate::failure::{Failure, Result, TIMED_OUT};
+use crate::listing;
+use crate::object::{self, Fields, Kind};
+
+pub use find::Which;
+use objects::{Member, Seen};
+pub use state::Gone;
+
+/// Restores into the namespace of `--to-namespace`.
+pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which) -> Result<()> {
+    let gone = Gone::read(cluster, arguments, which).await?;
+    let (seen, format) = (gone.look().await?, arguments.output.format);
+    if gone.has_ended(&seen) {
+        if is_for_people(format) {
+            say(&gone.ended());
+        }
+        return gone.print(&seen, format);
+    }
+    gone.refuse_seen(&seen).await?;
+    require(&gone.cluster, &gone.needs()).await?;
+    gone.confirm(arguments, &seen)?;
+    gone.try_out(&seen, &arguments.change, format).await?;
+    if arguments.change.dry_run {
+        return gone.print(&seen, format);
+    }
+    let wait = Wait {
+        wait: true,
+        timeout: arguments.wait.timeout,
+    };
+    let done = until_end(&wait, "the restore", || gone.advance()).await;
+    let last = done.map_err(|failure| match failure.code {
+        TIMED_OUT => Failure {
+            message:
+                "the restore has not ended within --timeout; run the command again to continue it"
+                    .into(),
+            ..failure
+        },
+        _ => failure,
+    })?;
+    match is_for_people(format) {
+        true => say(&last),
+        false => gone.print(&gone.look().await?, format)?,
+    }
+    Ok(())
+}
+
+impl Gone {
+    /// All permissions of all steps.
+    fn needs(&self) -> Vec<Need<'_>> {
+        let mut verbs: Vec<(&str, &Kind)> = Vec::new();
+        for kind in [&object::SNAPSHOT_CONTENT, &object::SNAPSHOT, &object::CLAIM] {
+            verbs.extend([("get", kind), ("create", kind)]);
+        }
+        verbs.push(("delete", &object::SNAPSHOT_CONTENT));
+        verbs.push(("delete", &object::SNAPSHOT));
+        verbs.push(("list", &object::SNAPSHOT_CONTENT));
+        verbs.push(("list", &object::GROUP_CONTENT));
+        verbs.push(("list", &object::POD));
+        let chooses = |member: &Member| !is_immediate(&self.classes, &member.copy);
+        if self.members.iter().any(chooses) {
+            verbs.push(("patch", &object::CLAIM));
+        }
+        let need = |(verb, kind)| Need {
+            verb,
+            kind,
+            namespace: self.namespace(),
+            name: "",
+        };
+        verbs.into_iter().map(need).collect()
+    }
+
+    /// The copies, with how far they are.
+    fn shown(&self, seen: &[Seen]) -> Vec<Copy> {
+        let each = self.members.iter().zip(seen);
+        let each = each.map(|(member, seen)| {
+            let mut shown = member.copy.clone();
+            shown
+                .snapshot
+                .name
+                .clone_from(&member.copy.snapshot.content);
+            (shown.state, shown.since) = match &seen.claim {
+                None => (State::Planned, None),
+                Some(claim) if seen.is_bound() => (State::Bound, claim.created()),
+                Some(claim) => (State::Exists, claim.created()),
+            };
+            let volume = seen.claim.as_ref();
+            shown.volume = volume.map_or("", |it| it.text("/spec/volumeName")).into();
+            shown
+        });
+        each.collect()
+    }
+
+    fn print(&self, seen: &[Seen], format: Format) -> Result<()> {
+        match is_for_people(format) {
+            true => Ok(()),
+            false => report::print(&self.cluster, self.namespace(), &self.shown(seen), format),
+        }
+    }
+
+    /// Prints the plan. Programs get it as they get the result.
+    fn confirm(&self, arguments: &RestoreArguments, seen: &[Seen]) -> Result<()> {
+        let (format, change) = (arguments.output.format, &arguments.change);
+        if !is_for_people(format) {
+            if change.yes || change.dry_run {
+                return Ok(());
+            }
+            self.print(seen, format)?;
+            return Err(Failure::unconfirmed());
+        }
+        for note in listing::notes(&self.cluster.take_notes()) {
+            eprintln!("{note}");
+        }
+        let mut plan = format!(
+            "{}, whose namespace is gone, will be restored into claims of namespace {}:\n{}",
+            self.title,
+            self.namespace(),
+            report::plan(&self.shown(seen), format)
+        );
+        let names: Vec<_> = self
+            .members
+            .iter()
+            .map(|it| it.copy.snapshot.name.as_str())
+            .collect();
+        let _ = write!(
+            plan,
+            "\nThe VolumeSnapshots {} and contents for them, which are Retain, are created first, and are deleted when all claims are bound. The contents that exist now stay, with their snapshots.",
+            names.join(", ")
+        );
+        let chosen = self.members.iter();
+        let chosen = chosen.filter_map(|member| self.node(&member.copy).ok()?);
+        let chosen: BTreeSet<_> = chosen.collect();
+        if !chosen.is_empty() {
+            let chosen: Vec<_> = chosen.into_iter().collect();
+            let _ = write!(
+                plan,
+                "\nThe volumes are created where the snapshots are: on {}.",
+                chosen.join(", ")
+            );
+        }
+        let is_begun = |it: &Seen| it.content.is_some() || it.claim.is_some();
+        if seen.iter().any(is_begun) {
+            plan.push_str("\nAn earlier run has begun this.");
+        }
+        confirm(change, &plan)
+    }
+
+    /// Lets the API server check all objects that do not exist yet: a quota or a policy of the namespace may
+    /// refuse them.
+    async fn try_out(&self, seen: &[Seen], change: &Change, format: Format) -> Result<()> {
+        let dry = Change {
+            yes: true,
+            dry_run: true,
+        };
+        for (member, seen) in self.members.iter().zip(seen) {
+            let content = member.content_manifest(&self.cluster.driver);
+            let snapshot = member.snapshot_manifest();
+            let is_absent = seen.claim.is_none();
+            let objects = [
+                (
+                    &object::SNAPSHOT_CONTENT,
+                    content,
+                    is_absent && seen.content.is_none(),
+                ),
+                (
+                    &object::SNAPSHOT,
+                    snapshot,
+                    is_absent && seen.snapshot.is_none(),
+                ),
+                (&object::CLAIM, self.claim(&member.copy)?, is_absent),
+            ];
+            for (kind, manifest, is_absent) in objects {
+                if !is_absent {
+                    continue;
+                }
+                let name = manifest["metadata"]["name"].to_string();
+                create(&self.cluster, &dry, kind, self.namespace(), manifest).await?;
+                if change.dry_run && is_for_people(format) {
+                    let kind = kind.kind.to_lowercase();
+                    let name = name.trim_matches('"');
+                    say(&format!("{kind}/{name} created{}", mark(change)));
+                }
+            }
+        }
+        Ok(())
+    }
+}

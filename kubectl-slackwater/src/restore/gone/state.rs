@@ -1,0 +1,191 @@
+//! What a restore whose source namespace is gone is about, and what it refuses.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use kube::api::ListParams;
+use serde_json::Value;
+
+use super::super::class::{self, Classes, is_immediate};
+use super::super::nodes::{self, Nodes};
+use super::super::plan::Copy;
+use super::super::stateful;
+use super::find::{self, Which};
+use super::names;
+use super::objects::{Member, Seen};
+use crate::cli::RestoreArguments;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::object;
+use crate::transfer::work::namespace_hindrance;
+
+/// A restore on its way.
+pub struct Gone {
+    /// Its namespace is that of the new claims.
+    pub cluster: Cluster,
+    pub title: String,
+    pub members: Vec<Member>,
+    pub classes: Classes,
+    nodes: Nodes,
+    /// The claims for which this run has chosen the node. If the provisioner gives the node up, the same node
+    /// is not chosen again and again.
+    pub chosen: RefCell<BTreeSet<String>>,
+}
+
+impl Gone {
+    /// Reads what is to be restored.
+    pub async fn read(
+        cluster: &Cluster,
+        arguments: &RestoreArguments,
+        which: &Which,
+    ) -> Result<Gone> {
+        let Some(to) = &arguments.to_namespace else {
+            return Err(Failure::usage(
+                "a content is restored into the namespace of --to-namespace".into(),
+            ));
+        };
+        let cluster = Cluster::with(cluster.client.clone(), to, &cluster.driver);
+        let source = find::find(&cluster, which, to).await?;
+        let title = source.title.clone();
+        let mut members = names::members(source, arguments, to)?;
+        let mut copies: Vec<_> = members.iter().map(|it| it.copy.clone()).collect();
+        class::resolve(&cluster, &mut copies).await?;
+        let classes = class::read(&cluster, &copies).await?;
+        let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
+            true => None,
+            false => nodes::read(&cluster).await?,
+        };
+        for (member, copy) in members.iter_mut().zip(copies) {
+            member.copy = copy;
+        }
+        Ok(Gone {
+            cluster,
+            title,
+            members,
+            classes,
+            nodes,
+            chosen: RefCell::default(),
+        })
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.cluster.namespace
+    }
+
+    /// Reads what exists.
+    pub async fn look(&self) -> Result<Vec<Seen>> {
+        let mut seen = Vec::new();
+        for member in &self.members {
+            seen.push(member.look(&self.cluster).await?);
+        }
+        Ok(seen)
+    }
+
+    /// Whether nothing is left to do.
+    pub fn has_ended(&self, seen: &[Seen]) -> bool {
+        let is_clean = |it: &Seen| it.is_bound() && it.snapshot.is_none() && it.content.is_none();
+        seen.iter().all(is_clean)
+    }
+
+    pub fn ended(&self) -> String {
+        let claims = match self.members.len() {
+            1 => "1 claim".to_string(),
+            many => format!("{many} claims"),
+        };
+        format!(
+            "{} is restored into {claims} of namespace {}. It stays, with its snapshots.",
+            self.title,
+            self.namespace()
+        )
+    }
+
+    /// Refuses what would fail later.
+    pub async fn refuse(&self) -> Result<()> {
+        self.refuse_seen(&self.look().await?).await
+    }
+
+    pub async fn refuse_seen(&self, seen: &[Seen]) -> Result<()> {
+        self.refuse_mix(seen)?;
+        if let Some(why) = namespace_hindrance(&self.cluster, self.namespace()).await? {
+            return Err(Failure::failed(why));
+        }
+        for (member, seen) in self.members.iter().zip(seen) {
+            if !seen.is_bound() {
+                self.node(&member.copy)?;
+            }
+            self.refuse_group(&member.copy.snapshot.group).await?;
+        }
+        self.refuse_pods(seen).await
+    }
+
+    /// Refuses a group in the namespace with the name of the members' group: snapshot-controller looks groups
+    /// up by name in the namespace of a snapshot, and would let it own the temporary ones, which then could
+    /// not be deleted without it.
+    pub async fn refuse_group(&self, name: &str) -> Result<()> {
+        let found = self.cluster.get_one(&object::GROUP, self.namespace(), name);
+        match found.await? {
+            None => Ok(()),
+            Some(_) => Err(Failure::failed(format!(
+                "VolumeGroupSnapshot {}/{name} has the name of the group of the snapshots, and snapshot-controller would take them for its members: delete it first, or restore into another namespace and transfer the claims",
+                self.namespace()
+            ))),
+        }
+    }
+
+    /// Refuses to create claims beside those that an application may have changed since an earlier restore
+    /// has ended: they would be of different times. One that was interrupted has its temporary objects.
+    pub fn refuse_mix(&self, seen: &[Seen]) -> Result<()> {
+        let each = || self.members.iter().zip(seen);
+        let names = |is: fn(&Seen) -> bool| -> Vec<_> {
+            let found = each().filter(|(_, seen)| is(seen));
+            found.map(|(one, _)| one.copy.claim.as_str()).collect()
+        };
+        let bound = names(Seen::is_bound);
+        let absent = names(|seen| seen.claim.is_none() && seen.content.is_none());
+        match bound.is_empty() || absent.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::failed(format!(
+                "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The others would be of another time: {}. Give another --suffix, or restore single members as volumesnapshotcontent/NAME",
+                self.namespace(),
+                bound.join(", "),
+                absent.join(", ")
+            ))),
+        }
+    }
+
+    /// Refuses pods that would start with some of the claims.
+    pub async fn refuse_pods(&self, seen: &[Seen]) -> Result<()> {
+        if seen.iter().all(|it| it.claim.is_some()) {
+            return Ok(());
+        }
+        let claims: Vec<_> = self.members.iter().map(|it| &*it.copy.claim).collect();
+        let scope = Scope::Namespace(self.namespace().into());
+        let all = ListParams::default();
+        let pods = self.cluster.get_all(&object::POD, &scope, &all).await?;
+        stateful::refuse_users(&pods, &claims)
+    }
+
+    /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
+    /// chooses it itself.
+    pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
+        if is_immediate(&self.classes, copy) {
+            return Ok(None);
+        }
+        match nodes::of_snapshot(&self.nodes, copy) {
+            Some(node) => Ok(Some(node)),
+            None => Err(Failure::failed(format!(
+                "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of the snapshot of VolumeSnapshotContent {} is not known: you may have to be allowed to list pools.slackwater.dev; or give a --storage-class with volumeBindingMode Immediate",
+                copy.class, copy.snapshot.content
+            ))),
+        }
+    }
+
+    /// The claim as it is created.
+    pub fn claim(&self, copy: &Copy) -> Result<Value> {
+        let mut copy = copy.clone();
+        if let Some(node) = self.node(&copy)?.map(str::to_string) {
+            copy.select(&node);
+        }
+        Ok(copy.manifest())
+    }
+}
