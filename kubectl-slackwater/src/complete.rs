@@ -221,6 +221,16 @@ mod tests {
             after(&["schedule", "run"], ""),
             Wanted::Objects(&[&object::SCHEDULE])
         );
+        let nodes = Wanted::Objects(&[&object::NODE]);
+        for command in [&["doctor"][..], &["import"], &["pool", "adopt"]] {
+            assert_eq!(after(command, ""), nodes, "{command:?}");
+        }
+        let snapshots = Wanted::Objects(&[&object::SNAPSHOT]);
+        assert_eq!(after(&["export"], ""), snapshots);
+        assert_eq!(after(&["export", "x", "--base"], ""), snapshots);
+        assert_eq!(after(&["export", "x", "-o"], ""), Wanted::Files);
+        assert_eq!(after(&["import", "x", "--file"], ""), Wanted::Files);
+        has(after(&["doctor", "--output"], ""), "json");
         assert_eq!(after(&["revert"], ""), Wanted::Objects(&[&object::CLAIM]));
         assert_eq!(
             after(&["revert", "x", "--to"], ""),
