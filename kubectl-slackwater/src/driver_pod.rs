@@ -65,6 +65,25 @@ impl DriverPod {
     }
 }
 
+/// In the CSIDriver: the namespace of the release, which Helm writes to each object that it creates.
+const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+
+/// Where the driver's pods are looked for: in the namespace that the user names, or in that of the Helm
+/// release. A tenant can give its own pods the labels and arguments of the driver's, but cannot write a
+/// CSIDriver. Without this annotation, in all namespaces.
+pub async fn scope(cluster: &Cluster, named: Option<&str>) -> Scope {
+    if let Some(namespace) = named {
+        return Scope::Namespace(namespace.into());
+    }
+    let driver = cluster.get_one(&object::CSI_DRIVER, "", &cluster.driver);
+    match driver.await {
+        Ok(Some(driver)) if !driver.annotation(RELEASE_NAMESPACE).is_empty() => {
+            Scope::Namespace(driver.annotation(RELEASE_NAMESPACE).into())
+        }
+        _ => Scope::All,
+    }
+}
+
 /// The driver's pods on nodes, as objects. They may be of several nodes, and of several installations.
 pub async fn on_nodes(cluster: &Cluster, scope: &Scope) -> Result<Vec<DynamicObject>> {
     labeled(cluster, scope, NODE_LABELS, NODE_CONTAINER).await

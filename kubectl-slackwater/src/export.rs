@@ -46,7 +46,7 @@ pub async fn export(cluster: &Cluster, arguments: &ExportArguments) -> Result<()
         }
         node = next;
     }
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), &node).await?;
+    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, &node).await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["export"], &["endpoint"]);
     words.extend(bases.into_iter().map(|base| format!("--base={base}")));
@@ -186,7 +186,12 @@ pub async fn import(cluster: &Cluster, arguments: &ImportArguments) -> Result<()
         }
         None => Box::new(io::stdin()),
     };
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), &arguments.node).await?;
+    let pod = driver_pod::of_node(
+        cluster,
+        &arguments.pods.scope(cluster).await,
+        &arguments.node,
+    )
+    .await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["import"], &["endpoint"]);
     let options = [

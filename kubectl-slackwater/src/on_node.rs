@@ -96,11 +96,11 @@ pub fn confirm(confirmed: &Confirmed, pod: &DriverPod, words: &[String]) -> Resu
 pub async fn doctor(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
     let is_json = arguments.print.format == Printed::Json;
     if let Some(node) = &arguments.node {
-        let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), node).await?;
+        let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, node).await?;
         may_run(cluster, &pod).await?;
         return pass_on(cluster, &pod, &examination(&pod, is_json)).await;
     }
-    let scope = arguments.pods.scope();
+    let scope = arguments.pods.scope(cluster).await;
     let pods = driver_pod::on_nodes(cluster, &scope).await?;
     let mut nodes: BTreeSet<String> = pods
         .iter()
@@ -257,7 +257,7 @@ pub async fn check(cluster: &Cluster, arguments: &CheckArguments) -> Result<()> 
     }
     let id = volume_of(cluster, &arguments.claim).await?;
     let node = node_of(cluster, &id).await?;
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), &node).await?;
+    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, &node).await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["volumes", "check", &id], &SOCKET_OPTIONS);
     let is_json = arguments.print.format == Printed::Json;
@@ -280,7 +280,12 @@ pub async fn import_volume(cluster: &Cluster, arguments: &ImportVolumeArguments)
                 .into(),
         ));
     }
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(), &arguments.node).await?;
+    let pod = driver_pod::of_node(
+        cluster,
+        &arguments.pods.scope(cluster).await,
+        &arguments.node,
+    )
+    .await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["volumes", "import"], &["endpoint"]);
     let some = |text: &String| Some(text.clone());

@@ -54,7 +54,7 @@ async fn at_once(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
         Format::Json => true,
         _ => return Err(Failure::usage("--now prints a table or JSON".into())),
     };
-    let pod = driver_pod::of_controller(cluster, &arguments.pods.scope()).await?;
+    let pod = driver_pod::of_controller(cluster, &arguments.pods.scope(cluster).await).await?;
     driver_pod::may_run(cluster, &pod).await?;
     let command: &[&str] = match arguments.delete.is_empty() {
         true => &["volumes", "--orphans"],

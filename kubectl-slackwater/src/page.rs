@@ -15,6 +15,7 @@ use tokio::task::LocalSet;
 
 use crate::change::{Need, missing};
 use crate::cluster::{Cluster, Scope};
+use crate::driver_pod;
 use crate::failure::{Failure, Result};
 use crate::object::{self, Fields};
 use crate::text::escaped;
@@ -40,12 +41,9 @@ struct Page {
 }
 
 /// Serves the page until the program is interrupted. Without a namespace, the controller is looked for
-/// in all.
+/// in that of the Helm release.
 pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Result<()> {
-    let scope = match namespace {
-        Some(namespace) => Scope::Namespace(namespace.into()),
-        None => Scope::All,
-    };
+    let scope = driver_pod::scope(cluster, namespace).await;
     let own = Cluster::with(cluster.client.clone(), &cluster.namespace, &cluster.driver);
     let page = Rc::new(Page {
         cluster: own,

@@ -4,23 +4,21 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::cluster::Scope;
+use crate::cluster::{Cluster, Scope};
+use crate::driver_pod;
 
 /// Where the driver's pods are.
 #[derive(Clone, Debug, Args)]
 pub struct Pods {
-    /// Namespace of the driver [default: its pods are looked for in all]
+    /// Namespace of the driver [default: that of its Helm release, otherwise all]
     #[arg(long, value_name = "NAME")]
     pub driver_namespace: Option<String>,
 }
 
 impl Pods {
     /// The namespaces in which they are looked for.
-    pub fn scope(&self) -> Scope {
-        match &self.driver_namespace {
-            Some(namespace) => Scope::Namespace(namespace.clone()),
-            None => Scope::All,
-        }
+    pub async fn scope(&self, cluster: &Cluster) -> Scope {
+        driver_pod::scope(cluster, self.driver_namespace.as_deref()).await
     }
 }
 

@@ -31,7 +31,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             return Ok(());
         }
     };
-    let pod = driver_pod::of_node(cluster, &pods.scope(), &node).await?;
+    let pod = driver_pod::of_node(cluster, &pods.scope(cluster).await, &node).await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["pool", verb], &RECORD_OPTIONS);
     words.push(pool);
@@ -44,7 +44,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
 /// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
 /// it would do, and changes nothing without `--yes`.
 async fn follow(cluster: &Cluster, pool: String, pods: &Pods, confirmed: &Confirmed) -> Result<()> {
-    let pod = driver_pod::of_controller(cluster, &pods.scope()).await?;
+    let pod = driver_pod::of_controller(cluster, &pods.scope(cluster).await).await?;
     may_run(cluster, &pod).await?;
     let mut words = words(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
     words.push(pool);

@@ -241,7 +241,12 @@ fn answer(state: &State, method: &str, path: &str, mut sent: Value) -> (u16, Val
         (200, items)
     };
     if path.ends_with("/pods") {
-        return list("PodList", state.pods.clone());
+        let mut pods = state.pods.clone();
+        if let Some(namespace) = path.strip_prefix("/api/v1/namespaces/") {
+            let namespace = namespace.strip_suffix("/pods").unwrap_or(namespace);
+            pods.retain(|pod| pod["metadata"]["namespace"] == namespace);
+        }
+        return list("PodList", pods);
     }
     if path.ends_with("/pools") {
         let of_pools = |(path, _): &(&String, &Value)| path.contains("/pools/");

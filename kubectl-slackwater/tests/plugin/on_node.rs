@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::execs::{End, Execs, Run, Script, pod};
-use crate::world::id;
+use crate::world::{DRIVER, id};
 
 fn run(pod: &str, words: &[&str]) -> Run {
     Run {
@@ -106,6 +106,26 @@ fn what_cannot_be_run_is_refused_with_what_is_to_be_done() {
     all.push(says(&["doctor", "-o", "json"]));
     all.push(says(&["check", "data", "--yes"]));
     insta::assert_snapshot!("on_node_refused", all.join("\n"));
+    assert_eq!(cluster.runs(), []);
+}
+
+#[test]
+fn a_pod_that_a_tenant_labels_like_the_drivers_gets_no_command() {
+    let cluster = Execs::start();
+    let driver = json!({"metadata": {"name": DRIVER,
+        "annotations": {"meta.helm.sh/release-namespace": "storage"}}});
+    let path = format!("/apis/storage.k8s.io/v1/csidrivers/{DRIVER}");
+    let mut state = cluster.state.lock().unwrap();
+    state.objects.insert(path, driver);
+    for node in ["node-2", "node-9"] {
+        let mut decoy = pod("driver-9", node);
+        decoy["metadata"]["namespace"] = json!("tenant");
+        state.pods.push(decoy);
+    }
+    drop(state);
+    assert!(cluster.output(&["doctor", "node-2"]).status.success());
+    assert_eq!(cluster.runs(), [run("driver-2", &DOCTOR)]);
+    assert!(!cluster.output(&["doctor", "node-9"]).status.success());
     assert_eq!(cluster.runs(), []);
 }
 
