@@ -60,8 +60,8 @@ fn server() -> Shared {
                 "csi": {"driver": DRIVER, "volumeHandle": id(n % 2, 10 + n as u8)}}}),
         );
     }
-    for n in 0..2 {
-        let (pool, node) = (POOLS[n], format!("node-{n}"));
+    for (n, pool) in POOLS.iter().take(2).enumerate() {
+        let node = format!("node-{n}");
         server.put(
             &format!("/apis/slackwater.dev/v1alpha1/pools/{pool}"),
             json!({"metadata": {"name": pool}, "status": {"node": node}}),
@@ -263,10 +263,10 @@ fn contents_from_which_nothing_may_be_restored_are_refused() {
     type Edit = fn(&mut Value);
     let edits: [(&str, Edit); 5] = [
         ("is of the driver other", |it| {
-            it["spec"]["driver"] = json!("other")
+            it["spec"]["driver"] = json!("other");
         }),
         ("has the deletionPolicy Delete", |it| {
-            it["spec"]["deletionPolicy"] = json!("Delete")
+            it["spec"]["deletionPolicy"] = json!("Delete");
         }),
         ("is not ready: broken", |it| {
             it["status"]["readyToUse"] = json!(false);
@@ -276,7 +276,7 @@ fn contents_from_which_nothing_may_be_restored_are_refused() {
             it["metadata"]["deletionTimestamp"] = json!("2026-01-02T00:00:00Z");
         }),
         ("the size of its copy is not known", |it| {
-            it["status"]["restoreSize"] = json!(0)
+            it["status"]["restoreSize"] = json!(0);
         }),
     ];
     for (why, change) in edits {
