@@ -256,6 +256,60 @@ rights_of_the_check() {
         sed "/^apiVersion: batch/d; s/check-pg/check-$NS/g; s/namespace: shop/namespace: $NS/"
 }
 
+# A namespace is deleted with its group of snapshots, whose contents are Retain, and the group is restored into
+# another one, with interruptions. The PersistentVolume of one claim is Retain, so its name is known.
+test_a_group_is_restored_whose_namespace_is_gone() {
+    local own=$NS other=$NS-other source=$NS-source content members second volume
+    [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater (cargo build --release --package kubectl-slackwater)"; exit 77; }
+    kubectl create namespace "$source" >/dev/null
+    kubectl create namespace "$other" >/dev/null
+    # shellcheck disable=SC2064 # now
+    trap "kubectl delete namespace $source $other --ignore-not-found --wait=false >/dev/null" EXIT
+    NS=$source
+    for name in a b; do LABELS='set: left' claim "$name" 100Mi; done
+    pod writer -c "echo of-a > /a/file; echo of-b > /b/file; sync; sleep 100000" a:/a b:/b
+    ready pod/writer
+    has_files() { [ "$(inside "$1" 'cat /a/file /b/file | tr "\n" " "')" = "of-a of-b " ]; }
+    eventually 60 has_files writer
+    group left left
+    content=$(get volumegroupsnapshot/left .status.boundVolumeGroupSnapshotContentName)
+    members=$(for one in $(members left | cut -d ' ' -f 1); do get "volumesnapshot/$one" .status.boundVolumeSnapshotContentName; echo; done)
+    second=$(get "volumesnapshot/$(members left | awk '$2 == "b" {print $1}')" .status.boundVolumeSnapshotContentName)
+    retain() { kubectl patch "$1" --type merge -p "{\"spec\":{\"$2\":\"$3\"}}" >/dev/null; }
+    retain "volumegroupsnapshotcontent/$content" deletionPolicy Retain
+    for one in $members; do retain "volumesnapshotcontent/$one" deletionPolicy Retain; done
+    volume=$(get pvc/a .spec.volumeName)
+    retain "pv/$volume" persistentVolumeReclaimPolicy Retain
+
+    restore() { "$TARGET/release/kubectl-slackwater" restore "volumegroupsnapshotcontent/$content" --to-namespace "$other" --claim "$second=b" --yes "$@"; }
+    ! restore >"$LOGS/$own.exists" 2>&1 || fail "the namespace exists" || return 1
+    has "the refusal" "$(cat "$LOGS/$own.exists")" 'which exists: restore that one'
+    gone pod --all --grace-period=1
+    kubectl delete namespace "$source" --wait --timeout="$WAIT" >/dev/null
+    NS=$other
+    for _ in $(seq "${E2E_KILLS:-1}"); do
+        timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore \
+            "volumegroupsnapshotcontent/$content" --to-namespace "$other" --claim "$second=b" --yes >/dev/null 2>&1 || :
+    done
+    restore --wait --timeout 5m
+    restore --wait --timeout 5m
+    is "temporary objects" "$(kubectl get volumesnapshots,volumesnapshotcontents -A -o name | grep -c -e /restore-)" 0
+    is "contents of before" "$(kubectl get volumesnapshotcontents -o name | grep -c -F "$members")" 2
+    pod reader a:/a b:/b
+    ready pod/reader
+    has_files reader || fail "the files are of other volumes" || return 1
+
+    # Everything can be deleted.
+    gone pod --all --grace-period=1
+    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+    retain "pv/$volume" persistentVolumeReclaimPolicy Delete
+    retain "volumegroupsnapshotcontent/$content" deletionPolicy Delete
+    for one in $members; do retain "volumesnapshotcontent/$one" deletionPolicy Delete; done
+    gone "volumegroupsnapshotcontent/$content"
+    for one in $members; do gone "volumesnapshotcontent/$one"; done
+    NS=$own
+}
+
 # The claims of PostgreSQL in another namespace are used by a StatefulSet there.
 starts_in() { # NAMESPACE
     kubectl -n "$1" create configmap slackwater-hooks --from-file="$EXAMPLES/hooks" >/dev/null
