@@ -27,6 +27,10 @@ pub struct Snapshot {
     pub ready: bool,
     pub error: String,
     pub cut_at: Option<Timestamp>,
+    /// For how many milliseconds its cut froze file systems, if it did.
+    pub frozen_ms: Option<u64>,
+    /// For how many milliseconds its cut held applications, if it did.
+    pub held_ms: Option<u64>,
     pub restore_bytes: i64,
     pub content: String,
     pub handle: String,
@@ -67,6 +71,8 @@ pub struct Group {
     pub ready: bool,
     pub error: String,
     pub cut_at: Option<Timestamp>,
+    pub frozen_ms: Option<u64>,
+    pub held_ms: Option<u64>,
     #[serde(skip)]
     pub uid: String,
     #[serde(skip)]
@@ -82,6 +88,8 @@ struct Cut {
     level: String,
     reason: String,
     at: Option<Timestamp>,
+    frozen_ms: Option<u64>,
+    held_ms: Option<u64>,
 }
 
 fn cut_of(content: Option<&DynamicObject>) -> Cut {
@@ -92,6 +100,8 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
         level: content.annotation("slackwater.dev/level").into(),
         reason: content.annotation("slackwater.dev/reason").into(),
         at: content.annotation("slackwater.dev/cut-at").parse().ok(),
+        frozen_ms: content.annotation("slackwater.dev/frozen-ms").parse().ok(),
+        held_ms: content.annotation("slackwater.dev/held-ms").parse().ok(),
     }
 }
 
@@ -196,6 +206,8 @@ pub async fn groups(
             ready: group.is_true("/status/readyToUse"),
             error: group.text("/status/error/message").into(),
             cut_at: cut.at.or_else(|| group.time("/status/creationTime")),
+            frozen_ms: cut.frozen_ms,
+            held_ms: cut.held_ms,
             uid: uid_of(group),
             is_leaving: group.metadata.deletion_timestamp.is_some(),
             content: name.into(),
@@ -266,6 +278,7 @@ fn joined(
     {
         (cut.level, cut.reason) = (group.level.clone(), group.reason.clone());
         cut.at = group.cut_at;
+        (cut.frozen_ms, cut.held_ms) = (group.frozen_ms, group.held_ms);
     }
     let of_content = |pointer| content.map_or("", |content| content.text(pointer));
     let handle = of_content("/status/snapshotHandle");
@@ -280,6 +293,8 @@ fn joined(
         ready: snapshot.is_true("/status/readyToUse"),
         error: text("/status/error/message"),
         cut_at: cut.at.or_else(|| snapshot.time("/status/creationTime")),
+        frozen_ms: cut.frozen_ms,
+        held_ms: cut.held_ms,
         restore_bytes: quantity(snapshot.text("/status/restoreSize")).unwrap_or_default(),
         content: text("/status/boundVolumeSnapshotContentName"),
         handle: handle.into(),

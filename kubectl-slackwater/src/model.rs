@@ -37,6 +37,8 @@ pub struct Pool {
     pub lost_reason: String,
     pub evacuate: bool,
     pub last_seen: Option<Timestamp>,
+    /// When it is full, if it fills as it did in the last day.
+    pub full_at: Option<Timestamp>,
     /// Conditions that name a problem, as "type: message".
     pub problems: Vec<String>,
     /// What is frozen for long, without the names of claims.
@@ -74,6 +76,7 @@ impl Pool {
             lost_reason: text("/spec/lostReason"),
             evacuate: object.is_true("/spec/evacuate"),
             last_seen: object.time("/status/lastSeen"),
+            full_at: object.time("/status/fullAt"),
             problems: problems
                 .map(|[kind, _, _, message]| format!("{kind}: {message}"))
                 .collect(),

@@ -1,6 +1,6 @@
 //! `pools`.
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use crate::cli::ListArguments;
@@ -67,6 +67,18 @@ pub fn size_of(pool: &Pool, bytes: i64) -> String {
         0 => String::new(),
         _ => size(bytes),
     }
+}
+
+/// The status of a pool that was reported before this time says nothing about its present state.
+const STALE: SignedDuration = SignedDuration::from_mins(3);
+
+/// How long it takes until it is full, if it fills as it did in the last day; empty if this is not known.
+pub fn full_in(pool: &Pool, now: Timestamp) -> String {
+    let is_fresh = |seen: Timestamp| now.duration_since(seen) <= STALE;
+    let full = pool
+        .full_at
+        .filter(|_| pool.last_seen.is_some_and(is_fresh));
+    full.map(|full| age(Some(now), full)).unwrap_or_default()
 }
 
 /// Its health, with what an administrator has decided.

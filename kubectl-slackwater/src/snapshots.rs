@@ -19,7 +19,7 @@ pub const KINDS: [&Kind; 4] = [
     &object::GROUP_CONTENT,
 ];
 
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 12] = [
     column("SNAPSHOT"),
     column("CLAIM"),
     column("GROUP"),
@@ -28,6 +28,8 @@ const COLUMNS: [Column; 10] = [
     column("AGE"),
     column("RESTORE SIZE"),
     column("REASON"),
+    wide("FROZEN"),
+    wide("HELD"),
     wide("CONTENT"),
     wide("ID"),
 ];
@@ -45,6 +47,10 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
         rows: snapshots.iter().map(|one| row(one, is_all, now)).collect(),
         notes: cluster.take_notes(),
     })
+}
+
+fn milliseconds(time: Option<u64>) -> String {
+    time.map(|time| format!("{time} ms")).unwrap_or_default()
 }
 
 fn row(snapshot: &Snapshot, has_namespace: bool, now: Timestamp) -> Row {
@@ -66,6 +72,8 @@ fn row(snapshot: &Snapshot, has_namespace: bool, now: Timestamp) -> Row {
         age(snapshot.cut_at, now),
         restore,
         reason,
+        milliseconds(snapshot.frozen_ms),
+        milliseconds(snapshot.held_ms),
         snapshot.content.clone(),
         snapshot.handle.clone(),
     ];

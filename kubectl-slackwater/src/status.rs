@@ -192,7 +192,7 @@ fn section(title: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
 fn draw(screen: &Screen) -> String {
     let now = Timestamp::now();
     let mut text = first_line(screen);
-    text.push_str(&drawn_pools(screen));
+    text.push_str(&drawn_pools(screen, now));
     let parts = [
         drawn_frozen(&screen.frozen, now),
         drawn_groups(&screen.groups, now),
@@ -297,7 +297,7 @@ fn first_line(screen: &Screen) -> String {
     )
 }
 
-fn drawn_pools(screen: &Screen) -> String {
+fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
     let pools = screen.pools.as_deref().unwrap_or_default();
     if pools.is_empty() {
         return String::new();
@@ -310,6 +310,7 @@ fn drawn_pools(screen: &Screen) -> String {
             pools::used(pool),
             promised,
             pools::size_of(pool, pool.available_bytes),
+            pools::full_in(pool, now),
             largest(pool, &screen.volumes),
         ]
     });
@@ -320,6 +321,7 @@ fn drawn_pools(screen: &Screen) -> String {
         "USED",
         "PROMISED",
         "FREE",
+        "FULL IN",
         "LARGEST CLAIMS",
     ];
     let mut text = section("Pools", &columns.map(column), &rows);

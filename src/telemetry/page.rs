@@ -4,6 +4,7 @@
 //! A page is computed from what the router has in memory when it is requested. [`world`] has what it is
 //! computed from, [`mod@view`] what it shows.
 
+mod frozen;
 mod groups;
 mod html;
 mod list;

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::world::{DRIVER, POOLS, World, days_ago, id};
@@ -100,6 +101,7 @@ fn commands_show_what_their_user_may_see() {
     the_shell_gets_candidates(&world);
     another_release_is_noted(&world);
     what_stays_frozen_is_listed(&world);
+    a_pool_that_fills_shows_when_it_is_full(&world);
     a_watch_prints_lines_that_change(&world);
 }
 
@@ -161,6 +163,28 @@ fn what_stays_frozen_is_listed(world: &World) {
     assert_eq!(json["items"][1]["state"], "orphaned");
     for pool in &pools[..2] {
         world.status(pool, json!({"frozen": null, "lastSeen": days_ago(3)}));
+    }
+}
+
+fn a_pool_that_fills_shows_when_it_is_full(world: &World) {
+    let pools = POOLS.map(|pool| format!("pool/{pool}"));
+    let full = days_ago(-3);
+    world.status(
+        &pools[0],
+        json!({"fullAt": full, "lastSeen": Timestamp::now().to_string()}),
+    );
+    // What was known days ago.
+    world.status(&pools[1], json!({"fullAt": full}));
+    let status = world.says(&["status", "-n", "other"]);
+    let of = |pool: &str| status.lines().find(|line| line.contains(pool)).unwrap();
+    assert!(of("POOL").contains("FREE   FULL IN   LARGEST"), "{status}");
+    assert!(of("node-1/default").contains("12 GiB   2d   "), "{status}");
+    assert!(of("node-2/default").contains("80 GiB   -   "), "{status}");
+    let json = world.command(&["pools", "-o", "json"]).output().unwrap();
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["items"][0]["fullAt"], full);
+    for pool in &pools[..2] {
+        world.status(pool, json!({"fullAt": null, "lastSeen": days_ago(3)}));
     }
 }
 

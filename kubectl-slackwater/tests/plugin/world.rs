@@ -269,8 +269,12 @@ impl World {
     fn snapshots(&self) {
         let group = "groupsnapshot.storage.k8s.io/v1beta2";
         let noted = |level: &str, reason: &str| {
-            json!({"slackwater.dev/level": level, "slackwater.dev/cut-at": days_ago(2),
-                "slackwater.dev/reason": reason})
+            let mut noted = json!({"slackwater.dev/level": level, "slackwater.dev/cut-at": days_ago(2),
+                "slackwater.dev/reason": reason, "slackwater.dev/frozen-ms": "17"});
+            if level == "application" {
+                noted["slackwater.dev/held-ms"] = json!("230");
+            }
+            noted
         };
         self.put(json!({"apiVersion": group, "kind": "VolumeGroupSnapshot",
             "metadata": {"name": "nightly-2", "namespace": "shop"},

@@ -11,9 +11,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
 use super::pool::{Health, Pool};
-use super::pool_usage;
 use super::volume_move::{Phase, VolumeMove};
 use super::volume_revert::VolumeRevert;
+use super::volumes::Volumes;
 use crate::telemetry::page::world::{self, Source, Work, World};
 
 /// A router's cluster as the source of a status page.
@@ -39,7 +39,7 @@ impl Source for StatusSource {
                 namespace: cluster.options.namespace.clone(),
                 router: cluster.options.me.clone(),
                 problem: cluster.problem(),
-                pools: pools.iter().map(pool).collect(),
+                pools: pools.iter().map(|it| pool(it, &cluster.volumes)).collect(),
                 agents: reports.map(agent).collect(),
                 claims: cluster.volumes.bound(),
                 schedules: cluster.shown_schedules(),
@@ -54,11 +54,15 @@ fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-fn pool(pool: &Pool) -> world::Pool {
+fn pool(pool: &Pool, volumes: &Volumes) -> world::Pool {
     let status = pool.status.clone().unwrap_or_default();
-    let (free, used) = (status.available_bytes, status.used_bytes());
-    let seen = status.last_seen.as_ref().map(|seen| seen.0);
-    let full_at = seen.and_then(|seen| pool_usage::full_at(&status.usage, seen, used, free));
+    let frozen = status.frozen.into_iter().map(|one| world::Frozen {
+        claim: volumes.claim_of(&one.id),
+        volume: one.id,
+        since: one.since.0,
+        until: one.until.0,
+        is_held: one.held,
+    });
     world::Pool {
         id: pool.name_any(),
         name: status.name,
@@ -68,13 +72,14 @@ fn pool(pool: &Pool) -> world::Pool {
         is_gone: matches!(status.health, Health::Lost | Health::Forgotten),
         message: status.message,
         since: status.since.map(|since| since.0),
-        seen,
+        seen: status.last_seen.map(|seen| seen.0),
         total_bytes: count(status.total_bytes),
         available_bytes: count(status.available_bytes),
         promised_bytes: count(status.promised_bytes),
         volumes: count(status.volumes),
         snapshots: count(status.snapshots),
-        full_at,
+        frozen: frozen.collect(),
+        full_at: status.full_at.map(|at| at.0),
         orphans: status.orphans.map_or(0, |orphans| orphans.count),
     }
 }

@@ -122,6 +122,9 @@ pub struct PoolStatus {
     /// What was used of it, once an hour in the last day, the oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub usage: Vec<UsageSample>,
+    /// When it is full, if it fills as it did in that time; `None` if that is not known, or not soon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_at: Option<Time>,
     /// What no object of the cluster names; `None` if there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orphans: Option<PoolOrphans>,
@@ -402,6 +405,21 @@ mod tests {
         }
     }
 
+    fn filling(new: &Pool, status: PoolStatus) -> Pool {
+        let time = status.since.clone().unwrap();
+        Pool {
+            status: Some(PoolStatus {
+                usage: vec![UsageSample {
+                    time: time.clone(),
+                    used_bytes: 1 << 30,
+                }],
+                full_at: Some(time),
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     #[test]
     fn pool_objects_keep_their_format() {
         let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
@@ -439,6 +457,7 @@ mod tests {
             node_gone_since: Some(time.clone()),
             conditions: vec![condition.clone()],
             usage: Vec::new(),
+            full_at: None,
             placed_since: None,
             evacuation: None,
             orphans: None,
@@ -463,6 +482,7 @@ mod tests {
         }));
         expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
         expected.push(("frozen.json", with_frozen(&new, status(Health::Healthy))));
+        expected.push(("filling.json", filling(&new, status(Health::Healthy))));
         expected.push(("orphans.json", with_orphans(&new, status(Health::Healthy))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
         let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();

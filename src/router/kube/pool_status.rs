@@ -309,10 +309,7 @@ impl PoolStatuses {
             keep_unreported(&mut status, old);
         }
         status.orphans = self.shown_orphans(id, old);
-        let is_well = is_shown && status.health == Health::Healthy;
-        let used = is_well.then(|| status.used_bytes());
-        let samples = old.map_or(&[][..], |old| &old.usage);
-        status.usage = pool_usage::sampled(samples, whole(self.now), used);
+        self.sample_usage(&mut status, old, is_shown);
         status.placed_since = self.placed_since(&status, old, is_shown);
         let checked = before
             .and_then(|pool| evacuated::shown(pool, self.evacuations.get(&id), whole(self.now)));
@@ -361,6 +358,18 @@ impl PoolStatuses {
         self.is_worth_it(old, &change).then_some(change)
     }
 
+    /// Adds what is used of it, and when it is full at that rate.
+    fn sample_usage(&self, status: &mut PoolStatus, old: Option<&PoolStatus>, is_shown: bool) {
+        let is_well = is_shown && status.health == Health::Healthy;
+        let is_used = is_shown && matches!(status.health, Health::Healthy | Health::Degraded);
+        let used = status.used_bytes();
+        let samples = old.map_or(&[][..], |old| &old.usage);
+        let now = whole(self.now);
+        status.usage = pool_usage::sampled(samples, now.clone(), is_well.then_some(used));
+        let full = pool_usage::full_at(&status.usage, now.0, used, status.available_bytes);
+        status.full_at = full.filter(|_| is_used).map(whole);
+    }
+
     /// Why the policy marks it as lost.
     fn is_to_be_lost(&self, status: &PoolStatus) -> Option<String> {
         let after = SignedDuration::try_from(self.lost_after?).ok()?;
@@ -404,6 +413,7 @@ impl PoolStatuses {
             placed_since: None,
             orphans: None,
             usage: Vec::new(),
+            full_at: None,
             frozen: Vec::new(),
             conditions: with_evacuated(status),
             ..status.clone()

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::text::{When, command, duration, shown};
-use super::world::{Agent, Pool, Schedule, Work, World};
+use super::world::{Agent, Frozen, Pool, Schedule, Work, World};
 use serde::Serialize;
 
 /// A Pool object is written at least once a minute while a router leads and its agent answers.
@@ -14,6 +14,10 @@ const NEARLY_FULL: u64 = 50;
 const SOON: SignedDuration = SignedDuration::from_hours(24);
 /// But not while at least this part of it is free, in thousandths, as for that alert.
 const HAS_ROOM: u64 = 400;
+
+/// A freeze that had lasted for so long when it was reported is a problem: a cut takes milliseconds, and
+/// at most seconds.
+const LONG_FREEZE: SignedDuration = SignedDuration::from_mins(1);
 
 /// Something that a person should look at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,6 +54,7 @@ pub(super) fn problems(world: &World) -> Vec<Problem> {
         found.push(Problem::new(0, &text, None, &words, world.now));
     }
     found.extend(world.pools.iter().filter_map(|pool| of_pool(world, pool)));
+    found.extend(world.pools.iter().filter_map(|pool| of_frozen(world, pool)));
     let agents = world.agents.iter();
     found.extend(agents.filter_map(|agent| of_agent(world, agent)));
     let schedules = world.schedules.iter().flatten();
@@ -64,6 +69,43 @@ pub(super) fn problems(world: &World) -> Vec<Problem> {
 pub(super) fn is_stale(pool: &Pool, now: Timestamp) -> bool {
     let age = pool.seen.map(|seen| now.duration_since(seen));
     !pool.is_gone && age.is_none_or(|age| age > STALE)
+}
+
+/// Whether a freeze is a problem. What was reported may have ended since then, so its age is that of the
+/// report, unless nothing reports it any more.
+fn is_long(pool: &Pool, one: &Frozen, now: Timestamp) -> bool {
+    let seen = pool.seen.filter(|_| !is_stale(pool, now)).unwrap_or(now);
+    seen.duration_since(one.since) >= LONG_FREEZE || seen > one.until
+}
+
+fn of_frozen(world: &World, pool: &Pool) -> Option<Problem> {
+    if pool.is_gone {
+        return None;
+    }
+    let long = pool.frozen.iter();
+    let long = long.filter(|one| is_long(pool, one, world.now));
+    let oldest = long.clone().min_by_key(|one| (one.since, &one.volume))?;
+    let what = match &oldest.claim {
+        Some(claim) => format!("the file system of claim {claim}"),
+        None => format!("the file system of volume {}", oldest.volume),
+    };
+    let others = match long.count() {
+        1 => String::new(),
+        count => format!(", and {} more of its pool,", count - 1),
+    };
+    let was = match is_stale(pool, world.now) {
+        true => "was frozen for a cut when its node was seen last",
+        false => "is frozen for longer than a cut takes",
+    };
+    let text = format!("{what} on node {}{others} {was}", pool.node);
+    let words = ["kubectl", "slackwater", "frozen"];
+    Some(Problem::new(
+        1,
+        &text,
+        Some(oldest.since),
+        &words,
+        world.now,
+    ))
 }
 
 /// When a pool is full, if that is so soon that it is a problem.

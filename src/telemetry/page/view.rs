@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::frozen::{FrozenRow, frozen};
 use super::groups::{Group, groups};
 use super::list::{Listed, Search, limited};
 use super::problems::{Problem, is_stale, problems};
@@ -29,6 +30,8 @@ pub struct View {
     /// Whether anything is wrong.
     pub headline: String,
     pub problems: Listed<Problem>,
+    /// File systems that are frozen for longer than a cut takes.
+    pub frozen: Listed<FrozenRow>,
     pub pools: Listed<PoolRow>,
     pub groups: Listed<Group>,
     /// Why group snapshots are missing.
@@ -137,6 +140,7 @@ pub fn view(world: &World, search: &str) -> View {
         is_outdated,
         headline: headline(&problems, is_outdated),
         problems: Listed::of(problems),
+        frozen: frozen(world, &by),
         pools: pools(world, &by),
         groups: groups(world, &by),
         groups_problem: groups_problem(world),

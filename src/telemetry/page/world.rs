@@ -58,6 +58,8 @@ pub struct Pool {
     pub available_bytes: u64,
     /// Bytes that its volumes may grow to.
     pub promised_bytes: u64,
+    /// What was frozen for longer than a cut takes when its agent answered last.
+    pub frozen: Vec<Frozen>,
     pub volumes: u64,
     pub snapshots: u64,
     /// When it is full, if it fills as it did in the last day.
@@ -79,6 +81,20 @@ pub struct Agent {
     pub has_guard: bool,
     /// What its host lacks.
     pub missing: Vec<String>,
+}
+
+/// A volume whose file system is frozen for longer than a cut takes, by the clock of its node.
+#[derive(Clone, Debug, Default)]
+pub struct Frozen {
+    /// The ID of the volume.
+    pub volume: String,
+    /// "namespace/name" of its claim, if that is known.
+    pub claim: Option<String>,
+    pub since: Timestamp,
+    /// When the freeze guard thaws it at the latest.
+    pub until: Timestamp,
+    /// A driver or a freeze guard holds it. Otherwise the next sweep thaws it.
+    pub is_held: bool,
 }
 
 /// A PersistentVolume that is bound to a claim.

@@ -45,6 +45,7 @@ impl Observation {
             placed_since: None,
             evacuation: None,
             usage: Vec::new(),
+            full_at: None,
             orphans: None,
             frozen: self.frozen(),
             capacity: bytes(pool.total_bytes),

@@ -797,6 +797,34 @@ fn the_usage_of_a_pool_is_sampled_once_an_hour() {
 }
 
 #[test]
+fn a_pool_that_fills_shows_when_it_is_full() {
+    let with = |used: i64| Shown {
+        total_bytes: 10 << 30,
+        available_bytes: (10 - used) << 30,
+        ..shown(1)
+    };
+    let mut sky = Sky::new();
+    sky.says("a", vec![with(2)]);
+    sky.write();
+    assert_eq!(sky.status(1).full_at, None, "nothing is known of its rate");
+    sky.now = 7200;
+    sky.says("a", vec![with(4)]);
+    // 2 GiB in two hours, and 6 are free.
+    let full = Some(Time(time(7200 + 6 * 3600)));
+    sky.write();
+    assert_eq!(sky.status(1).full_at, full);
+    // Alone it is no reason to write: the CRD of the previous release does not have it.
+    sky.now += 30;
+    sky.says("a", vec![with(4)]);
+    assert_eq!(sky.changes(), []);
+    sky.is_silent("a");
+    sky.now += 7200;
+    sky.write();
+    assert_eq!(sky.status(1).health, Health::Unreachable);
+    assert_eq!(sky.status(1).full_at, None, "nothing is known of it now");
+}
+
+#[test]
 fn numbers_of_an_agent_that_cannot_be_are_no_fault_of_the_router() {
     let mut sky = Sky::new();
     let strange = Shown {
@@ -807,4 +835,7 @@ fn numbers_of_an_agent_that_cannot_be_are_no_fault_of_the_router() {
     sky.says("a", vec![strange]);
     sky.write();
     assert_eq!(sky.status(1).usage[0].used_bytes, i64::MAX);
+    sky.now = 7200;
+    sky.write();
+    assert_eq!(sky.status(1).full_at, None);
 }
