@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use slackwater::telemetry::page::world::{
-    Agent, Claim, Cut, CutState, Cuts, Pool, Schedule, Source, Work, World,
+    Agent, Claim, Cut, CutState, Cuts, Frozen, Pool, Schedule, Source, Work, World,
 };
 use slackwater::telemetry::page::{listen, serve};
 use slackwater_testkit::left_out;
@@ -44,6 +44,16 @@ fn world(schedule: &str) -> World {
         promised_bytes: (30 * number) << 30,
         volumes: 3,
         snapshots: 12,
+        frozen: match number {
+            3 => vec![Frozen {
+                volume: format!("11111111-2222-4333-8444-{number:012}.volume"),
+                claim: Some("shop/logs".into()),
+                since: ago(4),
+                until: ago(-1),
+                is_held: true,
+            }],
+            _ => Vec::new(),
+        },
         ..Pool::default()
     };
     let agent = |number: u64| Agent {
@@ -66,6 +76,18 @@ fn world(schedule: &str) -> World {
         },
         ..Cut::default()
     };
+    let single = |minutes: i64| Cut {
+        namespace: "shop".into(),
+        name: format!("logs-{minutes}"),
+        schedule: Some("v".into()),
+        claim: Some("logs".into()),
+        at: ago(minutes),
+        level: Some("filesystem".into()),
+        frozen_ms: Some(14),
+        ..Cut::default()
+    };
+    let mut cuts: Vec<Cut> = (0..12).map(cut).collect();
+    cuts.extend([20, 80, 200].map(single));
     World {
         now,
         driver: "csi.slackwater.dev".into(),
@@ -78,20 +100,33 @@ fn world(schedule: &str) -> World {
             name: format!("shop/{HOSTILE}"),
             pool: pool(0).id,
         }],
-        schedules: Some(vec![Schedule {
-            namespace: "shop".into(),
-            name: schedule.into(),
-            uid: "u".into(),
-            is_group: true,
-            timetable: "every 1h".into(),
-            last_cut: Some(ago(120)),
-            level: Some("application".into()),
-            overdue: Some(ago(60)),
-            missed: 1,
-            ..Schedule::default()
-        }]),
+        schedules: Some(vec![
+            Schedule {
+                namespace: "shop".into(),
+                name: schedule.into(),
+                uid: "u".into(),
+                is_group: true,
+                timetable: "every 1h".into(),
+                last_cut: Some(ago(120)),
+                level: Some("application".into()),
+                overdue: Some(ago(60)),
+                missed: 1,
+                skipped: vec![ago(7 * 60 + 30)],
+                ..Schedule::default()
+            },
+            Schedule {
+                namespace: "shop".into(),
+                name: "logs".into(),
+                uid: "v".into(),
+                timetable: "every 1h".into(),
+                last_cut: Some(ago(20)),
+                level: Some("filesystem".into()),
+                skipped: vec![ago(140)],
+                ..Schedule::default()
+            },
+        ]),
         cuts: Cuts {
-            all: (0..12).map(cut).collect(),
+            all: cuts,
             ..Cuts::default()
         },
         work: vec![Work {
@@ -191,17 +226,17 @@ async fn a_browser_logs_no_error_and_no_violation() {
     for (name, size, scheme) in [
         (
             "wide",
-            "1280,1500",
+            "1280,1950",
             "--blink-settings=preferredColorScheme=1",
         ),
         (
             "dark",
-            "1280,1500",
+            "1280,1950",
             "--blink-settings=preferredColorScheme=0",
         ),
         (
             "narrow",
-            "500,1800",
+            "500,2400",
             "--blink-settings=preferredColorScheme=1",
         ),
     ] {
@@ -217,7 +252,7 @@ async fn a_browser_logs_no_error_and_no_violation() {
         assert_eq!(console, "", "{name}");
         if picture.is_none() {
             assert!(
-                document.contains("3 things are wrong."),
+                document.contains("4 things are wrong."),
                 "{name}: {document}"
             );
             assert!(document.contains("&lt;script&gt;"), "{name}: {document}");

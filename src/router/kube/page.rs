@@ -1,5 +1,5 @@
 //! What the status page of a router shows: objects in memory, the last answers of agents, and lists of
-//! group snapshots, which are read for each page.
+//! snapshots, which are read for each page.
 
 mod cuts;
 
@@ -7,12 +7,13 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 
 use ::kube::ResourceExt;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::InCluster;
+use super::evacuated;
 use super::pool::{Health, Pool};
 use super::volume_move::{Phase, VolumeMove};
-use super::volume_revert::VolumeRevert;
+use super::volume_revert::{RevertPhase, VolumeRevert};
 use super::volumes::Volumes;
 use crate::telemetry::page::world::{self, Source, Work, World};
 
@@ -23,7 +24,10 @@ impl Source for StatusSource {
     fn world(&self) -> Pin<Box<dyn Future<Output = World> + Send + '_>> {
         Box::pin(async {
             let cluster = &self.0;
-            let cuts = cuts::read(&cluster.client).await;
+            let schedules = cluster.shown_schedules();
+            let mut each = schedules.iter().flatten();
+            let has_singles = each.any(|schedule| !schedule.is_group);
+            let cuts = cuts::read(&cluster.client, has_singles).await;
             let pools = cluster.pools.read();
             let pools: Vec<Pool> = {
                 let pools = pools.unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +46,7 @@ impl Source for StatusSource {
                 pools: pools.iter().map(|it| pool(it, &cluster.volumes)).collect(),
                 agents: reports.map(agent).collect(),
                 claims: cluster.volumes.bound(),
-                schedules: cluster.shown_schedules(),
+                schedules,
                 cuts,
                 work,
             }
@@ -105,6 +109,11 @@ fn evacuation(pool: &Pool) -> Option<Work> {
         name: pool.name_any(),
         what: format!("evacuation of pool {} of node {}", status.name, status.node),
         phase: left.map_or(String::new(), |left| format!("{left} left")),
+        message: {
+            let mut all = status.conditions.into_iter();
+            let found = all.find(|one| one.type_ == evacuated::EVACUATED);
+            found.map_or(String::new(), |one| one.message)
+        },
         ..Work::default()
     })
 }
@@ -132,6 +141,7 @@ fn running_move(moved: &VolumeMove) -> Option<Work> {
         done_bytes: status.bytes_done,
         total_bytes: status.bytes_total,
         copying_since: begun.map(|begun| begun.0),
+        deadline: None,
     })
 }
 
@@ -142,6 +152,13 @@ fn running_revert(revert: &VolumeRevert) -> Option<Work> {
     }
     let of = [&revert.spec.group_snapshot, &revert.spec.snapshot];
     let of = of.into_iter().flatten().next();
+    // From then on there is no way back.
+    let has_switched = status.phase >= RevertPhase::Switching;
+    let created = revert.metadata.creation_timestamp.as_ref();
+    let deadline = created.filter(|_| !has_switched).and_then(|created| {
+        let time = SignedDuration::try_from(revert.deadline().ok()?).ok()?;
+        created.0.checked_add(time).ok()
+    });
     Some(Work {
         resource: "volumereverts",
         namespace: revert.namespace().unwrap_or_default(),
@@ -152,6 +169,7 @@ fn running_revert(revert: &VolumeRevert) -> Option<Work> {
         },
         phase: status.phase.word().into(),
         message: status.message,
+        deadline,
         ..Work::default()
     })
 }

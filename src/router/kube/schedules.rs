@@ -13,6 +13,7 @@ mod observe;
 mod retention;
 mod sets;
 mod shown;
+mod skipped;
 mod slots;
 mod spec;
 mod uses;

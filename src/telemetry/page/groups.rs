@@ -1,12 +1,13 @@
-//! Group snapshots, as lanes of cuts on a time axis.
+//! Schedules with their snapshots.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::lanes::{Lane, lane};
 use super::list::{Listed, MAX_LISTED, Search};
-use super::text::{When, permille, shown};
+use super::text::{When, shown};
 use super::world::{Cut, CutState, Schedule, World};
 
 /// A schedule with its snapshots, or those of a namespace that no schedule has made.
@@ -15,8 +16,6 @@ pub struct Group {
     /// "namespace/name" of the schedule, or the namespace.
     pub name: String,
     pub is_scheduled: bool,
-    /// Its snapshots are group snapshots. Others are not read for this page.
-    pub is_group: bool,
     pub is_suspended: bool,
     /// Its interval or cron expression.
     pub timetable: String,
@@ -30,40 +29,48 @@ pub struct Group {
     pub missed: u64,
     /// Its conditions that report a problem.
     pub failing: Vec<String>,
-    /// The newest of its group snapshots, the newest first.
-    pub cuts: Listed<CutRow>,
-    /// Where the lane is drawn as overdue, of 1000.
-    #[serde(skip)]
-    pub(super) overdue_x: Option<u64>,
+    /// Its group snapshots, or those of each of its claims. All schedules of a page share 20 lanes of single
+    /// claims, and each has at least one.
+    pub lanes: Listed<Lane>,
 }
 
-/// A group snapshot.
-#[derive(Clone, Debug, Serialize)]
-pub struct CutRow {
-    pub name: String,
-    pub at: When,
-    /// `application`, `filesystem` or `crash`; `unknown` if it is none of them.
-    pub level: &'static str,
-    /// Milliseconds.
-    pub frozen_ms: Option<u64>,
-    /// Milliseconds.
-    pub held_ms: Option<u64>,
-    pub state: &'static str,
-    pub error: Option<String>,
-    /// Its place on the lane, of 1000.
-    #[serde(skip)]
-    pub(super) x: u64,
-}
+/// A schedule, or `None` for snapshots that none has made, with its name and its snapshots.
+type Found<'a> = (Option<&'a Schedule>, String, Vec<&'a Cut>);
 
 /// All groups, those with a problem first.
 pub(super) fn groups(world: &World, by: &Search) -> Listed<Group> {
+    let mut found = found(world);
+    found.retain(|(schedule, name, cuts)| {
+        let namespace = schedule.map_or(name, |schedule| &schedule.namespace);
+        by.finds(&[name]) || cuts.iter().any(|cut| finds_claim(by, namespace, cut))
+    });
+    let is_well = |schedule: &Option<&Schedule>| {
+        schedule.is_none_or(|it| it.failing.is_empty() && it.overdue.is_none())
+    };
+    found.sort_by(|a, b| (is_well(&a.0), &a.1).cmp(&(is_well(&b.0), &b.1)));
+    let count = found.len();
+    let mut room = MAX_LISTED;
+    let first = found.into_iter().take(MAX_LISTED);
+    let first = first.map(|(schedule, name, cuts)| {
+        let lanes = lanes(schedule, &name, &cuts, by, room.max(1), world.now);
+        let singles = lanes.first.iter().filter(|lane| lane.claim.is_some());
+        room = room.saturating_sub(singles.count());
+        group(schedule, &name, &cuts, lanes, world.now)
+    });
+    Listed {
+        first: first.collect(),
+        count,
+    }
+}
+
+fn found(world: &World) -> Vec<Found<'_>> {
     let mut cuts = BTreeMap::<(Option<&str>, &str), Vec<&Cut>>::new();
     for cut in &world.cuts.all {
         let key = (cut.schedule.as_deref(), cut.namespace.as_str());
         cuts.entry(key).or_default().push(cut);
     }
     let schedules = world.schedules.iter().flatten();
-    let mut found: Vec<(Option<&Schedule>, String, Vec<&Cut>)> = Vec::new();
+    let mut found: Vec<Found<'_>> = Vec::new();
     for schedule in schedules {
         let key = (Some(schedule.uid.as_str()), schedule.namespace.as_str());
         let its = cuts.remove(&key).unwrap_or_default();
@@ -77,53 +84,56 @@ pub(super) fn groups(world: &World, by: &Search) -> Listed<Group> {
     }
     let others = others.into_iter();
     found.extend(others.map(|(namespace, its)| (None, namespace.to_string(), its)));
-    found.retain(|(_, name, _)| by.finds(&[name]));
-    let is_well = |schedule: &Option<&Schedule>| {
-        schedule.is_none_or(|it| it.failing.is_empty() && it.overdue.is_none())
-    };
-    found.sort_by(|a, b| (is_well(&a.0), &a.1).cmp(&(is_well(&b.0), &b.1)));
-    let count = found.len();
-    let first = found.into_iter().take(MAX_LISTED);
-    let first = first.map(|(schedule, name, cuts)| group(schedule, &name, cuts, world.now));
+    found
+}
+
+fn finds_claim(by: &Search, namespace: &str, cut: &Cut) -> bool {
+    let claim = cut.claim.as_ref();
+    claim.is_some_and(|claim| by.finds(&[&format!("{namespace}/{claim}")]))
+}
+
+/// The lane of the group snapshots, and one for each claim that has snapshots of its own.
+fn lanes(
+    schedule: Option<&Schedule>,
+    name: &str,
+    cuts: &[&Cut],
+    by: &Search,
+    room: usize,
+    now: Timestamp,
+) -> Listed<Lane> {
+    let namespace = schedule.map_or(name, |schedule| &schedule.namespace);
+    let mut each = BTreeMap::<Option<&str>, Vec<&Cut>>::new();
+    let has_skipped = schedule.is_some_and(|it| it.is_group && !it.skipped.is_empty());
+    if has_skipped {
+        each.entry(None).or_default();
+    }
+    let is_found = |cut: &&&Cut| by.finds(&[name]) || finds_claim(by, namespace, cut);
+    for cut in cuts.iter().filter(is_found) {
+        each.entry(cut.claim.as_deref()).or_default().push(cut);
+    }
+    let count = each.len();
+    let first = each.into_iter().take(room);
+    let first = first.map(|(claim, cuts)| lane(claim, &cuts, schedule, now));
     Listed {
         first: first.collect(),
         count,
     }
 }
 
-fn group(schedule: Option<&Schedule>, name: &str, mut cuts: Vec<&Cut>, now: Timestamp) -> Group {
-    cuts.sort_by(|a, b| (b.at, &b.name).cmp(&(a.at, &a.name)));
-    let count = cuts.len();
-    cuts.truncate(MAX_LISTED);
-    let overdue = schedule.and_then(|schedule| schedule.overdue);
-    let begin = cuts.last().map(|cut| cut.at);
-    let begin = begin.into_iter().chain(overdue).min().unwrap_or(now);
-    let place = |at: Timestamp| {
-        let seconds = |from: Timestamp, to: Timestamp| to.duration_since(from).as_secs();
-        let part = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
-        permille(part(seconds(begin, at)), part(seconds(begin, now)))
-    };
-    let rows = cuts.iter().map(|cut| CutRow {
-        name: shown(&cut.name),
-        at: When::new(cut.at, now),
-        level: level(cut.level.as_deref()),
-        frozen_ms: cut.frozen_ms,
-        held_ms: cut.held_ms,
-        state: state(cut.state),
-        error: cut.error.as_deref().map(shown),
-        x: place(cut.at),
-    });
-    let rows = Listed {
-        first: rows.collect(),
-        count,
-    };
-    let good = cuts.iter().find(|cut| cut.state == CutState::Ready);
+fn group(
+    schedule: Option<&Schedule>,
+    name: &str,
+    cuts: &[&Cut],
+    lanes: Listed<Lane>,
+    now: Timestamp,
+) -> Group {
+    let ready = cuts.iter().filter(|cut| cut.state == CutState::Ready);
+    let good = ready.max_by_key(|cut| (cut.at, &cut.name));
     let when = |at: Timestamp| When::new(at, now);
     let Some(schedule) = schedule else {
         return Group {
             name: shown(name),
             is_scheduled: false,
-            is_group: true,
             is_suspended: false,
             timetable: String::new(),
             last_cut: good.map(|cut| when(cut.at)),
@@ -132,39 +142,21 @@ fn group(schedule: Option<&Schedule>, name: &str, mut cuts: Vec<&Cut>, now: Time
             overdue: None,
             missed: 0,
             failing: Vec::new(),
-            cuts: rows,
-            overdue_x: None,
+            lanes,
         };
     };
     let failing = schedule.failing.iter().take(MAX_LISTED);
     Group {
         name: shown(name),
         is_scheduled: true,
-        is_group: schedule.is_group,
         is_suspended: schedule.is_suspended,
         timetable: shown(&schedule.timetable),
         last_cut: schedule.last_cut.map(when),
         level: schedule.level.as_deref().map(shown),
         next_slot: schedule.next_slot.as_deref().map(shown),
-        overdue: overdue.map(when),
+        overdue: schedule.overdue.map(when),
         missed: schedule.missed,
         failing: failing.map(|(_, what)| shown(what)).collect(),
-        cuts: rows,
-        overdue_x: overdue.map(place),
-    }
-}
-
-fn level(level: Option<&str>) -> &'static str {
-    let known = ["application", "filesystem", "crash"];
-    let found = known.into_iter().find(|known| Some(*known) == level);
-    found.unwrap_or("unknown")
-}
-
-fn state(state: CutState) -> &'static str {
-    match state {
-        CutState::Ready => "ready",
-        CutState::Unready => "not ready",
-        CutState::Failed => "failed",
-        CutState::Leaving => "being deleted",
+        lanes,
     }
 }

@@ -15,7 +15,7 @@ const SOON: SignedDuration = SignedDuration::from_hours(24);
 /// But not while at least this part of it is free, in thousandths, as for that alert.
 const HAS_ROOM: u64 = 400;
 
-/// A freeze that had lasted for so long when it was reported is a problem: a cut takes milliseconds, and
+/// A freeze that had lasted for this time when it was reported is a problem: a cut takes milliseconds, and
 /// at most seconds.
 const LONG_FREEZE: SignedDuration = SignedDuration::from_mins(1);
 

@@ -12,6 +12,9 @@ use tokio::net::TcpStream;
 use super::world::{Agent, Claim, Cut, CutState, Cuts, Frozen, Pool, Schedule, Work};
 use super::*;
 
+mod frozen;
+mod lanes;
+
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
@@ -192,74 +195,6 @@ fn the_worst_and_oldest_problem_is_first_with_its_command() {
 }
 
 #[test]
-fn a_file_system_that_is_frozen_for_long_is_a_problem_with_its_command() {
-    let mut world = well(3, 0);
-    world.pools[0].seen = Some(ago(0));
-    world.pools[0].frozen = vec![frozen("volume-1", 0)];
-    let shown = view(&world, "");
-    assert_eq!(shown.problems.count, 0, "it has just begun");
-    assert_eq!(shown.frozen.first[0].volume, "volume-1");
-    let claimed = Frozen {
-        claim: Some("shop/data".into()),
-        ..frozen("volume-2", 4)
-    };
-    world.pools[0]
-        .frozen
-        .extend([claimed, frozen("volume-3", 2)]);
-    // Its time is over.
-    world.pools[1].seen = Some(ago(0));
-    let over = Frozen {
-        until: ago(1),
-        is_held: false,
-        ..frozen("volume-4", 1)
-    };
-    world.pools[1].frozen = vec![over];
-    // It was reported after a few seconds, and may have ended.
-    world.pools[2].seen = Some(ago(2));
-    world.pools[2].frozen = vec![frozen("volume-5", 2)];
-    let shown = view(&world, "");
-    let texts: Vec<_> = shown.problems.first.iter().map(|one| &*one.text).collect();
-    let expected = [
-        "the file system of claim shop/data on node node-0, and 1 more of its pool, is frozen for longer than a cut takes",
-        "the file system of volume volume-4 on node node-1 is frozen for longer than a cut takes",
-    ];
-    assert_eq!(texts, expected);
-    let first = &shown.problems.first[0];
-    assert_eq!(first.command.as_deref(), Some("kubectl slackwater frozen"));
-    assert_eq!(first.since.as_ref().unwrap().age, "4 min");
-    let rows: Vec<_> = shown
-        .frozen
-        .first
-        .iter()
-        .map(|one| (&*one.volume, one.state))
-        .collect();
-    let expected = [
-        ("volume-2", "held"),
-        ("volume-3", "held"),
-        ("volume-5", "held"),
-        ("volume-4", "orphaned"),
-        ("volume-1", "held"),
-    ];
-    assert_eq!(rows, expected, "the oldest first");
-    let text = page(&world, "");
-    assert!(text.contains("Frozen file systems (5)"), "{text}");
-    for expected in ["shop/data</td>", ">its time is over<", ">26 min</time>"] {
-        assert!(text.contains(expected), "{expected}: {text}");
-    }
-    assert_eq!(view(&world, "shop/data").frozen.count, 1);
-    assert!(!page(&well(1, 0), "").contains("Frozen file systems"));
-    // Nothing reports it any more.
-    world.pools[2].seen = Some(ago(9));
-    let shown = view(&world, "");
-    let mut texts = shown.problems.first.iter().map(|one| &*one.text);
-    let last = "the file system of volume volume-5 on node node-2 was frozen for a cut when its node was seen last";
-    assert!(texts.any(|text| text == last), "{:?}", shown.problems.first);
-    assert!(shown.frozen.first[2].is_stale);
-    world.pools[2].is_gone = true;
-    assert_eq!(view(&world, "").frozen.count, 4);
-}
-
-#[test]
 fn stale_data_is_never_shown_as_healthy() {
     let mut world = well(2, 0);
     world.pools[0].seen = Some(ago(4));
@@ -347,6 +282,7 @@ fn all_of(text: &str) -> World {
         level: Some(texts()),
         next_slot: Some(texts()),
         overdue: Some(ago(3)),
+        skipped: vec![ago(4)],
         failing: vec![(ago(2), texts())],
         ..schedule()
     }]);
@@ -358,8 +294,12 @@ fn all_of(text: &str) -> World {
         state: CutState::Failed,
         ..cut(5, text)
     };
+    let single = Cut {
+        claim: Some(texts()),
+        ..cut.clone()
+    };
     world.cuts = Cuts {
-        all: vec![cut],
+        all: vec![cut, single],
         problem: Some(texts()),
         is_cut_off: true,
     };
@@ -473,12 +413,14 @@ fn the_size_of_the_page_does_not_grow_with_the_cluster() {
             name: format!("pg-{n:05}"),
             uid: format!("u-{n}"),
             overdue: Some(ago(60)),
+            skipped: (0..n as i64 % 90).map(ago).collect(),
             failing: vec![(ago(9), "x".repeat(40_000)); 50],
             ..schedule()
         };
         world.schedules = Some((0..claims / 100).map(many).collect());
         let cut = |n: usize| Cut {
             schedule: Some(format!("u-{}", n % 50)),
+            claim: (!n.is_multiple_of(3)).then(|| format!("data-{n:05}")),
             ..cut(60 + (n % 1000) as i64, "crash")
         };
         world.cuts.all = (0..claims).map(cut).collect();
@@ -507,66 +449,6 @@ fn the_size_of_the_page_does_not_grow_with_the_cluster() {
         assert!(many.0 < few.0 + 2_000, "{search:?}: {few:?}, {many:?}");
         assert!(many.1 < few.1 + 2_000, "{search:?}: {few:?}, {many:?}");
         assert!(many.0 < 1 << 20, "{many:?}");
-    }
-}
-
-#[test]
-fn cuts_are_on_a_lane_by_time_with_a_table() {
-    let mut world = well(1, 0);
-    world.schedules = Some(vec![Schedule {
-        overdue: Some(ago(25)),
-        missed: 2,
-        ..schedule()
-    }]);
-    let failed = Cut {
-        state: CutState::Failed,
-        error: Some("no space".into()),
-        ..cut(75, "")
-    };
-    let strange = Cut {
-        schedule: None,
-        ..cut(5, "crash")
-    };
-    world.cuts.all = vec![
-        cut(100, "application"),
-        cut(50, "filesystem"),
-        failed,
-        strange,
-    ];
-    let shown = view(&world, "").groups;
-    let group = &shown.first[0];
-    assert_eq!(group.name, "shop/pg");
-    let places: Vec<_> = group
-        .cuts
-        .first
-        .iter()
-        .map(|cut| (cut.x, cut.level))
-        .collect();
-    assert_eq!(
-        places,
-        [(500, "filesystem"), (250, "unknown"), (0, "application")]
-    );
-    assert_eq!(group.overdue_x, Some(750));
-    assert_eq!(shown.first[1].name, "shop", "those without a schedule");
-    let text = page(&world, "");
-    let lane = text.split("<svg class=\"lane\"").nth(1).unwrap();
-    let lane = lane.split("</svg>").next().unwrap();
-    assert!(
-        lane.contains("translate(0 16)\" class=\"application\"><circle"),
-        "{lane}"
-    );
-    assert!(
-        lane.contains("translate(250 16)\" class=\"hollow\""),
-        "{lane}"
-    );
-    assert!(lane.contains("x=\"750\" y=\"3\" width=\"250\""), "{lane}");
-    for expected in [
-        "Skipped slots: 2.",
-        "failed: no space",
-        "Overdue since",
-        "pg-50</td>",
-    ] {
-        assert!(text.contains(expected), "{expected}");
     }
 }
 
@@ -602,6 +484,20 @@ fn the_time_left_of_a_copy_follows_from_its_rate() {
         ..copy
     };
     assert_eq!(left(done), None, "a volume that has shrunk");
+    let revert = Work {
+        resource: "volumereverts",
+        deadline: Some(ago(-9)),
+        ..Work::default()
+    };
+    let world = World {
+        work: vec![revert],
+        ..empty()
+    };
+    let text = page(&world, "");
+    assert!(
+        text.contains("9 min</time> until it fails, unless"),
+        "{text}"
+    );
 }
 
 /// Counts how often it is read.

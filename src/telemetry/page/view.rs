@@ -34,7 +34,7 @@ pub struct View {
     pub frozen: Listed<FrozenRow>,
     pub pools: Listed<PoolRow>,
     pub groups: Listed<Group>,
-    /// Why group snapshots are missing.
+    /// Why snapshots are missing.
     pub groups_problem: Option<String>,
     pub nodes: Listed<NodeRow>,
     pub work: Listed<WorkRow>,
@@ -108,6 +108,8 @@ pub struct WorkRow {
     pub total_bytes: u64,
     /// Seconds until its bytes are copied, at the rate so far; `None` if that is not known.
     pub left_seconds: Option<i64>,
+    /// It fails if it has not begun to change anything by then.
+    pub deadline: Option<Ahead>,
     #[serde(skip)]
     pub(super) done: String,
     #[serde(skip)]
@@ -164,7 +166,7 @@ fn groups_problem(world: &World) -> Option<String> {
     match &cuts.problem {
         Some(problem) => Some(shown(problem)),
         None if cuts.is_cut_off => Some(format!(
-            "only the first {} group snapshots of the cluster were read",
+            "only the first {} snapshots of the cluster were read",
             cuts.all.len()
         )),
         None => None,
@@ -271,6 +273,7 @@ fn work(world: &World, by: &Search) -> Listed<WorkRow> {
             done_bytes: work.done_bytes,
             total_bytes: work.total_bytes,
             left_seconds: left,
+            deadline: work.deadline.map(|at| Ahead::new(at, world.now)),
             done: size(work.done_bytes),
             total: size(work.total_bytes),
             left: left.map(duration),

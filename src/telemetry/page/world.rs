@@ -30,7 +30,6 @@ pub struct World {
     pub claims: Vec<Claim>,
     /// `None` if this installation executes no schedules.
     pub schedules: Option<Vec<Schedule>>,
-    /// Group snapshots.
     pub cuts: Cuts,
     /// Moves, reverts and evacuations that have not ended.
     pub work: Vec<Work>,
@@ -126,11 +125,13 @@ pub struct Schedule {
     pub overdue: Option<Timestamp>,
     /// The number of slots that were skipped.
     pub missed: u64,
+    /// The newest slots that are known to have been skipped.
+    pub skipped: Vec<Timestamp>,
     /// Conditions that report a problem: since when, and what.
     pub failing: Vec<(Timestamp, String)>,
 }
 
-/// Group snapshots of this driver.
+/// Group snapshots of this driver, and snapshots of single claims that schedules have made.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
     pub all: Vec<Cut>,
@@ -140,13 +141,15 @@ pub struct Cuts {
     pub is_cut_off: bool,
 }
 
-/// A group snapshot.
+/// A snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Cut {
     pub namespace: String,
     pub name: String,
     /// The UID of its schedule.
     pub schedule: Option<String>,
+    /// The claim of which it is; `None` for a group snapshot.
+    pub claim: Option<String>,
     /// When it was cut, or created if that is not known.
     pub at: Timestamp,
     /// The level that was reached; `None` if that is not known.
@@ -160,7 +163,7 @@ pub struct Cut {
     pub error: Option<String>,
 }
 
-/// The state of a group snapshot.
+/// The state of a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutState {
     #[default]
@@ -192,4 +195,6 @@ pub struct Work {
     pub total_bytes: u64,
     /// When the bytes began to be copied, if all that are done were copied since then.
     pub copying_since: Option<Timestamp>,
+    /// What has not begun to change anything by then fails.
+    pub deadline: Option<Timestamp>,
 }

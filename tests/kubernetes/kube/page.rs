@@ -57,22 +57,38 @@ fn put_objects(api: &ApiServer) {
             "labels": {"slackwater.dev/driver": DRIVER}},
         "status": {"node": "node-1", "name": "fast", "health": "Healthy", "lastSeen": ago(0),
             "totalBytes": 100i64 << 30, "availableBytes": 25i64 << 30,
-            "promisedBytes": 50i64 << 30, "volumes": 1, "snapshots": 4}});
+            "promisedBytes": 50i64 << 30, "volumes": 1, "snapshots": 4, "fullAt": "2126-01-02T03:04:05Z",
+            "frozen": [{"id": format!("{POOL}.{POOL}"), "since": ago(3), "until": ago(2)}]}});
     put_list(api, &format!("{OURS}/pools"), "Pool", &[pool]);
     let schedule = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "SnapshotSchedule",
         "metadata": {"name": "pg", "namespace": "shop", "uid": "uid-of-pg", "resourceVersion": "8"},
         "spec": {"selector": {"matchLabels": {"app": "pg"}}, "class": "c", "every": "1h"},
         "status": {"lastCutSlot": ago(200), "level": "application", "overdueSince": ago(140),
             "missed": 2}});
+    let single = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "SnapshotSchedule",
+        "metadata": {"name": "single", "namespace": "shop", "uid": "uid-of-single", "resourceVersion": "8"},
+        "spec": {"claims": ["data"], "class": "c", "every": "1h"},
+        "status": {"lastCutSlot": ago(20), "skippedSlots": [ago(80)]}});
     let path = format!("{OURS}/snapshotschedules");
-    put_list(api, &path, "SnapshotSchedule", &[schedule]);
+    put_list(api, &path, "SnapshotSchedule", &[schedule, single]);
+    put_singles(api);
     let moved = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "VolumeMove",
         "metadata": {"name": "away", "namespace": "shop", "resourceVersion": "9"},
         "spec": {"claim": "data"},
         "status": {"phase": "Copying", "bytesDone": 1 << 20, "bytesTotal": 3 << 20,
             "preCopy": {"round": 1, "begunAt": ago(10)}}});
     put_list(api, &format!("{OURS}/volumemoves"), "VolumeMove", &[moved]);
-    put_list(api, &format!("{OURS}/volumereverts"), "VolumeRevert", &[]);
+    let revert = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "VolumeRevert",
+        "metadata": {"name": "back", "namespace": "shop", "resourceVersion": "9",
+            "creationTimestamp": "2026-01-02T03:04:05Z"},
+        "spec": {"claim": "data", "snapshot": "s", "deadline": "1h"},
+        "status": {"phase": "Waiting", "message": "pods use it"}});
+    put_list(
+        api,
+        &format!("{OURS}/volumereverts"),
+        "VolumeRevert",
+        &[revert],
+    );
     let group = |name: &str, content: &str, labels: Value| {
         json!({"apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshot",
             "metadata": {"name": name, "namespace": "shop", "labels": labels,
@@ -98,6 +114,32 @@ fn put_objects(api: &ApiServer) {
     ];
     let path = format!("{GROUPS}/volumegroupsnapshotcontents");
     put_list(api, &path, "PartialObjectMetadata", &contents);
+}
+
+/// A snapshot of a single claim that a schedule has made, and a member of a group.
+fn put_singles(api: &ApiServer) {
+    let snapshot = |name: &str, source: Value| {
+        json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"name": name, "namespace": "shop", "creationTimestamp": ago(20),
+                "labels": {"slackwater.dev/schedule-uid": "uid-of-single"}},
+            "spec": {"source": source}, "status": {"readyToUse": true,
+                "boundVolumeSnapshotContentName": format!("content-of-{name}")}})
+    };
+    let claim = json!({"persistentVolumeClaimName": "data"});
+    let content = json!({"volumeSnapshotContentName": "content"});
+    let all = [snapshot("one", claim), snapshot("member", content)];
+    let path = "/apis/snapshot.storage.k8s.io/v1";
+    put_list(
+        api,
+        &format!("{path}/volumesnapshots"),
+        "VolumeSnapshot",
+        &all,
+    );
+    let content = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {"name": "content-of-one", "annotations": {
+            "slackwater.dev/level": "application", "slackwater.dev/frozen-ms": "9"}}});
+    let path = format!("{path}/volumesnapshotcontents");
+    put_list(api, &path, "PartialObjectMetadata", &[content]);
 }
 
 fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -159,7 +201,7 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
     };
     eventually("all objects are shown", || {
         let view = json();
-        view["groups"]["count"] == 1 && view["work"]["count"] == 1 && view["is_outdated"] == false
+        view["groups"]["count"] == 2 && view["work"]["count"] == 2 && view["is_outdated"] == false
     });
     let view = json();
     let pool = &view["pools"]["first"][0];
@@ -168,17 +210,40 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
         (&pool["health"], &pool["is_stale"]),
         (&json!("Healthy"), &json!(false))
     );
+    assert_eq!(pool["full"]["at"], "2126-01-02T03:04:05Z");
+    let frozen = &view["frozen"]["first"][0];
+    assert_eq!(
+        (&frozen["claim"], &frozen["state"]),
+        (&json!("shop/data-<b>"), &json!("orphaned"))
+    );
     let group = &view["groups"]["first"][0];
     assert_eq!(group["name"], "shop/pg");
     assert_eq!(
-        group["cuts"]["count"], 1,
+        group["lanes"]["first"][0]["cuts"]["count"], 1,
         "not that of another driver: {group}"
     );
     assert_eq!(
-        group["cuts"]["first"][0]["level"], "filesystem",
+        group["lanes"]["first"][0]["cuts"]["first"][0]["level"], "filesystem",
         "of the content"
     );
     assert_eq!(group["missed"], 2);
+    let lanes = &view["groups"]["first"][1]["lanes"];
+    assert_eq!(lanes["count"], 1, "not that of the member: {lanes}");
+    let rows = &lanes["first"][0]["cuts"]["first"];
+    assert_eq!(
+        (&lanes["first"][0]["claim"], &rows[0]["name"]),
+        (&json!("data"), &json!("one"))
+    );
+    assert_eq!(
+        (&rows[0]["level"], &rows[0]["frozen_ms"]),
+        (&json!("application"), &json!(9))
+    );
+    assert_eq!(rows[1]["state"], "skipped");
+    let revert = &view["work"]["first"][1]["deadline"]["at"];
+    assert_eq!(
+        revert, "2026-01-02T04:04:05Z",
+        "an hour after its creation: {view}"
+    );
     let node = &view["nodes"]["first"][0];
     assert_eq!(
         (&node["claims"], &node["snapshots"]),
@@ -207,7 +272,7 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
     let view = json();
     let problem = view["groups_problem"].as_str().unwrap_or_default();
     assert!(problem.contains("VolumeGroupSnapshots"), "{view}");
-    assert_eq!(view["groups"]["first"][0]["cuts"]["count"], 0);
+    assert_eq!(view["groups"]["first"][0]["lanes"]["count"], 0);
     agents.silence("node-1");
     let view = json();
     assert_eq!(view["nodes"]["first"][0]["is_up"], false, "{view}");

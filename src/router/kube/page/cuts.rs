@@ -1,4 +1,5 @@
-//! Lists of group snapshots, with what their contents say of their levels.
+//! Lists of group snapshots, and of snapshots of single claims that schedules have made, with what their
+//! contents say of their levels.
 
 use std::collections::BTreeMap;
 
@@ -27,10 +28,46 @@ const HELD: &str = "slackwater.dev/held-ms";
 /// A list, and whether there is more of it.
 type Read<T> = (Vec<T>, bool);
 
-/// The group snapshots of this driver. An error is reported in the result.
-pub(super) async fn read(client: &Client) -> Cuts {
-    for kind in note::group_contents() {
-        match read_version(client, &kind).await {
+/// What is read.
+struct Kind {
+    contents: GroupVersionKind,
+    name: &'static str,
+    /// Where an object names its content.
+    bound: &'static str,
+    params: ListParams,
+}
+
+/// The snapshots of this driver: those of groups, and with `has_singles` those of single claims that schedules
+/// have made. An error is reported in the result.
+pub(super) async fn read(client: &Client, has_singles: bool) -> Cuts {
+    let groups = note::group_contents().into_iter().map(|contents| Kind {
+        contents,
+        name: "VolumeGroupSnapshot",
+        bound: "/status/boundVolumeGroupSnapshotContentName",
+        params: ListParams::default(),
+    });
+    let mut cuts = first_of(client, groups.collect()).await;
+    if has_singles {
+        let singles = Kind {
+            contents: note::snapshot_contents(),
+            name: "VolumeSnapshot",
+            bound: "/status/boundVolumeSnapshotContentName",
+            params: ListParams::default().labels(SCHEDULE_UID),
+        };
+        let mut singles = first_of(client, vec![singles]).await;
+        // Members of groups have no schedule of their own, whatever their labels are.
+        singles.all.retain(|cut| cut.claim.is_some());
+        cuts.all.append(&mut singles.all);
+        cuts.problem = cuts.problem.or(singles.problem);
+        cuts.is_cut_off |= singles.is_cut_off;
+    }
+    cuts
+}
+
+/// Those of the first kind that the cluster has.
+async fn first_of(client: &Client, kinds: Vec<Kind>) -> Cuts {
+    for kind in &kinds {
+        match read_kind(client, kind).await {
             Ok(Some(cuts)) => return cuts,
             // The cluster does not have this version.
             Ok(None) => {}
@@ -45,14 +82,16 @@ pub(super) async fn read(client: &Client) -> Cuts {
     Cuts::default()
 }
 
-async fn read_version(client: &Client, contents: &GroupVersionKind) -> Result<Option<Cuts>> {
-    let kind = GroupVersionKind::gvk(&contents.group, &contents.version, "VolumeGroupSnapshot");
-    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
+    let contents = &kind.contents;
+    let own = GroupVersionKind::gvk(&contents.group, &contents.version, kind.name);
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&own));
     let list = |params: ListParams| {
         let api = api.clone();
         async move { api.list(&params).await }
     };
-    let Some((groups, has_more)) = pages("VolumeGroupSnapshots", list).await? else {
+    let what = format!("{}s", kind.name);
+    let Some((snapshots, has_more)) = pages(&what, kind.params.clone(), list).await? else {
         return Ok(None);
     };
     type Any = PartialObjectMeta<DynamicObject>;
@@ -61,8 +100,8 @@ async fn read_version(client: &Client, contents: &GroupVersionKind) -> Result<Op
         let api = api.clone();
         async move { api.list_metadata(&params).await }
     };
-    let what = "VolumeGroupSnapshotContents";
-    let Some((contents, lacks_contents)) = pages(what, list).await? else {
+    let what = format!("{}s", contents.kind);
+    let Some((contents, lacks_contents)) = pages(&what, ListParams::default(), list).await? else {
         return Ok(None);
     };
     let annotations = contents.into_iter().map(|content| {
@@ -71,9 +110,9 @@ async fn read_version(client: &Client, contents: &GroupVersionKind) -> Result<Op
     });
     let annotations = annotations.collect();
     Ok(Some(Cuts {
-        all: groups
+        all: snapshots
             .iter()
-            .filter_map(|it| cut(it, &annotations))
+            .filter_map(|it| cut(it, kind.bound, &annotations))
             .collect(),
         problem: None,
         is_cut_off: has_more || lacks_contents,
@@ -81,11 +120,15 @@ async fn read_version(client: &Client, contents: &GroupVersionKind) -> Result<Op
 }
 
 /// The first pages of a list; `None` if the cluster does not have the kind.
-async fn pages<T: Clone, F>(what: &str, list: impl Fn(ListParams) -> F) -> Result<Option<Read<T>>>
+async fn pages<T: Clone, F>(
+    what: &str,
+    params: ListParams,
+    list: impl Fn(ListParams) -> F,
+) -> Result<Option<Read<T>>>
 where
     F: Future<Output = Result<ObjectList<T>, KubeError>>,
 {
-    let mut params = ListParams::default().limit(PER_PAGE);
+    let mut params = params.limit(PER_PAGE);
     let mut found = Vec::new();
     for _ in 0..MAX_PAGES {
         let page = async {
@@ -107,34 +150,38 @@ where
     Ok(Some((found, true)))
 }
 
-/// A group snapshot; `None` if nothing shows that it is one of this driver.
+/// A snapshot; `None` if nothing shows that it is one of this driver.
 fn cut(
-    group: &DynamicObject,
+    snapshot: &DynamicObject,
+    bound: &str,
     contents: &BTreeMap<String, BTreeMap<String, String>>,
 ) -> Option<Cut> {
-    let field = |path: &str| group.data.pointer(path);
-    let bound = field("/status/boundVolumeGroupSnapshotContentName").and_then(Value::as_str);
+    let field = |path: &str| snapshot.data.pointer(path);
+    let bound = field(bound).and_then(Value::as_str);
     let annotation = |name: &str| contents.get(bound?)?.get(name);
-    let schedule = group.labels().get(SCHEDULE_UID).cloned();
+    let schedule = snapshot.labels().get(SCHEDULE_UID).cloned();
     let level = annotation(LEVEL).cloned();
     if schedule.is_none() && level.is_none() {
         return None;
     }
     let cut_at = annotation(CUT_AT).and_then(|at| at.parse::<Timestamp>().ok());
     let number = |name| annotation(name).and_then(|number| number.parse().ok());
-    let created = group.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let created = snapshot.metadata.creation_timestamp.as_ref().map(|at| at.0);
     let error = field("/status/error/message").and_then(Value::as_str);
     let is_ready = field("/status/readyToUse").and_then(Value::as_bool) == Some(true);
     let state = match (is_ready, error) {
-        _ if group.metadata.deletion_timestamp.is_some() => CutState::Leaving,
+        _ if snapshot.metadata.deletion_timestamp.is_some() => CutState::Leaving,
         (true, _) => CutState::Ready,
         (false, Some(_)) => CutState::Failed,
         (false, None) => CutState::Unready,
     };
     Some(Cut {
-        namespace: group.namespace().unwrap_or_default(),
-        name: group.name_any(),
+        namespace: snapshot.namespace().unwrap_or_default(),
+        name: snapshot.name_any(),
         schedule,
+        claim: field("/spec/source/persistentVolumeClaimName")
+            .and_then(Value::as_str)
+            .map(String::from),
         at: cut_at.or(created)?,
         level,
         frozen_ms: number(FROZEN),
@@ -163,6 +210,13 @@ mod tests {
     }
 
     const BOUND: &str = "boundVolumeGroupSnapshotContentName";
+
+    fn cut(
+        group: &DynamicObject,
+        contents: &BTreeMap<String, BTreeMap<String, String>>,
+    ) -> Option<Cut> {
+        super::cut(group, &format!("/status/{BOUND}"), contents)
+    }
 
     #[test]
     fn level_and_time_of_a_group_are_those_of_its_content() {

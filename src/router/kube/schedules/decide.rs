@@ -19,10 +19,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
 use super::retention::{Keep, Reason, State, victims};
 use super::sets::Set;
+use super::skipped::{between, skip};
 use super::slots::{SPREAD, jitter};
 use super::spec::{Plan, What};
 use crate::model::Level;
-use show::Shown;
+use show::{SCHEDULING, Shown};
 
 /// If a settled slot, or the creation of the schedule, is further in the future than this, the clocks were
 /// wrong, and slots are settled again. Until then, nothing is executed twice because of a clock that was
@@ -187,13 +188,27 @@ fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestam
     if slot <= before {
         return None;
     }
+    if has_seen_spec(seen) {
+        skip(status, between(&plan.times, before, slot));
+    }
     status.last_slot = Some(Time(slot));
     let is_late = |most: SignedDuration| seen.now.duration_since(slot) - spread > most;
     if plan.deadline.is_some_and(is_late) {
         status.missed += 1;
+        skip(status, [slot]);
         return None;
     }
     Some(slot)
+}
+
+/// Whether the present spec was read before. Otherwise, it is not known which slots the schedule had since
+/// the last one that was settled.
+fn has_seen_spec(seen: &Seen) -> bool {
+    let status = seen.object.status.as_ref();
+    let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
+    let scheduling = conditions.find(|one| one.type_ == SCHEDULING);
+    let generation = scheduling.and_then(|one| one.observed_generation);
+    generation.is_some() && generation == seen.object.metadata.generation
 }
 
 /// Shows what would be deleted if the schedule were not suspended. Returns whether that is not known yet.

@@ -104,6 +104,10 @@ pub(super) struct ScheduleStatus {
     pub(super) overdue_since: Option<Time>,
     /// The number of slots that were skipped, because they could not be executed in time.
     pub(super) missed: u64,
+    /// The newest slots that are known to have been skipped, the oldest first: those that are counted, and
+    /// those that passed while no router executed the schedule.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) skipped_slots: Vec<Time>,
     /// The sets that are not to be kept, in the order in which they are deleted. `None` before that is
     /// known.
     pub(super) deletions: Option<Vec<Due>>,

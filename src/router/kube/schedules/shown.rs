@@ -42,6 +42,7 @@ fn schedule(object: &SnapshotSchedule) -> Schedule {
         next_slot: status.next_slot,
         overdue: status.overdue_since.map(|since| since.0),
         missed: status.missed,
+        skipped: status.skipped_slots.iter().map(|slot| slot.0).collect(),
         failing: problems
             .map(|one| {
                 let what = format!("{}: {}", one.reason, one.message);

@@ -100,9 +100,47 @@ fn a_slot_is_skipped_after_its_deadline() {
     assert_eq!(status.overdue_since, Some(Time(at("2026-11-22T01:00:00Z"))));
     world.run();
     assert_eq!(world.status().missed, 1, "it is counted once");
+    assert_eq!(world.skipped(), ["05:00"], "of the others nothing is known");
     world.now = at("2026-11-22T06:02:00Z");
     world.run();
     assert_eq!(world.created.len(), CLAIMS.len());
+}
+
+#[test]
+fn slots_that_passed_while_no_router_executed_them_are_listed() {
+    let mut world = world();
+    world.run();
+    world.now = at("2026-11-22T04:02:00Z");
+    world.run();
+    assert_eq!(world.created.len(), CLAIMS.len());
+    assert_eq!(world.skipped(), ["01:00", "02:00", "03:00"]);
+    assert_eq!(world.status().missed, 0, "they had no deadline");
+    // A person has changed the times in the meantime, so it is not known which slots there were.
+    world.schedule.spec.every = Some("30m".into());
+    world.schedule.metadata.generation = Some(2);
+    world.now = at("2026-11-22T06:02:00Z");
+    world.run();
+    assert_eq!(world.skipped(), ["01:00", "02:00", "03:00"]);
+    world.now = at("2026-11-22T07:02:00Z");
+    world.run();
+    assert_eq!(world.skipped(), ["01:00", "02:00", "03:00", "06:30"]);
+    // Nothing is skipped while it is suspended.
+    world.schedule.spec.suspend = true;
+    world.schedule.metadata.generation = Some(3);
+    world.run();
+    world.now = at("2026-11-22T09:02:00Z");
+    world.run();
+    world.schedule.spec.suspend = false;
+    world.schedule.metadata.generation = Some(4);
+    world.now = at("2026-11-22T09:32:00Z");
+    world.run();
+    assert_eq!(world.skipped().len(), 4);
+    // The newest ones are kept.
+    world.now = at("2026-11-24T09:32:00Z");
+    world.run();
+    let skipped = world.skipped();
+    assert_eq!((skipped.len(), &*skipped[0]), (20, "23:30"));
+    assert_eq!(skipped[19], "09:00");
 }
 
 #[test]

@@ -94,6 +94,14 @@ impl World {
         self.schedule.status.clone().unwrap_or_default()
     }
 
+    /// Hours and minutes of the slots that the status lists as skipped.
+    pub(super) fn skipped(&self) -> Vec<String> {
+        let slots = self.status().skipped_slots.into_iter();
+        slots
+            .map(|slot| slot.0.to_string()[11..16].into())
+            .collect()
+    }
+
     fn insert(&mut self, mut object: Value, ready: bool, created: Timestamp) -> String {
         let name = object["metadata"]["name"].as_str().unwrap().to_string();
         let metadata = &mut object["metadata"];
