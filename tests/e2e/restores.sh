@@ -214,6 +214,8 @@ test_a_group_is_checked_and_transferred() {
     run_schedule hourly
     kill "$CLIENT"
     rights_of_the_check | apply
+    # The controller writes it a moment after the set is ready.
+    k wait --for='jsonpath={.status.lastCutSlot}' --timeout="$WAIT" snapshotschedules.slackwater.dev/hourly >/dev/null
     slackwater restore snapshotschedule/hourly --suffix check --yes --discard --as "system:serviceaccount:$NS:check-$NS" \
         --verify-image docker.io/library/postgres:15 --verify-user 999 \
         --verify 'pg_controldata /restored/data-orders-0/pgdata && ls /restored/wal-orders-0/pg_wal' >"$LOGS/$NS.verify" 2>&1 ||
@@ -259,7 +261,7 @@ rights_of_the_check() {
 # A namespace is deleted with its group of snapshots, whose contents are Retain, and the group is restored into
 # another one, with interruptions. The PersistentVolume of one claim is Retain, so its name is known.
 test_a_group_is_restored_whose_namespace_is_gone() {
-    local own=$NS other=$NS-other source=$NS-source content members second volume
+    local own=$NS other=$NS-other source=$NS-source content members second volume words
     [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater (cargo build --release --package kubectl-slackwater)"; exit 77; }
     kubectl create namespace "$source" >/dev/null
     kubectl create namespace "$other" >/dev/null
@@ -281,15 +283,16 @@ test_a_group_is_restored_whose_namespace_is_gone() {
     volume=$(get pvc/a .spec.volumeName)
     retain "pv/$volume" persistentVolumeReclaimPolicy Retain
 
-    restore() { "$TARGET/release/kubectl-slackwater" restore "volumegroupsnapshotcontent/$content" --to-namespace "$other" --claim "$second=b" --yes "$@"; }
+    words=("$TARGET/release/kubectl-slackwater" restore "volumegroupsnapshotcontent/$content" --to-namespace "$other" \
+        --claim "$second=b" --storage-class slackwater --yes)
+    restore() { "${words[@]}" "$@"; }
     ! restore >"$LOGS/$own.exists" 2>&1 || fail "the namespace exists" || return 1
     has "the refusal" "$(cat "$LOGS/$own.exists")" 'which exists: restore that one'
     gone pod --all --grace-period=1
     kubectl delete namespace "$source" --wait --timeout="$WAIT" >/dev/null
     NS=$other
     for _ in $(seq "${E2E_KILLS:-1}"); do
-        timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "$TARGET/release/kubectl-slackwater" restore \
-            "volumegroupsnapshotcontent/$content" --to-namespace "$other" --claim "$second=b" --yes >/dev/null 2>&1 || :
+        timeout --signal=KILL "$((RANDOM % 5)).$((RANDOM % 10))" "${words[@]}" >/dev/null 2>&1 || :
     done
     restore --wait --timeout 5m
     restore --wait --timeout 5m
