@@ -13,7 +13,7 @@ const NODE_LABELS: &str = "app.kubernetes.io/name=slackwater,app.kubernetes.io/c
 /// The container of the driver in them.
 const NODE_CONTAINER: &str = "driver";
 /// Those of the controller.
-const CONTROLLER_LABELS: &str =
+pub const CONTROLLER_LABELS: &str =
     "app.kubernetes.io/name=slackwater,app.kubernetes.io/component=controller";
 /// The container of the driver in them.
 const CONTROLLER_CONTAINER: &str = "router";

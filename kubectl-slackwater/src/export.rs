@@ -12,7 +12,6 @@ use futures_util::future::{Either, select};
 use tokio::sync::mpsc;
 
 use crate::cluster::Cluster;
-use crate::driver_pod::{self, may_run};
 use crate::exec::{self, Input};
 use crate::failure::{Failure, Result};
 use crate::object::{self, Fields, pool_of};
@@ -46,8 +45,7 @@ pub async fn export(cluster: &Cluster, arguments: &ExportArguments) -> Result<()
         }
         node = next;
     }
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, &node).await?;
-    may_run(cluster, &pod).await?;
+    let pod = arguments.pods.on_node(cluster, &node).await?;
     let mut words = words(&pod, &["export"], &["endpoint"]);
     words.extend(bases.into_iter().map(|base| format!("--base={base}")));
     words.extend(snapshots);
@@ -186,13 +184,7 @@ pub async fn import(cluster: &Cluster, arguments: &ImportArguments) -> Result<()
         }
         None => Box::new(io::stdin()),
     };
-    let pod = driver_pod::of_node(
-        cluster,
-        &arguments.pods.scope(cluster).await,
-        &arguments.node,
-    )
-    .await?;
-    may_run(cluster, &pod).await?;
+    let pod = arguments.pods.on_node(cluster, &arguments.node).await?;
     let mut words = words(&pod, &["import"], &["endpoint"]);
     let options = [
         ("name", &arguments.name),

@@ -96,8 +96,7 @@ pub fn confirm(confirmed: &Confirmed, pod: &DriverPod, words: &[String]) -> Resu
 pub async fn doctor(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
     let is_json = arguments.print.format == Printed::Json;
     if let Some(node) = &arguments.node {
-        let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, node).await?;
-        may_run(cluster, &pod).await?;
+        let pod = arguments.pods.on_node(cluster, node).await?;
         return pass_on(cluster, &pod, &examination(&pod, is_json)).await;
     }
     let scope = arguments.pods.scope(cluster).await;
@@ -257,8 +256,7 @@ pub async fn check(cluster: &Cluster, arguments: &CheckArguments) -> Result<()> 
     }
     let id = volume_of(cluster, &arguments.claim).await?;
     let node = node_of(cluster, &id).await?;
-    let pod = driver_pod::of_node(cluster, &arguments.pods.scope(cluster).await, &node).await?;
-    may_run(cluster, &pod).await?;
+    let pod = arguments.pods.on_node(cluster, &node).await?;
     let mut words = words(&pod, &["volumes", "check", &id], &SOCKET_OPTIONS);
     let is_json = arguments.print.format == Printed::Json;
     words.extend(arguments.repair.then(|| "--repair".to_string()));
@@ -280,13 +278,7 @@ pub async fn import_volume(cluster: &Cluster, arguments: &ImportVolumeArguments)
                 .into(),
         ));
     }
-    let pod = driver_pod::of_node(
-        cluster,
-        &arguments.pods.scope(cluster).await,
-        &arguments.node,
-    )
-    .await?;
-    may_run(cluster, &pod).await?;
+    let pod = arguments.pods.on_node(cluster, &arguments.node).await?;
     let mut words = words(&pod, &["volumes", "import"], &["endpoint"]);
     let some = |text: &String| Some(text.clone());
     let options = [

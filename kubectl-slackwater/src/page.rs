@@ -15,14 +15,11 @@ use tokio::task::LocalSet;
 
 use crate::change::{Need, missing};
 use crate::cluster::{Cluster, Scope};
-use crate::driver_pod;
+use crate::driver_pod::{self, CONTROLLER_LABELS};
 use crate::failure::{Failure, Result};
 use crate::object::{self, Fields};
 use crate::text::escaped;
 use crate::watch::write;
-
-/// The labels that the chart gives to the pods of the controller.
-const LABELS: &str = "app.kubernetes.io/name=slackwater,app.kubernetes.io/component=controller";
 
 /// Where the page is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,7 +94,7 @@ async fn may_forward(cluster: &Cluster, target: &Target) -> Result<()> {
 impl Page {
     /// A pod of the controller that serves the page.
     async fn find(&self) -> Result<Target> {
-        let params = ListParams::default().labels(LABELS);
+        let params = ListParams::default().labels(CONTROLLER_LABELS);
         let found = self.cluster.get_all(&object::POD, &self.scope, &params);
         let pods = found.await.map_err(|failure| match self.scope {
             Scope::All => Failure {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::cluster::{Cluster, Scope};
-use crate::driver_pod;
+use crate::driver_pod::{self, DriverPod, may_run};
+use crate::failure::Result;
 
 /// Where the driver's pods are.
 #[derive(Clone, Debug, Args)]
@@ -16,6 +17,20 @@ pub struct Pods {
 }
 
 impl Pods {
+    /// The pod on a node, in which the user may run commands.
+    pub async fn on_node(&self, cluster: &Cluster, node: &str) -> Result<DriverPod> {
+        let pod = driver_pod::of_node(cluster, &self.scope(cluster).await, node).await?;
+        may_run(cluster, &pod).await?;
+        Ok(pod)
+    }
+
+    /// A pod of the controller, in which the user may run commands.
+    pub async fn of_controller(&self, cluster: &Cluster) -> Result<DriverPod> {
+        let pod = driver_pod::of_controller(cluster, &self.scope(cluster).await).await?;
+        may_run(cluster, &pod).await?;
+        Ok(pod)
+    }
+
     /// The namespaces in which they are looked for.
     pub async fn scope(&self, cluster: &Cluster) -> Scope {
         driver_pod::scope(cluster, self.driver_namespace.as_deref()).await
@@ -175,7 +190,7 @@ pub struct ImportVolumeArguments {
 }
 
 /// A word that the driver does not take for one of its options.
-pub fn word(text: &str) -> Result<String, String> {
+pub fn word(text: &str) -> std::result::Result<String, String> {
     match text.starts_with('-') {
         true => Err("it begins with -, as an option".into()),
         false => Ok(text.to_string()),

@@ -2,7 +2,6 @@
 
 use crate::cli::PoolCommand;
 use crate::cluster::Cluster;
-use crate::driver_pod::{self, may_run};
 use crate::failure::Result;
 use crate::on_node::{RECORD_OPTIONS, confirm, pass_on, pass_on_plan, words};
 use crate::pod_arguments::{Confirmed, Pods};
@@ -31,8 +30,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             return Ok(());
         }
     };
-    let pod = driver_pod::of_node(cluster, &pods.scope(cluster).await, &node).await?;
-    may_run(cluster, &pod).await?;
+    let pod = pods.on_node(cluster, &node).await?;
     let mut words = words(&pod, &["pool", verb], &RECORD_OPTIONS);
     words.push(pool);
     match confirm(&confirmed, &pod, &words)? {
@@ -44,8 +42,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
 /// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
 /// it would do, and changes nothing without `--yes`.
 async fn follow(cluster: &Cluster, pool: String, pods: &Pods, confirmed: &Confirmed) -> Result<()> {
-    let pod = driver_pod::of_controller(cluster, &pods.scope(cluster).await).await?;
-    may_run(cluster, &pod).await?;
+    let pod = pods.of_controller(cluster).await?;
     let mut words = words(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
     words.push(pool);
     let how = (confirmed.yes, confirmed.dry_run);

@@ -20,10 +20,10 @@ use super::plan::{self, Copy, SELECTED_NODE, State};
 use super::report::{self, is_for_people};
 use super::stage::{self, Stage, from, has_ended, to};
 use super::{source, stateful, wait};
-use crate::change::{Need, Progress, confirm, create, mark, patch, require, say, until_end};
-use crate::cli::{Change, Format, RestoreArguments, Wait};
+use crate::change::{Need, Progress, confirm, create, mark, patch, require, say};
+use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::{Cluster, Scope};
-use crate::failure::{Failure, Result, TIMED_OUT};
+use crate::failure::{Failure, Result};
 use crate::listing;
 use crate::object::{self, Fields, Kind};
 use crate::text::escaped;
@@ -63,20 +63,7 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, namespace: &st
     if arguments.change.dry_run {
         return across.print(&stages, format);
     }
-    let wait = Wait {
-        wait: true,
-        timeout: arguments.wait.timeout,
-    };
-    let done = until_end(&wait, "the restore", || across.advance()).await;
-    let last = done.map_err(|failure| match failure.code {
-        TIMED_OUT => Failure {
-            message:
-                "the restore has not ended within --timeout; run the command again to continue it"
-                    .into(),
-            ..failure
-        },
-        _ => failure,
-    })?;
+    let last = wait::until_end_of_steps(&arguments.wait, || across.advance()).await?;
     match is_for_people(format) {
         true => say(&last),
         false => across.print(&stage::look(cluster, &across.copies).await?, format)?,

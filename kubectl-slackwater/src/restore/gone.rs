@@ -16,10 +16,11 @@ use std::fmt::Write as _;
 use super::class::is_immediate;
 use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
-use crate::change::{Need, confirm, create, mark, require, say, until_end};
-use crate::cli::{Change, Format, RestoreArguments, Wait};
+use super::wait;
+use crate::change::{Need, confirm, create, mark, require, say};
+use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
-use crate::failure::{Failure, Result, TIMED_OUT};
+use crate::failure::{Failure, Result};
 use crate::listing;
 use crate::object::{self, Fields, Kind};
 
@@ -44,20 +45,7 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which)
     if arguments.change.dry_run {
         return gone.print(&seen, format);
     }
-    let wait = Wait {
-        wait: true,
-        timeout: arguments.wait.timeout,
-    };
-    let done = until_end(&wait, "the restore", || gone.advance()).await;
-    let last = done.map_err(|failure| match failure.code {
-        TIMED_OUT => Failure {
-            message:
-                "the restore has not ended within --timeout; run the command again to continue it"
-                    .into(),
-            ..failure
-        },
-        _ => failure,
-    })?;
+    let last = wait::until_end_of_steps(&arguments.wait, || gone.advance()).await?;
     match is_for_people(format) {
         true => say(&last),
         false => gone.print(&gone.look().await?, format)?,

@@ -5,9 +5,10 @@ use kube::api::{DynamicObject, ListParams};
 
 use super::class::{Classes, is_immediate};
 use super::plan::{Copy, SELECTED_NODE, State, is_copy};
-use crate::change::Progress;
+use crate::change::{Progress, until_end};
+use crate::cli::Wait;
 use crate::cluster::{Cluster, Scope};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::object::{self, Fields};
 
 /// How far the volume of a claim is.
@@ -25,6 +26,27 @@ fn volume_of(claim: &DynamicObject, is_immediate: bool) -> Volume {
         _ if is_immediate || !claim.annotation(SELECTED_NODE).is_empty() => Volume::Coming,
         _ => Volume::Unwanted,
     }
+}
+
+/// Takes the steps of a restore until it has ended, with or without `--wait`.
+pub async fn until_end_of_steps<A>(given: &Wait, step: impl FnMut() -> A) -> Result<String>
+where
+    A: Future<Output = Result<Progress>>,
+{
+    let wait = Wait {
+        wait: true,
+        timeout: given.timeout,
+    };
+    let done = until_end(&wait, "the restore", step).await;
+    done.map_err(|failure| match failure.code {
+        TIMED_OUT => Failure {
+            message:
+                "the restore has not ended within --timeout; run the command again to continue it"
+                    .into(),
+            ..failure
+        },
+        _ => failure,
+    })
 }
 
 /// Reads how far the copies are.
