@@ -288,7 +288,7 @@ pub struct RestoreArguments {
         requires = "to_namespace"
     )]
     pub claims: Vec<String>,
-    /// Create the claims that this StatefulSet expects
+    /// Create the claims that this StatefulSet expects; with --to-namespace, it is one of that namespace
     #[arg(long, value_name = "NAME")]
     pub statefulset: Option<String>,
     /// Add `-TEXT` to the names of claims; with --statefulset, to that of the StatefulSet
@@ -298,7 +298,7 @@ pub struct RestoreArguments {
     #[arg(long, value_name = "NAME")]
     pub storage_class: Option<String>,
     /// Create the claims in this namespace: under other names first, from which they are transferred
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["statefulset", "verify"])]
+    #[arg(long, value_name = "NAME", conflicts_with = "verify")]
     pub to_namespace: Option<String>,
     #[command(flatten)]
     pub check: Check,

@@ -74,10 +74,8 @@ impl Plan {
     async fn read(cluster: &Cluster, arguments: &RestoreArguments) -> Result<Plan> {
         let source = source::find(cluster, &arguments.source).await?;
         source.refuse_unsized()?;
-        let set = match &arguments.statefulset {
-            Some(name) => Some(stateful::find(cluster, name).await?),
-            None => None,
-        };
+        let set = arguments.statefulset.as_deref();
+        let set = stateful::find(cluster, &cluster.namespace, set).await?;
         // With a suffix, the claims are those of another StatefulSet, which does not exist yet.
         let is_user = arguments.suffix.is_none();
         if let Some(set) = set.as_ref().filter(|_| is_user) {
@@ -162,15 +160,12 @@ impl Plan {
             eprintln!("{note}");
         }
         let mut plan = format!(
-            "{} will be restored into claims of namespace {}:\n{}",
+            "{} will be restored into claims of namespace {}:\n{}{}",
             self.title,
             cluster.namespace,
-            report::plan(&self.copies, format)
+            report::plan(&self.copies, format),
+            report::kept(&self.kept)
         );
-        if !self.kept.is_empty() {
-            let kept = self.kept.join(", ");
-            plan = format!("{plan}\nNot restored, and kept as they are: {kept}");
-        }
         if let Some(command) = &arguments.check.verify {
             plan = format!("{plan}\n{}", verify::plan(&arguments.check, command));
         }

@@ -15,11 +15,13 @@ use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
 use super::class::{self, Classes, is_immediate};
+use super::names::Slot;
 use super::nodes::{self, Nodes};
 use super::plan::{self, Copy, SELECTED_NODE, State};
 use super::report::{self, is_for_people};
 use super::stage::{self, Stage, from, has_ended, to};
-use super::{source, stateful, wait};
+use super::stateful::{self, Stateful};
+use super::{source, wait};
 use crate::change::{Need, Progress, confirm, create, mark, patch, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::{Cluster, Scope};
@@ -38,6 +40,8 @@ pub struct Across<'a> {
     namespace: &'a str,
     /// The claims that are there to be transferred.
     copies: Vec<Copy>,
+    /// The StatefulSet that will use the new claims, if it is named, and which of its claims they are.
+    user: Option<(Vec<Slot>, Stateful)>,
     classes: Classes,
     nodes: Nodes,
     /// Those for which this run has chosen the node. If the provisioner gives the node up, because it has no
@@ -56,16 +60,21 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, namespace: &st
         }
         return across.print(&stages, format);
     }
-    across.refuse(&stages).await?;
+    let kept = across.refuse(&stages).await?;
     require(cluster, &across.needs()).await?;
-    across.confirm(arguments, &stages)?;
+    across.confirm(arguments, &stages, &kept)?;
     across.try_out(&stages, &arguments.change, format).await?;
     if arguments.change.dry_run {
         return across.print(&stages, format);
     }
     let last = wait::until_end_of_steps(&arguments.wait, || across.advance()).await?;
     match is_for_people(format) {
-        true => say(&last),
+        true => {
+            say(&last);
+            if let Some((slots, set)) = &across.user {
+                say(&set.advice(slots, None));
+            }
+        }
         false => across.print(&stage::look(cluster, &across.copies).await?, format)?,
     }
     Ok(())
@@ -85,7 +94,13 @@ impl<'a> Across<'a> {
         }
         let source = source::find(cluster, &arguments.source).await?;
         source.refuse_unsized()?;
-        let mut copies = plan::copies(cluster, &source, None, arguments).await?;
+        if arguments.statefulset.is_some() && arguments.suffix.is_some() {
+            return Err(Failure::usage(format!(
+                "--suffix cannot be combined with --statefulset and --to-namespace: name the StatefulSet of namespace {namespace} that uses the claims"
+            )));
+        }
+        let user = stateful::find(cluster, namespace, arguments.statefulset.as_deref()).await?;
+        let mut copies = plan::copies(cluster, &source, user.as_ref(), arguments).await?;
         class::resolve(cluster, &mut copies).await?;
         let classes = class::read(cluster, &copies).await?;
         let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
@@ -93,6 +108,9 @@ impl<'a> Across<'a> {
             false => nodes::read(cluster).await?,
         };
         Ok(Across {
+            user: user
+                .map(|set| Ok((set.slots(&source.members)?, set)))
+                .transpose()?,
             title: source.title,
             chosen: RefCell::default(),
             cluster,
@@ -112,8 +130,9 @@ impl<'a> Across<'a> {
         }
     }
 
-    /// Refuses what would fail later.
-    async fn refuse(&self, stages: &[Stage]) -> Result<()> {
+    /// Refuses what would fail later. Returns the claims of the StatefulSet that no member restores, and
+    /// that are kept.
+    async fn refuse(&self, stages: &[Stage]) -> Result<Vec<String>> {
         self.refuse_mix(stages)?;
         if let Some(why) = namespace_hindrance(self.cluster, self.namespace).await? {
             return Err(Failure::failed(why));
@@ -123,7 +142,12 @@ impl<'a> Across<'a> {
                 self.node(copy)?;
             }
         }
-        self.refuse_pods(stages).await
+        self.refuse_pods(stages).await?;
+        let Some((slots, set)) = &self.user else {
+            return Ok(Vec::new());
+        };
+        set.refuse_managed(self.cluster).await?;
+        set.refuse_gaps(self.cluster, slots).await
     }
 
     /// Refuses to create copies beside those that an application may have changed since: they would be of
@@ -155,6 +179,9 @@ impl<'a> Across<'a> {
         let scope = Scope::Namespace(self.namespace.into());
         let all = ListParams::default();
         let pods = self.cluster.get_all(&object::POD, &scope, &all).await?;
+        if let Some((_, set)) = &self.user {
+            set.refuse_pods(self.cluster, &pods).await?;
+        }
         stateful::refuse_users(&pods, &coming)
     }
 
@@ -193,6 +220,9 @@ impl<'a> Across<'a> {
         if self.copies.iter().any(chooses) {
             verbs.push(("patch", &object::CLAIM, from));
         }
+        if self.user.is_some() {
+            verbs.push(("get", &object::STATEFUL_SET, to));
+        }
         let need = |(verb, kind, namespace)| Need {
             verb,
             kind,
@@ -228,7 +258,12 @@ impl<'a> Across<'a> {
     }
 
     /// Prints the plan. Programs get it as they get the result.
-    fn confirm(&self, arguments: &RestoreArguments, stages: &[Stage]) -> Result<()> {
+    fn confirm(
+        &self,
+        arguments: &RestoreArguments,
+        stages: &[Stage],
+        kept: &[String],
+    ) -> Result<()> {
         let (format, change) = (arguments.output.format, &arguments.change);
         if !is_for_people(format) {
             if change.yes || change.dry_run {
@@ -263,6 +298,7 @@ impl<'a> Across<'a> {
                 chosen.join(", ")
             );
         }
+        plan.push_str(&report::kept(kept));
         if !stages.iter().all(|stage| matches!(stage, Stage::Absent)) {
             plan.push_str("\nAn earlier run has begun this.");
         }

@@ -30,6 +30,11 @@ pub use state::Gone;
 
 /// Restores into the namespace of `--to-namespace`.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which) -> Result<()> {
+    if arguments.statefulset.is_some() {
+        return Err(Failure::usage(
+            "--statefulset is not for a content: its claims get the names that they had, or those of --claim".into(),
+        ));
+    }
     let gone = Gone::read(cluster, arguments, which).await?;
     let (seen, format) = (gone.look().await?, arguments.output.format);
     if gone.has_ended(&seen) {

@@ -89,6 +89,17 @@ pub fn print(cluster: &Cluster, namespace: &str, copies: &[Copy], format: Format
     Ok(())
 }
 
+/// The claims that a plan leaves as they are, as a line of their own; empty if there are none.
+pub fn kept(claims: &[String]) -> String {
+    match claims.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nNot restored, and kept as they are: {}",
+            claims.join(", ")
+        ),
+    }
+}
+
 /// The copies as the table of a plan.
 pub fn plan(copies: &[Copy], format: Format) -> String {
     let listing = listing("", copies, Vec::new());

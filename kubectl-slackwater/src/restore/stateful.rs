@@ -17,13 +17,17 @@ pub struct Stateful {
     pub set: Set,
 }
 
-/// The StatefulSet of this name.
-pub async fn find(cluster: &Cluster, name: &str) -> Result<Stateful> {
-    let found = cluster.get_one(&object::STATEFUL_SET, &cluster.namespace, name);
+/// The StatefulSet of this name, if one is named.
+pub async fn find(
+    cluster: &Cluster,
+    namespace: &str,
+    name: Option<&str>,
+) -> Result<Option<Stateful>> {
+    let Some(name) = name else { return Ok(None) };
+    let found = cluster.get_one(&object::STATEFUL_SET, namespace, name);
     let Some(object) = found.await? else {
         return Err(Failure::failed(format!(
-            "StatefulSet {}/{name} does not exist; without --statefulset, claims get the names that they had",
-            cluster.namespace
+            "StatefulSet {namespace}/{name} does not exist; without --statefulset, claims get the names that they had"
         )));
     };
     let templates = object.list("/spec/volumeClaimTemplates").iter();
@@ -34,16 +38,17 @@ pub async fn find(cluster: &Cluster, name: &str) -> Result<Stateful> {
         replicas: object.number("/spec/replicas"),
         templates: templates.map(str::to_string).collect(),
     };
-    Ok(Stateful { object, set })
+    Ok(Some(Stateful { object, set }))
 }
 
 impl Stateful {
     fn title(&self) -> String {
-        format!(
-            "StatefulSet {}/{}",
-            self.object.namespace(),
-            self.object.name()
-        )
+        format!("StatefulSet {}/{}", self.namespace(), self.object.name())
+    }
+
+    /// That of its claims, too.
+    fn namespace(&self) -> &str {
+        self.object.namespace()
     }
 
     /// The slots of the members, by the claims of which they were taken.
@@ -97,7 +102,7 @@ impl Stateful {
                 owner.kind, owner.name
             ));
         }
-        let scope = Scope::Namespace(cluster.namespace.clone());
+        let scope = Scope::Namespace(self.namespace().into());
         let all = ListParams::default();
         let scalers = cluster.get_all(&object::AUTOSCALER, &scope, &all).await?;
         let scales_it = |scaler: &&DynamicObject| {
@@ -128,7 +133,7 @@ impl Stateful {
         let (mut absent, mut kept) = (Vec::new(), Vec::new());
         for slot in self.set.missing(slots) {
             let name = self.set.claim(&self.set.name, slot);
-            let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
+            let claim = cluster.get_one(&object::CLAIM, self.namespace(), &name);
             match claim.await? {
                 None => absent.push((slot, name)),
                 Some(_) if slots.iter().any(|one| one.ordinal == slot.ordinal) => {
@@ -165,7 +170,7 @@ impl Stateful {
     pub fn advice(&self, slots: &[Slot], suffix: Option<&str>) -> String {
         let last = slots.iter().map(|slot| slot.ordinal - self.set.start + 1);
         let replicas = last.max().unwrap_or_default();
-        let (name, namespace) = (&self.set.name, self.object.namespace());
+        let (name, namespace) = (&self.set.name, self.namespace());
         match suffix {
             None => format!(
                 "To start it: kubectl scale statefulset {name} -n {namespace} --replicas={replicas}. Further replicas get empty volumes, unless their claims exist."
@@ -180,7 +185,7 @@ impl Stateful {
     /// replaced, now.
     pub async fn refuse_pods(&self, cluster: &Cluster, pods: &[DynamicObject]) -> Result<()> {
         let name = self.object.name();
-        let now = cluster.get_one(&object::STATEFUL_SET, &cluster.namespace, name);
+        let now = cluster.get_one(&object::STATEFUL_SET, self.namespace(), name);
         let now = now.await?;
         let uid = |object: &DynamicObject| object.metadata.uid.clone();
         let Some(now) = now.filter(|now| uid(now) == uid(&self.object)) else {
@@ -194,7 +199,7 @@ impl Stateful {
             return Err(Failure::failed(format!(
                 "{} has {replicas} replicas: scale it down first: kubectl scale statefulset {name} -n {} --replicas=0",
                 self.title(),
-                cluster.namespace
+                self.namespace()
             )));
         }
         let owns = |pod: &&DynamicObject| {

@@ -76,6 +76,56 @@ fn server() -> Shared {
     Arc::new(Mutex::new(server))
 }
 
+const SETS: &str = "/apis/apps/v1/namespaces/test/statefulsets";
+
+/// A StatefulSet in the other namespace, and its claims as those of which the snapshots were taken.
+fn with_stateful_set(server: &Shared) {
+    let template =
+        |name| json!({"metadata": {"name": name}, "spec": {"storageClassName": "slackwater"}});
+    let mut server = server.lock().unwrap();
+    server.put(
+        &format!("{SETS}/pg"),
+        json!({"metadata": {"name": "pg", "namespace": "test", "uid": "set"},
+            "spec": {"replicas": 0, "volumeClaimTemplates": [template("data"), template("log")]}}),
+    );
+    for claim in NAMES {
+        let path = format!("{SNAPSHOTS}/namespaces/shop/volumesnapshots/nightly-{claim}");
+        let snapshot = server.objects.get_mut(&path).unwrap();
+        snapshot["spec"]["source"]["persistentVolumeClaimName"] = json!(format!("{claim}-pg-0"));
+    }
+}
+
+#[test]
+fn a_stateful_set_that_is_scaled_up_gets_none_of_the_claims() {
+    let server = server();
+    with_stateful_set(&server);
+    // It is scaled up once the copies are there to be transferred.
+    server.lock().unwrap().before = Some(|server, method, _| {
+        if method == http::Method::POST && server.changes.len() == 1 {
+            let set = server.objects.get_mut(&format!("{SETS}/pg")).unwrap();
+            set["spec"]["replicas"] = json!(1);
+        }
+    });
+    let said = run_with(&server, Cut::Never, 1, &["--statefulset", "pg"]);
+    let said = said.unwrap_err().message;
+    assert!(
+        said.contains("StatefulSet test/pg has 1 replicas: scale it down first: kubectl scale statefulset pg -n test --replicas=0"),
+        "{said}"
+    );
+    let changes = server.lock().unwrap().changes.len();
+    assert_eq!(changes, 2, "nothing is transferred");
+    // Scaled down again, it gets them.
+    let set = &format!("{SETS}/pg");
+    server.lock().unwrap().before = None;
+    server.lock().unwrap().objects.get_mut(set).unwrap()["spec"]["replicas"] = json!(0);
+    run_with(&server, Cut::Never, 1, &["--statefulset", "pg"]).unwrap();
+    let server = server.lock().unwrap();
+    for claim in NAMES {
+        let new = &server.objects[&Server::claim_path("test", &format!("{claim}-pg-0"))];
+        assert_eq!(new["status"]["phase"], "Bound");
+    }
+}
+
 /// One run of the command, which ends where the connection ends. `ticks` is how often the controllers
 /// run while the program waits.
 fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
@@ -313,8 +363,31 @@ fn snapshots_are_restored_into_another_namespace() {
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}));
     all.push(says(&["other"]));
     world.remove_claim("other", "data-pg-1");
+    world.put(json!({"apiVersion": "apps/v1", "kind": "StatefulSet",
+        "metadata": {"name": "pg", "namespace": "other"},
+        "spec": {"replicas": 0, "serviceName": "pg", "selector": {"matchLabels": {"app": "pg"}},
+            "template": {"metadata": {"labels": {"app": "pg"}}, "spec": {"containers": [
+                {"name": "c", "image": "i"}]}},
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}}]}}));
+    let for_set = ["other", "--statefulset", "pg"];
+    for replicas in [1, 0] {
+        let replicas = format!("--replicas={replicas}");
+        let words = ["scale", "statefulset/pg", "-n", "other", &replicas];
+        world.plane.kubectl(&words);
+        all.push(says(&for_set));
+    }
+    all.push(says(&[&for_set[..], &["--suffix", "copy"]].concat()));
+    all.push(world.says(&[
+        "restore",
+        "volumesnapshotcontent/x",
+        "--to-namespace",
+        "other",
+        "--statefulset",
+        "pg",
+    ]));
     world.plane.start_controllers();
-    let words = [&words[..], &["other", "--yes"]].concat();
+    let words = [&words[..], &for_set, &["--yes"]].concat();
     let mut child = world.command(&words);
     let child = child.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = child.spawn().unwrap();
