@@ -217,7 +217,10 @@ release: ## Build a release from a clean checkout, in target/release-VERSION (RE
 
 NODES := 2
 .PHONY: cluster
-cluster: image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
+cluster: image cluster-of-image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
+
+.PHONY: cluster-of-image
+cluster-of-image: # with the image as it is
 	@$(AS_ROOT) tests/cluster/up --nodes $(NODES) >/dev/null
 	@$(AS_ROOT) tests/cluster/install
 	@$(AS_ROOT) tests/cluster/up --say
@@ -235,11 +238,11 @@ e2e: ## Run end-to-end tests in the cluster of `make cluster` (SUITES="lifecycle
 bench-e2e: ## Measure claims, snapshots, restores and growth in that cluster (BENCH_BESIDE=another driver's StorageClass)
 	@$(AS_ROOT) tests/e2e/bench
 
-# Link-time optimization takes longer than these suites.
-e2e-if-warm: export CARGO_PROFILE_RELEASE_LTO := off
-e2e-if-warm: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
+# With the programs of csi-sanity, which are built anyway: a release build takes longer than these suites.
+e2e-if-warm: export IMAGE_PROGRAM := $(abspath $(SANITY))/slackwater
+e2e-if-warm: export IMAGE_OUT := $(abspath $(SANITY))/image.tar
 .PHONY: e2e-if-warm
-e2e-if-warm: # part of `make test`: suites on one node, if the cluster (and for databases, their images) is already built
+e2e-if-warm: sanity-programs # part of `make test`: suites on one node, if the cluster (and for databases, their images) is already built
 	@mkdir -p $(LOGS); \
 	if ! tests/cluster/build --is-warm; then \
 		echo "end-to-end tests: no cluster is built on this machine (make cluster builds it, half an hour)" | tee -a $(LOGS)/left-out.log; \
@@ -249,7 +252,7 @@ e2e-if-warm: # part of `make test`: suites on one node, if the cluster (and for 
 		code=0; suites="lifecycle groups"; \
 		if tests/cluster/databases --is-warm; then suites+=" databases"; \
 		else echo "databases in pods: their images aren't made on this machine (make e2e makes them)" | tee -a $(LOGS)/left-out.log; fi; \
-		$(MAKE) cluster NODES=1 && $(AS_ROOT) tests/e2e/run $$suites || code=$$?; \
+		$(AS_ROOT) deploy/image/build && $(MAKE) cluster-of-image NODES=1 && $(AS_ROOT) tests/e2e/run $$suites || code=$$?; \
 		$(MAKE) cluster-down; exit $$code; \
 	fi 2>&1 | tee $(LOGS)/$@.log
 
