@@ -147,16 +147,6 @@ test_the_network_between_routers_and_an_agent_is_cut() {
     gone volumegroupsnapshot --all
 }
 
-# The leading pod: of a sidecar, by the name of its Lease, or of the routers.
-leader() {
-    local holder pod
-    holder=$(kubectl -n $SYSTEM get leases --no-headers -o custom-columns=N:.metadata.name,H:.spec.holderIdentity | awk -v lease="$1" '$1 ~ lease {print $2}')
-    for pod in $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].metadata.name}'); do
-        [[ $holder == *$pod* ]] && { echo "$pod"; return; }
-    done
-    fail "no pod of the controller holds the lease like $1: $holder" >&2
-}
-
 # The leading pod of each sidecar and of the routers is deleted by force in the middle of its calls. Another
 # one continues with the same names, at another router.
 test_leaders_change_in_the_middle_of_calls() {

@@ -211,6 +211,16 @@ members() {
     k get volumesnapshots -o "jsonpath={range .items[?(@.status.volumeGroupSnapshotName==\"$1\")]}{.metadata.name} {.spec.source.persistentVolumeClaimName} {.status.creationTime}{\"\\n\"}{end}"
 }
 
+# The leading pod: of a sidecar, by the name of its Lease, or of the routers.
+leader() {
+    local holder pod
+    holder=$(kubectl -n $SYSTEM get leases --no-headers -o custom-columns=N:.metadata.name,H:.spec.holderIdentity | awk -v lease="$1" '$1 ~ lease {print $2}')
+    for pod in $(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o 'jsonpath={.items[*].metadata.name}'); do
+        [[ $holder == *$pod* ]] && { echo "$pod"; return; }
+    done
+    fail "no pod of the controller holds the lease like $1: $holder" >&2
+}
+
 # Replaces one router, so that they are on two nodes again, for the tests that follow.
 spread_routers() {
     kubectl -n $SYSTEM delete "$(kubectl -n $SYSTEM get pods -l app.kubernetes.io/component=controller -o name | head -1)" >/dev/null

@@ -49,7 +49,7 @@ has_commits() {
     note "it has $(sql "$1" 'SELECT max(id) FROM log') rows; $2 were acknowledged before the snapshot was requested"
 }
 
-# schedule NAME CRON
+# schedule NAME CRON [CLASS [KEEP]]
 schedule() {
     apply <<EOF
 apiVersion: slackwater.dev/v1alpha1
@@ -57,9 +57,9 @@ kind: SnapshotSchedule
 metadata: {name: $1}
 spec:
   selector: {matchLabels: {app: orders}}
-  class: slackwater-application
+  class: ${3:-slackwater-application}
   cron: "$2"
-  keep: {last: 5}
+  keep: ${4:-{last: 5\}}
 EOF
     # A controller executes it. Another one leads a moment after it was replaced.
     k wait --for=condition=Scheduling --timeout="$WAIT" "snapshotschedules.slackwater.dev/$1" >/dev/null
@@ -153,6 +153,70 @@ test_postgresql_is_scheduled_cut_destroyed_and_restored() {
     eventually 360 of_its_own || fail "no set but those of runs: $(sets)" || return 1
     has "the schedule" "$(slackwater schedules)" application
     delete_all
+}
+
+# The leading pods are deleted by force in the middle of what they execute: those of the controller and of
+# snapshot-controller's sidecar while a schedule is run, and that of the controller again and again while a slot
+# of the schedule comes. Each slot has one whole set, and what is not to be kept is deleted.
+test_a_schedule_is_executed_while_leaders_change() {
+    local lease pod slot mark expected=()
+    with_schedules
+    for name in a b; do LABELS='app: orders' claim "$name" 100Mi; done
+    pod writer a:/a b:/b
+    ready pod/writer
+    # No slot of its own comes while it is run.
+    [ $(($(date +%s) % 300)) -lt 60 ] || sleep $((300 - $(date +%s) % 300))
+    schedule often '*/5 * * * *' slackwater '{maxAge: 300d}'
+    for lease in ^slackwater ^external-snapshotter- ^slackwater; do
+        pod=$(leader "$lease")
+        slackwater schedule run often --yes >"$LOGS/$NS.run" || fail "schedule run: $(cat "$LOGS/$NS.run")" || return 1
+        sleep "0.$((RANDOM % 10))"
+        without "$pod"
+        slot=$(set_at "$(get snapshotschedules.slackwater.dev/often .spec.runAt)")
+        expected+=("$slot")
+        whole_set "$slot"
+        note "$slot is ready, although $pod, which led $lease, is gone"
+        kubectl -n "$SYSTEM" rollout status --timeout="$WAIT" deployment >/dev/null
+        # A minute is one slot.
+        sleep $((61 - $(date +%s) % 60))
+    done
+
+    # One slot of its own.
+    mark=$(($(date +%s) / 300 * 300 + 300))
+    sleep $((mark - $(date +%s)))
+    while [ "$(date +%s)" -lt $((mark + 75)) ]; do
+        without "$(leader ^slackwater)" || :
+        sleep $((5 + RANDOM % 10))
+    done
+    slot=$(set_at "@$mark")
+    expected+=("$slot")
+    whole_set "$slot"
+    note "$slot is ready"
+    [ "$(date +%s)" -lt $((mark + 240)) ] || fail "too late to count the sets" || return 1
+    is "the sets" "$(sets | xargs)" "$(printf "%s\n" "${expected[@]}" | sort | xargs)"
+    is "skipped slots" "$(get snapshotschedules.slackwater.dev/often '.status.skippedSlots[*]')" ''
+
+    # What is not to be kept.
+    k patch snapshotschedules.slackwater.dev/often --type merge -p '{"spec": {"keep": {"last": 1, "maxAge": null}}}' >/dev/null
+    sleep "$((RANDOM % 5)).$((RANDOM % 10))"
+    without "$(leader ^slackwater)"
+    only_the_newest() { [ "$(sets | wc -l)" = 1 ] || fail "sets: $(sets)"; }
+    eventually 240 only_the_newest
+    whole_set "$(sets)"
+    delete_all
+}
+# The name of the set of schedule `often` at a time.
+set_at() {
+    echo "often-$(date --utc --date="$1" +%Y%m%d-%H%M)-$(get snapshotschedules.slackwater.dev/often .metadata.uid | cut -c 1-5)"
+}
+# Deletes a pod of the controller at once, as if its node were gone.
+without() { # POD
+    kubectl -n "$SYSTEM" delete pod "$1" --force --grace-period=0 --wait=false >/dev/null 2>&1
+}
+whole_set() { # NAME
+    eventually 180 get "volumegroupsnapshot/$1" .metadata.name
+    ready_group "$1"
+    is "members of $1, and their moments" "$(members "$1" | wc -l) $(members "$1" | awk '{print $3}' | sort -u | wc -l)" "2 1"
 }
 
 # docs/restore.md, "PostgreSQL: point-in-time recovery", step by step.
