@@ -154,6 +154,13 @@ pub enum PoolCommand {
         #[command(flatten)]
         change: Change,
     },
+    #[command(flatten)]
+    OnNode(PoolOnNode),
+}
+
+/// Changes of a pool that the driver makes, in one of its pods.
+#[derive(Debug, Subcommand)]
+pub enum PoolOnNode {
     /// Transfer a pool whose disk was moved to a node, on that node
     Adopt {
         /// The node

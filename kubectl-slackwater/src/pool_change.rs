@@ -64,7 +64,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             let (object, pool) = get(cluster, &pool).await?;
             hand_over(cluster, &object, &pool, &to_node, &change).await
         }
-        on_a_node => pool_on_node::run(cluster, on_a_node).await,
+        PoolCommand::OnNode(command) => pool_on_node::run(cluster, command).await,
     }
 }
 

@@ -1,34 +1,31 @@
 //! `pool adopt`, `pool forget` and `pool follow`: commands of the driver in its containers.
 
-use crate::cli::PoolCommand;
+use crate::cli::PoolOnNode;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 use crate::on_node::{RECORD_OPTIONS, confirm, pass_on, pass_on_plan, words};
 use crate::pod_arguments::{Confirmed, Pods};
 
-/// Runs one of the commands. The others are no commands of the driver.
-pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
+/// Runs one of the commands.
+pub async fn run(cluster: &Cluster, command: PoolOnNode) -> Result<()> {
     let (verb, node, pool, pods, confirmed) = match command {
-        PoolCommand::Adopt {
+        PoolOnNode::Adopt {
             node,
             place,
             pods,
             confirmed,
         } => ("adopt", node, place, pods, confirmed),
-        PoolCommand::Forget {
+        PoolOnNode::Forget {
             node,
             lost,
             pods,
             confirmed,
         } => ("forget", node, lost, pods, confirmed),
-        PoolCommand::Follow {
+        PoolOnNode::Follow {
             pool,
             pods,
             confirmed,
         } => return follow(cluster, pool, &pods, &confirmed).await,
-        PoolCommand::Lose { .. } | PoolCommand::Evacuate { .. } | PoolCommand::HandOver { .. } => {
-            return Ok(());
-        }
     };
     let pod = pods.on_node(cluster, &node).await?;
     let mut words = words(&pod, &["pool", verb], &RECORD_OPTIONS);

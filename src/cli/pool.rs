@@ -130,7 +130,7 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
             pool.name
         ),
         Some(from) => format!(
-            "pool {} now belongs to this machine, home {home}; its previous home was {from}. The PersistentVolumes of its volumes still have the old home; in the controller's pod, or with KUBECONFIG, run: slackwater pool adopt {id} --cluster",
+            "pool {} now belongs to this machine, home {home}; its previous home was {from}. The PersistentVolumes of its volumes still have the old home; run: kubectl slackwater pool follow {id}",
             pool.name
         ),
     });

@@ -140,7 +140,7 @@ fn health(
     }
     if strays > 0 {
         wrong.push(format!(
-            "{strays} PersistentVolumes have another home than this node, so their pods cannot be scheduled: slackwater pool adopt {} --cluster",
+            "{strays} PersistentVolumes have another home than this node, so their pods cannot be scheduled: kubectl slackwater pool follow {}",
             pool.id
         ));
     }

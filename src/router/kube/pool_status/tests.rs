@@ -547,7 +547,7 @@ fn a_pool_whose_volumes_name_another_home_says_what_to_do() {
     assert_eq!(status.health, Health::Degraded);
     for words in [
         "3 PersistentVolumes",
-        &format!("pool adopt {} --cluster", id(1)),
+        &format!("kubectl slackwater pool follow {}", id(1)),
     ] {
         assert!(status.message.contains(words), "{}", status.message);
     }
