@@ -26,7 +26,9 @@ mod moves;
 mod node_lost;
 mod note;
 mod numbers;
+mod options;
 pub mod orphans;
+mod own_kind;
 mod page;
 mod pod_claims;
 mod pods;
@@ -57,14 +59,13 @@ use ::kube::runtime::watcher;
 use ::kube::{Client, Error as KubeError, Resource};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::jiff::SignedDuration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::cluster::{Cluster, Content, KnownPool, Note, ObjectRef, Unwanted};
 use super::restore_node::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
-use crate::hook::{HookRights, Hooks, PodHooks};
+use crate::hook::{Hooks, PodHooks};
 use crate::model::PoolId;
 use crate::operation::ContentSource;
 use crate::telemetry::router::ClusterStatus;
@@ -74,11 +75,12 @@ use evacuate::EvacuationController;
 use evacuated::Checked;
 use events::{EventBody, EventRecorder};
 use label::LabelController;
-use lease::{Leadership, Pace};
+use lease::Leadership;
+pub use options::Options;
 use orphans::{KnownOrphans, Orphan, OrphanController, Stored};
 pub use page::StatusSource;
 use pool::Pool;
-use pool_status::{PoolController, Report, UNREACHABLE_AFTER};
+use pool_status::{PoolController, Report};
 use reconcile::Controller;
 use retry::{Unsent, retried};
 use schedules::object::SnapshotSchedule;
@@ -95,56 +97,6 @@ const NODES: &str = "Nodes";
 const POOLS: &str = "Pools";
 const VOLUMES: &str = "PersistentVolumes";
 const AGENTS: &str = "EndpointSlices";
-
-/// The router's settings for its cluster.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The driver's name.
-    pub driver: String,
-    /// Namespace and name of the agents' headless Service; `None` if agents are given by address.
-    pub agent_service: Option<(String, String)>,
-    /// The namespace of the router and of its Lease.
-    pub namespace: String,
-    /// The name of the router's pod, which is the identity of the holder of the Lease.
-    pub me: String,
-    /// A pool is marked as lost after its Node object and its agent have been gone for this time;
-    /// never if `None`.
-    pub lost_after: Option<Duration>,
-    /// The pools of an agent are unreachable after it has been silent for this time.
-    pub unreachable_after: SignedDuration,
-    /// What allows hooks in pods to be run.
-    pub hook_rights: HookRights,
-    /// Whether the claims of volumes are reported in metrics.
-    pub metrics_per_volume: bool,
-    /// Whether a csi-snapshotter runs next to the router.
-    pub has_snapshotter: bool,
-    /// Times of the Lease.
-    pub pace: Pace,
-    /// How often the leading router checks whether something is to be written.
-    pub look_every: Duration,
-    /// How often it looks for orphans, and after which time it reports them.
-    pub orphans: orphans::Pace,
-}
-
-impl Options {
-    /// The defaults, for a driver of this name.
-    pub fn new(driver: &str, namespace: &str, me: &str) -> Options {
-        Options {
-            driver: driver.into(),
-            agent_service: None,
-            namespace: namespace.into(),
-            me: me.into(),
-            lost_after: None,
-            unreachable_after: UNREACHABLE_AFTER,
-            hook_rights: HookRights::default(),
-            metrics_per_volume: false,
-            has_snapshotter: true,
-            pace: Pace::default(),
-            look_every: Duration::from_secs(5),
-            orphans: orphans::Pace::default(),
-        }
-    }
-}
 
 /// The agents, as the router knows them.
 #[tonic::async_trait]

@@ -4,22 +4,16 @@
 //! as lost. The leading router writes `status` from the reports of agents; while an agent is away, the
 //! status stays as it was last seen. The CRD is deploy/chart/crds/pools.yaml.
 
-use std::borrow::Cow;
-
+use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
-use ::kube::core::ClusterResourceScope;
-use ::kube::{Resource, ResourceExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
+use super::own_kind::own_kind;
 use super::pool_usage::UsageSample;
 use crate::model::PoolId;
 use crate::router::cluster::KnownPool;
 
-/// API group of the object.
-pub const GROUP: &str = "slackwater.dev";
-/// Its version.
-pub const VERSION: &str = "v1alpha1";
 /// The label with the driver's name. Several drivers may share a cluster.
 pub const DRIVER_LABEL: &str = "slackwater.dev/driver";
 
@@ -269,34 +263,7 @@ impl Health {
     }
 }
 
-impl Resource for Pool {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        "Pool".into()
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        GROUP.into()
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        VERSION.into()
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        "pools".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+own_kind!(Pool, "pools", ClusterResourceScope);
 
 impl Pool {
     /// A new object, with an empty spec and without a status.

@@ -4,19 +4,17 @@
 //! People write `spec`; the leading router writes `status`, which has what a move must not forget:
 //! its source and its target. A finalizer keeps the object until the move is aborted or has ended.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
-use ::kube::core::NamespaceResourceScope;
-use ::kube::{Resource, ResourceExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::duration::duration;
-use super::pool::{GROUP, VERSION};
+use super::own_kind::own_kind;
 
 /// The finalizer of moves that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/move";
@@ -239,34 +237,7 @@ impl VolumeMove {
     }
 }
 
-impl Resource for VolumeMove {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        "VolumeMove".into()
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        GROUP.into()
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        VERSION.into()
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        "volumemoves".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+own_kind!(VolumeMove, "volumemoves", NamespaceResourceScope);
 
 #[cfg(test)]
 mod tests {

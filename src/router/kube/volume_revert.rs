@@ -5,18 +5,16 @@
 //! revert must not forget: its members, and the phase, from which there is no way back. A finalizer keeps
 //! the object until the fences of all members are lifted.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
+use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
-use ::kube::core::NamespaceResourceScope;
-use ::kube::{Resource, ResourceExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::duration::duration;
-use super::pool::{GROUP, VERSION};
+use super::own_kind::own_kind;
 
 /// The finalizer of reverts that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/revert";
@@ -210,34 +208,7 @@ impl VolumeRevert {
     }
 }
 
-impl Resource for VolumeRevert {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        "VolumeRevert".into()
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        GROUP.into()
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        VERSION.into()
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        "volumereverts".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+own_kind!(VolumeRevert, "volumereverts", NamespaceResourceScope);
 
 #[cfg(test)]
 mod tests {

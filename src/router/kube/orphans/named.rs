@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::VolumeId;
 use crate::router::kube::moves::snapshots_of;
 use crate::router::kube::note;
-use crate::router::kube::pool::{GROUP, VERSION};
+use crate::router::kube::own_kind::{GROUP, VERSION};
 use crate::router::kube::unowned::mentions;
 
 /// What names an orphan now, or may be about to. An error if that cannot be determined.

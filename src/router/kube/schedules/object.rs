@@ -2,17 +2,15 @@
 //!
 //! People write `spec`; the leading router writes `status`.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
-use ::kube::core::NamespaceResourceScope;
-use ::kube::{Resource, ResourceExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::router::kube::pool::{GROUP, VERSION};
+use crate::router::kube::own_kind::own_kind;
 
 /// A schedule of snapshots of claims in its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -151,31 +149,8 @@ impl SnapshotSchedule {
     }
 }
 
-impl Resource for SnapshotSchedule {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind(_: &()) -> Cow<'_, str> {
-        "SnapshotSchedule".into()
-    }
-
-    fn group(_: &()) -> Cow<'_, str> {
-        GROUP.into()
-    }
-
-    fn version(_: &()) -> Cow<'_, str> {
-        VERSION.into()
-    }
-
-    fn plural(_: &()) -> Cow<'_, str> {
-        "snapshotschedules".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+own_kind!(
+    SnapshotSchedule,
+    "snapshotschedules",
+    NamespaceResourceScope
+);
