@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 pub use copier::{Copier, CopyCost, CopyMode};
 pub use handle::ImageHandle;
-pub use pool::shares::{Family, VolumeBytes};
+pub use pool::shares::{Family, FamilyBytes, VolumeBytes};
 pub use pool::{OpenResult, PoolBackend};
 pub use store::{Devices, Facts, FindPublished, Watched};
 

@@ -32,7 +32,8 @@ pub use detach::{InFlight, WorkClass};
 pub use lock::{Key, Locks};
 pub use node::describe::{Description, Forgotten, Named};
 pub use node::pool_status::PoolStatus;
-pub use node::volume_usage::{LastCut, VolumeReport};
+pub use node::volume_usage::growth::GrownVolume;
+pub use node::volume_usage::{ImageUsage, LastCut, VolumeReport};
 pub use pools::Pools;
 pub use pools::pool::{Pool, ServingState};
 pub use request::*;
@@ -96,8 +97,15 @@ pub struct Settings {
     pub copy_rate: Option<u64>,
     /// `--import-path`: directories below which the files must be whose blocks imported volumes share.
     pub import_paths: Vec<PathBuf>,
-    /// `--metrics-per-volume`: the bytes and the last cut of each volume are known for metrics.
+    /// `--metrics-per-volume`: the bytes and the last cut of each volume are reported in metrics.
     pub metrics_per_volume: bool,
+}
+
+impl Settings {
+    /// Whether the blocks of volumes are counted: a router shows them, or metrics have them.
+    fn counts_blocks(&self) -> bool {
+        !self.alone || self.metrics_per_volume
+    }
 }
 
 /// The driver of one node, with one part for each layer. Each part has the ones before it, and none

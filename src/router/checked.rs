@@ -17,7 +17,7 @@ use super::cluster::ObjectRef;
 use super::route::Route;
 use crate::agent::cut_response::Begun;
 use crate::agent::describe_response::LongFreeze;
-use crate::agent::{DescribeResponse, GetGroupResponse, GroupMember};
+use crate::agent::{DescribeResponse, GetGroupResponse, GroupMember, ImageUsage, Pool};
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
@@ -39,6 +39,8 @@ const MOST_NOT_GROWN: usize = 64;
 const MOST_FENCES: usize = 256;
 /// Maximum number of freezes that an agent may report.
 const MOST_LONG_FREEZES: usize = 64;
+/// Maximum number of volumes of a pool that an agent may report as those that grew most.
+const MOST_GROWN: usize = 10;
 /// Maximum number of running copies that an agent may report.
 const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
@@ -360,11 +362,8 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         cut(&mut pool.file_system, NAME_BYTES);
         cut(&mut pool.mount, TEXT_BYTES);
         cut(&mut pool.without_mount, TEXT_BYTES);
-        pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
-        pool.pods.truncate(MOST_PODS);
-        pool.changed_devices.truncate(MOST_CHANGED_DEVICES);
-        let changed = pool.changed_devices.iter_mut();
-        changed.for_each(|text| cut(text, TEXT_BYTES));
+        cut_lists(pool);
+        keep_images(pool);
     }
     description.not_grown.retain(|small| {
         let pool = small.volume_id.parse::<VolumeId>().map(|id| id.pool);
@@ -399,6 +398,43 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
     cut(&mut description.home_problem, TEXT_BYTES);
     cut(&mut description.version, NAME_BYTES);
     Ok(description)
+}
+
+/// Cuts the lists of a pool, and their texts.
+fn cut_lists(pool: &mut Pool) {
+    pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
+    pool.pods.truncate(MOST_PODS);
+    pool.changed_devices.truncate(MOST_CHANGED_DEVICES);
+    let changed = pool.changed_devices.iter_mut();
+    changed.for_each(|text| cut(text, TEXT_BYTES));
+}
+
+/// Keeps numbers that can be, and volumes of this pool.
+fn keep_images(pool: &mut Pool) {
+    let is_time = |seconds: i64| Timestamp::from_second(seconds).is_ok();
+    let is_valid = |images: &ImageUsage| {
+        let numbers = [
+            images.own_bytes,
+            images.shared_bytes,
+            images.snapshot_bytes,
+            images.undivided_bytes,
+            images.unmeasured_volumes,
+        ];
+        numbers.iter().all(|number| *number >= 0) && is_time(images.measured_at)
+    };
+    pool.images.take_if(|images| !is_valid(images));
+    let growth = pool
+        .images
+        .as_mut()
+        .and_then(|images| images.growth.as_mut());
+    if let Some(growth) = growth {
+        growth.volumes.retain(|one| {
+            let id = one.volume_id.parse::<VolumeId>();
+            let is_its = id.is_ok_and(|id| id.pool.to_string() == pool.id);
+            is_its && one.grown_bytes >= 0 && is_time(one.since)
+        });
+        growth.volumes.truncate(MOST_GROWN);
+    }
 }
 
 /// Keeps freezes of volumes of these pools, with times that exist.

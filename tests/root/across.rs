@@ -22,4 +22,5 @@ mod order;
 mod restore;
 mod reverts;
 mod routers;
+mod usage;
 mod wire;

@@ -11,13 +11,13 @@ use uuid::Uuid;
 use super::PoolBackend;
 use crate::backend::Image;
 use crate::backend::records::{Entry, StoredRecord};
-use crate::error::{ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result};
 
-/// Maximum number of extents of a lineage that are compared: each needs 16 bytes, and 2 x 56 bytes while
-/// they are sorted, so about 130 MiB in all. Of more, the sizes are used.
+/// Maximum number of extents of a lineage that are compared: each needs 16 bytes, and 2 x 24 bytes while
+/// they are sorted, so about 64 MiB in all. Of more, the sizes are used.
 const MAX_EXTENTS: usize = 1 << 20;
-/// Number of extents that are read at a time.
-const PAGE: usize = 16 << 10;
+/// Number of extents that are read at a time. A cut of the volume waits that long at most.
+const PAGE: usize = 4 << 10;
 
 /// The bytes of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,31 +30,55 @@ pub struct VolumeBytes {
     pub snapshots: u64,
 }
 
+/// The bytes of a lineage. In the sums, each block counts once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FamilyBytes {
+    pub volumes: BTreeMap<Uuid, VolumeBytes>,
+    /// Blocks that a volume has, and no other image.
+    pub own: u64,
+    /// Blocks that a volume has, and another image, too.
+    pub shared: u64,
+    /// Blocks that only snapshots and bases have.
+    pub snapshots: u64,
+    /// An upper bound of the blocks of images that may share some and were not compared. Then the other
+    /// sums are 0.
+    pub undivided: u64,
+    /// The blocks that each volume has to answer for; `None` if the images were not compared. Of the
+    /// volumes that have a block, or that have a snapshot with it, that is the oldest. So a write adds to
+    /// the volume that was written, and a snapshot adds nothing.
+    pub charged: Option<BTreeMap<Uuid, u64>>,
+}
+
 /// The blocks of an image, in the order of the disk.
 type Blocks = Vec<Range<u64>>;
 
 /// The images of one lineage, which may share blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Family {
-    /// The volumes.
-    pub volumes: BTreeSet<Uuid>,
+    /// The volumes, and when each was created, in seconds since 1970.
+    pub volumes: BTreeMap<Uuid, u64>,
     /// The snapshots and bases, each with its volume, unless that was deleted.
     pub snapshots: BTreeMap<Uuid, Option<Uuid>>,
 }
 
+/// Whether an image may be read now.
+pub type MayRead<'a> = &'a dyn Fn(Image) -> bool;
+
 impl PoolBackend {
-    /// The lineages that have a volume, from memory. Damaged records are left out.
+    /// All lineages, from memory. Damaged records are left out.
     pub fn families(&self) -> BTreeMap<Uuid, Family> {
         let mut families = BTreeMap::<Uuid, Family>::new();
         let mut incarnations = HashMap::new();
         let volumes = self.volumes.map(|uuid, entry| match entry {
             Entry::Known(record) if record.is_ready() => {
-                Some((uuid, record.incarnation, record.lineage()))
+                let created = (record.incarnation, record.created_at);
+                Some((uuid, created, record.lineage()))
             }
             Entry::Known(_) | Entry::Damaged(_) => None,
         });
-        for (uuid, incarnation, lineage) in volumes.into_iter().flatten() {
-            families.entry(lineage).or_default().volumes.insert(uuid);
+        for (uuid, (incarnation, at), lineage) in volumes.into_iter().flatten() {
+            let family = families.entry(lineage).or_default();
+            family.volumes.insert(uuid, at);
             incarnations.insert(uuid, incarnation);
         }
         let snapshots = self.snapshots.map(|uuid, entry| match entry {
@@ -65,25 +89,24 @@ impl PoolBackend {
             Entry::Known(_) | Entry::Damaged(_) => None,
         });
         for (uuid, (source, incarnation), lineage) in snapshots.into_iter().flatten() {
-            if let Some(family) = families.get_mut(&lineage) {
-                let is_there = incarnations.get(&source) == Some(&incarnation);
-                family.snapshots.insert(uuid, is_there.then_some(source));
-            }
+            let family = families.entry(lineage).or_default();
+            let is_there = incarnations.get(&source) == Some(&incarnation);
+            family.snapshots.insert(uuid, is_there.then_some(source));
         }
         families
     }
 
-    /// Measures the volumes of a family. It reads the maps of all its images, and writes back their dirty
-    /// pages, if there are several images. An error if an image is deleted at the same time.
-    pub fn measure_family(&self, family: &Family) -> Result<BTreeMap<Uuid, VolumeBytes>> {
+    /// Measures the images of a family. It reads the maps of all of them, and writes back their dirty
+    /// pages, if there are several. An error if an image is deleted at the same time, or may not be read.
+    pub fn measure_family(&self, family: &Family, may_read: MayRead<'_>) -> Result<FamilyBytes> {
         if self.facts.shares_blocks
             && family.volumes.len() + family.snapshots.len() > 1
-            && let Some(maps) = self.maps(family)?
+            && let Some(maps) = self.maps(family, may_read)?
         {
             return Ok(compare(family, maps));
         }
         let snapshots = family.snapshots.keys().map(|uuid| Image::Snapshot(*uuid));
-        let volumes = family.volumes.iter().map(|uuid| Image::Volume(*uuid));
+        let volumes = family.volumes.keys().map(|uuid| Image::Volume(*uuid));
         let images: Vec<Image> = volumes.chain(snapshots).collect();
         let sizes = self.store().sizes(&images);
         let sizes = sizes.context(|| self.comparing())?.into_iter();
@@ -94,8 +117,8 @@ impl PoolBackend {
 
     /// The blocks of each image, in the order of the disk; `None` if there are too many, or if the store
     /// cannot read maps.
-    fn maps(&self, family: &Family) -> Result<Option<Vec<(Owner, Blocks)>>> {
-        let volumes = family.volumes.iter();
+    fn maps(&self, family: &Family, may_read: MayRead<'_>) -> Result<Option<Vec<(Owner, Blocks)>>> {
+        let volumes = family.volumes.keys();
         let volumes = volumes.map(|uuid| (Owner::Volume(*uuid), Image::Volume(*uuid)));
         let snapshots = family.snapshots.iter();
         let snapshots =
@@ -103,7 +126,7 @@ impl PoolBackend {
         let mut left = MAX_EXTENTS;
         let mut maps = Vec::new();
         for (owner, image) in volumes.chain(snapshots) {
-            let Some(map) = self.map_of(image, &mut left)? else {
+            let Some(map) = self.map_of(image, &mut left, may_read)? else {
                 return Ok(None);
             };
             maps.push((owner, map));
@@ -111,9 +134,17 @@ impl PoolBackend {
         Ok(Some(maps))
     }
 
-    fn map_of(&self, image: Image, left: &mut usize) -> Result<Option<Blocks>> {
+    fn map_of(
+        &self,
+        image: Image,
+        left: &mut usize,
+        may_read: MayRead<'_>,
+    ) -> Result<Option<Blocks>> {
         let (mut map, mut from) = (Vec::new(), 0);
         loop {
+            if !may_read(image) {
+                return Err(Error::pending(image));
+            }
             let page = self.store().extents(image, from, PAGE);
             let Some(page) = page.context(|| self.comparing())? else {
                 return Ok(None);
@@ -159,103 +190,174 @@ enum Owner {
     SnapshotOf(Option<Uuid>),
 }
 
-/// What has a certain block of the disk.
-#[derive(Default)]
-struct Holders {
-    /// The number of images.
-    images: usize,
-    volumes: BTreeSet<Uuid>,
-    /// The number of snapshots of each volume.
-    snapshots: BTreeMap<Uuid, usize>,
+/// The owner of an image, with the index of a volume in [`Walk::volumes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    Volume(u32),
+    SnapshotOf(u32),
+    /// A snapshot of a volume that was deleted.
+    Unowned,
 }
 
-impl Holders {
-    fn change(&mut self, owner: Owner, begins: bool) {
+/// A place on the disk, what has the blocks from there on, and what is counted of those before.
+struct Walk {
+    /// The oldest first.
+    volumes: Vec<Uuid>,
+    /// The number of images that have the blocks.
+    images: usize,
+    /// The volumes that have them.
+    having: BTreeSet<u32>,
+    /// The number of snapshots of each volume that have them.
+    snapshots: BTreeMap<u32, usize>,
+    counted: Vec<VolumeBytes>,
+    charged: Vec<u64>,
+    sums: VolumeBytes,
+}
+
+impl Walk {
+    fn new(family: &Family) -> Walk {
+        let mut volumes: Vec<Uuid> = family.volumes.keys().copied().collect();
+        volumes.sort_by_key(|uuid| (family.volumes[uuid], *uuid));
+        Walk {
+            images: 0,
+            having: BTreeSet::new(),
+            snapshots: BTreeMap::new(),
+            counted: vec![VolumeBytes::default(); volumes.len()],
+            charged: vec![0; volumes.len()],
+            sums: VolumeBytes::default(),
+            volumes,
+        }
+    }
+
+    fn holder(&self, owner: Owner) -> Holder {
+        let index = |uuid: Uuid| {
+            let at = self.volumes.iter().position(|one| *one == uuid);
+            at.and_then(|at| u32::try_from(at).ok())
+        };
+        match owner {
+            Owner::Volume(uuid) => index(uuid).map_or(Holder::Unowned, Holder::Volume),
+            Owner::SnapshotOf(of) => of
+                .and_then(index)
+                .map_or(Holder::Unowned, Holder::SnapshotOf),
+        }
+    }
+
+    fn pass(&mut self, holder: Holder, begins: bool) {
         match begins {
             true => self.images += 1,
             false => self.images -= 1,
         }
-        match (owner, begins) {
-            (Owner::Volume(uuid), true) => drop(self.volumes.insert(uuid)),
-            (Owner::Volume(uuid), false) => drop(self.volumes.remove(&uuid)),
-            (Owner::SnapshotOf(Some(uuid)), true) => *self.snapshots.entry(uuid).or_default() += 1,
-            (Owner::SnapshotOf(Some(uuid)), false) => {
-                if let Some(count) = self.snapshots.get_mut(&uuid) {
+        match (holder, begins) {
+            (Holder::Volume(at), true) => drop(self.having.insert(at)),
+            (Holder::Volume(at), false) => drop(self.having.remove(&at)),
+            (Holder::SnapshotOf(at), true) => *self.snapshots.entry(at).or_default() += 1,
+            (Holder::SnapshotOf(at), false) => {
+                if let Some(count) = self.snapshots.get_mut(&at) {
                     *count -= 1;
                     if *count == 0 {
-                        self.snapshots.remove(&uuid);
+                        self.snapshots.remove(&at);
                     }
                 }
             }
-            (Owner::SnapshotOf(None), _) => {}
+            (Holder::Unowned, _) => {}
         }
     }
 
-    fn count(&self, length: u64, found: &mut BTreeMap<Uuid, VolumeBytes>) {
-        for uuid in &self.volumes {
-            let bytes = found.entry(*uuid).or_default();
-            match self.images {
-                1 => bytes.own += length,
-                _ => bytes.shared += length,
+    fn count(&mut self, length: u64) {
+        let is_own = self.images == 1;
+        match (self.having.is_empty(), is_own) {
+            (true, _) => self.sums.snapshots += length,
+            (false, true) => self.sums.own += length,
+            (false, false) => self.sums.shared += length,
+        }
+        for at in &self.having {
+            let bytes = &mut self.counted[*at as usize];
+            match is_own {
+                true => bytes.own += length,
+                false => bytes.shared += length,
             }
         }
-        for uuid in self
-            .snapshots
-            .keys()
-            .filter(|uuid| !self.volumes.contains(uuid))
-        {
-            found.entry(*uuid).or_default().snapshots += length;
+        let snapshots = self.snapshots.keys();
+        for at in snapshots.filter(|at| !self.having.contains(at)) {
+            self.counted[*at as usize].snapshots += length;
+        }
+        let first = (self.having.first(), self.snapshots.keys().next());
+        let oldest = match first {
+            (Some(volume), Some(snapshot)) => Some(volume.min(snapshot)),
+            (volume, snapshot) => volume.or(snapshot),
+        };
+        if let Some(at) = oldest {
+            self.charged[*at as usize] += length;
+        }
+    }
+
+    fn end(self) -> FamilyBytes {
+        let volumes = self.volumes.iter().copied();
+        FamilyBytes {
+            volumes: volumes.clone().zip(self.counted).collect(),
+            own: self.sums.own,
+            shared: self.sums.shared,
+            snapshots: self.sums.snapshots,
+            undivided: 0,
+            charged: Some(volumes.zip(self.charged).collect()),
         }
     }
 }
 
 /// Walks over the disk once, from each place where the map of an image begins or ends to the next.
-fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> BTreeMap<Uuid, VolumeBytes> {
-    let mut edges: Vec<(u64, bool, Owner)> = Vec::new();
+fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> FamilyBytes {
+    let mut walk = Walk::new(family);
+    let mut edges: Vec<(u64, bool, Holder)> = Vec::new();
     for (owner, map) in maps {
+        let holder = walk.holder(owner);
+        edges.reserve_exact(2 * map.len());
         for range in map {
-            edges.push((range.start, true, owner));
-            edges.push((range.end, false, owner));
+            edges.push((range.start, true, holder));
+            edges.push((range.end, false, holder));
         }
     }
     edges.sort_unstable();
-    let mut found: BTreeMap<_, _> = nothing(family);
-    let mut holders = Holders::default();
     let mut at = 0;
-    for (place, begins, owner) in edges {
-        if place > at && holders.images > 0 {
-            holders.count(place - at, &mut found);
+    for (place, begins, holder) in edges {
+        if place > at && walk.images > 0 {
+            walk.count(place - at);
         }
         at = place;
-        holders.change(owner, begins);
+        walk.pass(holder, begins);
     }
-    found
+    walk.end()
 }
 
-fn nothing(family: &Family) -> BTreeMap<Uuid, VolumeBytes> {
-    let each = family.volumes.iter();
-    each.map(|uuid| (*uuid, VolumeBytes::default())).collect()
-}
-
-/// Bounds by the sizes of images: a lower one of what is the volume's own, and upper ones of the rest.
-fn estimate(
-    family: &Family,
-    sizes: &HashMap<Image, u64>,
-    shares_blocks: bool,
-) -> BTreeMap<Uuid, VolumeBytes> {
+/// From the sizes of images. If they may share blocks: for each volume, a lower bound of what is its own,
+/// and upper ones of the rest.
+fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -> FamilyBytes {
     let all: u64 = sizes.values().sum();
+    let is_exact = !shares_blocks || sizes.len() < 2;
     let size = |image: Image| sizes.get(&image).copied().unwrap_or(0);
-    let mut found = nothing(family);
-    for (uuid, bytes) in &mut found {
+    let mut found = FamilyBytes::default();
+    let mut charged = BTreeMap::new();
+    for uuid in family.volumes.keys() {
         let allocated = size(Image::Volume(*uuid));
         let others = if shares_blocks { all - allocated } else { 0 };
-        bytes.own = allocated.saturating_sub(others);
-        bytes.shared = allocated - bytes.own;
+        let own = allocated.saturating_sub(others);
         let snapshots = family.snapshots.iter();
         let its = snapshots.filter(|(_, of)| **of == Some(*uuid));
-        bytes.snapshots = its
-            .map(|(snapshot, _)| size(Image::Snapshot(*snapshot)))
-            .sum();
+        let its = its.map(|(snapshot, _)| size(Image::Snapshot(*snapshot)));
+        let bytes = VolumeBytes {
+            own,
+            shared: allocated - own,
+            snapshots: its.sum(),
+        };
+        charged.insert(*uuid, allocated + bytes.snapshots);
+        found.own += own;
+        found.volumes.insert(*uuid, bytes);
+    }
+    match is_exact {
+        true => {
+            found.snapshots = all - found.own;
+            found.charged = Some(charged);
+        }
+        false => (found.own, found.undivided) = (0, all),
     }
     found
 }

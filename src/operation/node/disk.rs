@@ -16,6 +16,9 @@ pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;
 /// A disk answers within milliseconds, or within seconds if it is busy.
 pub(in crate::operation) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long the space of a pool may take to read: the query examines each image.
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Whether the disk of a pool that is not open answers reads and writes, with success or with an
 /// error. It makes the same accesses as the opening of the pool.
 pub(in crate::operation) fn answers(

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
+use super::disk::STATUS_TIMEOUT;
 use crate::backend::file::object_of;
 use crate::backend::mapped::object_of_device;
 use crate::backend::place::folder;
@@ -12,10 +12,7 @@ use crate::backend::place::ground::PoolGround;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
 use crate::operation::pools::pool::Former;
-use crate::operation::{Driver, Pool, ServingState, usage};
-
-/// How long the space of a pool may take to read: the query examines each image.
-pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::operation::{Driver, ImageUsage, Pool, ServingState, usage};
 
 /// A configured pool as it is now, for metrics, reports and people.
 #[derive(Clone, Debug)]
@@ -32,6 +29,8 @@ pub struct PoolStatus {
     pub space: Option<PoolSpace>,
     /// Bytes that may still be promised, if that is known.
     pub promisable: Option<u64>,
+    /// The blocks of its images, if it is served and they were counted.
+    pub images: Option<ImageUsage>,
     /// Number of volumes.
     pub volumes: u64,
     /// Number of snapshots.
@@ -76,6 +75,7 @@ impl Driver {
                 any_mount: definition.mount == Some(MountRule::Any),
                 space: None,
                 promisable: None,
+                images: None,
                 volumes: 0,
                 snapshots: 0,
                 bases: 0,
@@ -100,6 +100,7 @@ impl Driver {
             refusal: Some("its disk does not answer".into()),
             space: None,
             promisable: None,
+            images: None,
             volumes: 0,
             snapshots: 0,
             bases: 0,
@@ -112,6 +113,7 @@ impl Driver {
             pods: Vec::new(),
         };
         let (known, about) = (unknown.clone(), unknown.name.clone());
+        let numbers = Arc::clone(&self.numbers);
         let look = move || {
             let space = pool.backend.space().ok();
             PoolStatus {
@@ -120,6 +122,7 @@ impl Driver {
                 damaged: pool.damaged().len() as u64,
                 promisable: space.as_ref().map(|space| pool.promisable(space)),
                 space,
+                images: numbers.image_usage(id),
                 volumes: pool.backend.volumes.count(),
                 snapshots: pool.backend.snapshots.count(),
                 bases: pool.backend.snapshots.bases().len() as u64,

@@ -1,8 +1,11 @@
-//! Numbers of single volumes for metrics (`--metrics-per-volume`): their bytes, and their last cut.
+//! Numbers of single volumes: their bytes, how these grow, and their last cut. Metrics have them
+//! (`--metrics-per-volume`), and a router gets those of each pool.
 //!
 //! The bytes are measured in the background: those of a lineage again when a cut was made or something of
 //! it was created or deleted, otherwise hourly, and with pauses, so that measuring takes a twentieth of the
-//! time at most. A scrape only reads what is in memory.
+//! time at most. A scrape, or a query of a router, only reads what is in memory.
+
+pub(in crate::operation) mod growth;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::pool_status::STATUS_TIMEOUT;
-use crate::backend::{Family, VolumeBytes};
+use super::disk::STATUS_TIMEOUT;
+use crate::backend::{Family, FamilyBytes, Image, VolumeBytes};
 use crate::error::chain;
 use crate::model::{Level, PoolId, VolumeId};
+use crate::operation::lock::Key;
 use crate::operation::{Driver, Pool, ServingState};
+use growth::{GrownVolume, Growth};
 
 /// Volumes that are written to change their numbers without a cut.
 const MEASURING_INTERVAL: Duration = Duration::from_secs(3600);
@@ -47,6 +52,26 @@ pub struct LastCut {
 #[derive(Default)]
 pub(in crate::operation) struct VolumeNumbers(Mutex<HashMap<PoolId, PoolNumbers>>);
 
+/// The blocks of all images of a pool, each counted once, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageUsage {
+    /// Those that one volume has, and no other image.
+    pub own: u64,
+    /// Those that a volume has, and another image, too.
+    pub shared: u64,
+    /// Those that only snapshots and hidden bases have.
+    pub snapshots: u64,
+    /// An upper bound of those of images that may share some and were not compared.
+    pub undivided: u64,
+    /// The number of volumes that were not measured yet.
+    pub unmeasured: u64,
+    /// When the oldest of these numbers was measured, in seconds since 1970.
+    pub measured_at: u64,
+    /// The volumes to which most bytes were added in the last day, the most first; `None` before that is
+    /// known after a start.
+    pub grown: Option<Vec<GrownVolume>>,
+}
+
 #[derive(Default)]
 struct PoolNumbers {
     /// By lineage.
@@ -55,12 +80,73 @@ struct PoolNumbers {
     cuts: BTreeMap<(Uuid, Uuid), LastCut>,
     /// The next measurement does not begin before.
     paused_until: Option<Instant>,
+    /// The number of volumes when it was last looked for what is to be measured.
+    volumes: usize,
+    /// When the first pass and the last one began that have ended.
+    passes: Option<(Moment, Moment)>,
+}
+
+/// A time, by both clocks.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    at: Instant,
+    /// In seconds since 1970.
+    seconds: u64,
 }
 
 struct Measured {
     family: Family,
-    at: Instant,
-    bytes: BTreeMap<Uuid, VolumeBytes>,
+    at: Moment,
+    bytes: FamilyBytes,
+    growth: BTreeMap<Uuid, Growth>,
+}
+
+impl PoolNumbers {
+    /// Whether a volume that was created at this time did not exist at the first pass.
+    fn is_new(&self, created_at: u64) -> bool {
+        let first = self.passes.map(|(first, _)| first.seconds);
+        first.is_some_and(|first| created_at > first)
+    }
+
+    fn insert(&mut self, lineage: Uuid, family: Family, at: Moment, bytes: FamilyBytes) {
+        let before = self.measured.remove(&lineage);
+        let growth = growth::continued(before, &family, at, &bytes, |at| self.is_new(at));
+        let measured = Measured {
+            family,
+            at,
+            bytes,
+            growth,
+        };
+        self.measured.insert(lineage, measured);
+    }
+
+    /// `None` before anything was measured.
+    fn usage(&self, pool: PoolId) -> Option<ImageUsage> {
+        let (first, last) = self.passes?;
+        let each = self.measured.values();
+        let mut usage = ImageUsage {
+            measured_at: last.seconds,
+            ..ImageUsage::default()
+        };
+        let mut volumes = 0;
+        for measured in each.clone() {
+            let bytes = &measured.bytes;
+            usage.own += bytes.own;
+            usage.shared += bytes.shared;
+            usage.snapshots += bytes.snapshots;
+            usage.undivided += bytes.undivided;
+            usage.measured_at = usage.measured_at.min(measured.at.seconds);
+            volumes += bytes.volumes.len();
+        }
+        usage.unmeasured = self.volumes.saturating_sub(volumes) as u64;
+        // By then, everything was measured twice.
+        let is_known = last.at.saturating_duration_since(first.at) >= MEASURING_INTERVAL;
+        usage.grown = is_known.then(|| {
+            let each = each.flat_map(|measured| &measured.growth);
+            growth::most(pool, each)
+        });
+        Some(usage)
+    }
 }
 
 impl VolumeNumbers {
@@ -68,23 +154,30 @@ impl VolumeNumbers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The families that are to be measured, if any may be now. Forgets those that are gone.
-    fn due(&self, pool: &Pool, now: Instant) -> Vec<(Uuid, Family)> {
+    /// The families that are to be measured; `None` if none may be now. Forgets those that are gone.
+    fn due(&self, pool: &Pool, now: Instant) -> Option<Vec<(Uuid, Family)>> {
         let mut families = pool.backend.families();
         let mut all = self.get();
         let numbers = all.entry(pool.id()).or_default();
         let is_there = |lineage: &Uuid| families.contains_key(lineage);
         numbers.measured.retain(|lineage, _| is_there(lineage));
+        let volumes = families.values().map(|family| family.volumes.len());
+        numbers.volumes = volumes.sum();
         if numbers.paused_until.is_some_and(|until| now < until) {
-            return Vec::new();
+            return None;
         }
         families.retain(|lineage, family| {
             numbers.measured.get(lineage).is_none_or(|measured| {
                 measured.family != *family
-                    || now.saturating_duration_since(measured.at) >= MEASURING_INTERVAL
+                    || now.saturating_duration_since(measured.at.at) >= MEASURING_INTERVAL
             })
         });
-        families.into_iter().collect()
+        Some(families.into_iter().collect())
+    }
+
+    /// The blocks of the images of a pool; `None` before they were measured.
+    pub(in crate::operation) fn image_usage(&self, pool: PoolId) -> Option<ImageUsage> {
+        self.get().get(&pool)?.usage(pool)
     }
 
     /// Remembers the last cut of each volume, also of snapshots that will be deleted, and forgets those of
@@ -133,7 +226,7 @@ impl VolumeNumbers {
                     uuid,
                 },
                 pool: pool.definition.name.clone(),
-                bytes: measured.and_then(|measured| measured.bytes.get(&uuid).copied()),
+                bytes: measured.and_then(|measured| measured.bytes.volumes.get(&uuid).copied()),
                 last_cut: numbers.cuts.get(&(uuid, incarnation)).copied(),
             }
         });
@@ -149,42 +242,58 @@ impl Driver {
     }
 
     pub(in crate::operation) fn measure_volumes_at(&self, pool: PoolId, now: Instant) {
-        if !self.pools.settings.metrics_per_volume {
+        if !self.pools.settings.counts_blocks() {
             return;
         }
         let Ok(Some(pool)) = self.pools.pool(pool) else {
             return;
         };
+        let at = Moment {
+            at: now,
+            seconds: self.host.now(),
+        };
         self.numbers.note_cuts(&pool);
-        let due = self.numbers.due(&pool, now);
-        if due.is_empty() {
+        let Some(due) = self.numbers.due(&pool, now) else {
             return;
-        }
+        };
         let begun = Instant::now();
         for (lineage, family) in due {
-            if self.pools.in_flight.is_stopping() {
+            if !self.may_measure(&pool) {
                 return;
             }
-            match pool.backend.measure_family(&family) {
+            let may_read = |image| self.may_measure(&pool) && !self.is_in_use(image);
+            match pool.backend.measure_family(&family, &may_read) {
                 Ok(bytes) => {
-                    let measured = Measured {
-                        family,
-                        at: now,
-                        bytes,
-                    };
                     let mut all = self.numbers.get();
                     let numbers = all.entry(pool.id()).or_default();
-                    numbers.measured.insert(lineage, measured);
+                    numbers.insert(lineage, family, at, bytes);
                 }
-                // Usually one of its images was deleted at the same time.
+                // Usually one of its images was deleted at the same time, or is used by a call.
                 Err(error) => {
                     tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "failed to measure volumes, will retry");
                 }
             }
         }
-        let until = now + begun.elapsed() * PAUSE_FACTOR;
         let mut all = self.numbers.get();
-        all.entry(pool.id()).or_default().paused_until = Some(until);
+        let numbers = all.entry(pool.id()).or_default();
+        let first = numbers.passes.map_or(at, |(first, _)| first);
+        numbers.passes = Some((first, at));
+        numbers.paused_until = Some(now + begun.elapsed() * PAUSE_FACTOR);
+    }
+
+    /// Whether a pool is still served, and the process is not about to end.
+    fn may_measure(&self, pool: &Arc<Pool>) -> bool {
+        let serving = self.pools.serving();
+        let is_served = serving.iter().any(|one| Arc::ptr_eq(one, pool));
+        is_served && !self.pools.in_flight.is_stopping()
+    }
+
+    /// Whether a call works on a volume: reading the map of its image would delay a cut.
+    fn is_in_use(&self, image: Image) -> bool {
+        match image {
+            Image::Volume(uuid) => self.pools.locks.is_held(&Key::Volume(uuid)),
+            Image::Snapshot(_) => false,
+        }
     }
 
     /// The numbers of all volumes of served pools, from memory; `None` unless `--metrics-per-volume` is given.

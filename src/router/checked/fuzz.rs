@@ -3,7 +3,8 @@
 use slackwater_core::fuzz::fuzz_message;
 
 use super::*;
-use crate::agent::{NotGrown, Pool};
+use crate::agent::NotGrown;
+use crate::agent::image_usage::{Growth, Volume};
 
 const POOL: &str = "6f1a2b3c-0000-4000-8000-000000000001";
 
@@ -19,6 +20,21 @@ fn fuzz_descriptions() {
         file_system: "xfs".into(),
         changed_devices: vec!["loop3".into()],
         pods: vec!["web-0".into()],
+        images: Some(ImageUsage {
+            own_bytes: 1 << 30,
+            shared_bytes: 1 << 31,
+            snapshot_bytes: 1 << 29,
+            undivided_bytes: 1 << 28,
+            unmeasured_volumes: 1,
+            measured_at: 1_700_000_000,
+            growth: Some(Growth {
+                volumes: vec![Volume {
+                    volume_id: format!("{POOL}.{POOL}"),
+                    grown_bytes: 1 << 20,
+                    since: 1_700_000_000,
+                }],
+            }),
+        }),
         ..Pool::default()
     };
     let valid = DescribeResponse {

@@ -116,6 +116,12 @@ pub struct PoolStatus {
     /// What was used of it, once an hour in the last day, the oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub usage: Vec<UsageSample>,
+    /// What its images occupy; `None` if that was never reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<PoolImages>,
+    /// The volumes that grew most; `None` if that was never reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub growth: Option<PoolGrowth>,
     /// When it is full, if it fills as it did in that time; `None` if that is not known, or not soon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_at: Option<Time>,
@@ -132,6 +138,46 @@ impl PoolStatus {
     pub fn used_bytes(&self) -> i64 {
         self.total_bytes.saturating_sub(self.available_bytes)
     }
+}
+
+/// The blocks of all images of a pool, each counted once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolImages {
+    /// Bytes that one volume has, and no other image.
+    pub own_bytes: i64,
+    /// Bytes that a volume has, and another image, too.
+    pub shared_bytes: i64,
+    /// Bytes that only snapshots and hidden bases have.
+    pub snapshot_bytes: i64,
+    /// An upper bound of the bytes of images that may share some and were not compared.
+    #[serde(default)]
+    pub undivided_bytes: i64,
+    /// The number of volumes that were not measured yet.
+    #[serde(default)]
+    pub unmeasured_volumes: i64,
+    /// When the oldest of these numbers was measured, by the clock of the node.
+    pub measured_at: Time,
+}
+
+/// The volumes to which most bytes were added in the last day, the most first. The list is limited.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolGrowth {
+    /// When this was measured, by the clock of the node.
+    pub measured_at: Time,
+    #[serde(default)]
+    pub volumes: Vec<GrownVolume>,
+}
+
+/// A volume to which bytes were added, with its snapshots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GrownVolume {
+    /// Its ID.
+    pub id: String,
+    pub grown_bytes: i64,
+    pub since: Time,
 }
 
 /// A volume whose file system has been frozen for longer than a cut takes, by the clock of its node.
@@ -372,6 +418,32 @@ mod tests {
         }
     }
 
+    fn counted(new: &Pool, status: PoolStatus) -> Pool {
+        let time = status.since.clone().unwrap();
+        Pool {
+            status: Some(PoolStatus {
+                images: Some(PoolImages {
+                    own_bytes: 3 << 30,
+                    shared_bytes: 2 << 30,
+                    snapshot_bytes: 1 << 30,
+                    undivided_bytes: 1 << 29,
+                    unmeasured_volumes: 1,
+                    measured_at: time.clone(),
+                }),
+                growth: Some(PoolGrowth {
+                    measured_at: time.clone(),
+                    volumes: vec![GrownVolume {
+                        id: "id of a volume".into(),
+                        grown_bytes: 1 << 20,
+                        since: time,
+                    }],
+                }),
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     fn filling(new: &Pool, status: PoolStatus) -> Pool {
         let time = status.since.clone().unwrap();
         Pool {
@@ -424,6 +496,8 @@ mod tests {
             node_gone_since: Some(time.clone()),
             conditions: vec![condition.clone()],
             usage: Vec::new(),
+            images: None,
+            growth: None,
             full_at: None,
             placed_since: None,
             evacuation: None,
@@ -449,6 +523,7 @@ mod tests {
         }));
         expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
         expected.push(("frozen.json", with_frozen(&new, status(Health::Healthy))));
+        expected.push(("counted.json", counted(&new, status(Health::Healthy))));
         expected.push(("filling.json", filling(&new, status(Health::Healthy))));
         expected.push(("orphans.json", with_orphans(&new, status(Health::Healthy))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();

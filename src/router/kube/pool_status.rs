@@ -22,7 +22,7 @@ use super::reconcile::with_transitions;
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
 use crate::router::checked::MOST_POOLS;
-use observation::Observation;
+use observation::{Observation, keep_unreported};
 pub(super) use reconciler::PoolController;
 
 /// The default of [`Options::unreachable_after`](super::Options::unreachable_after). An agent that is
@@ -413,6 +413,8 @@ impl PoolStatuses {
             placed_since: None,
             orphans: None,
             usage: Vec::new(),
+            images: None,
+            growth: None,
             full_at: None,
             frozen: Vec::new(),
             conditions: with_evacuated(status),
@@ -426,16 +428,6 @@ impl PoolStatuses {
             .as_ref()
             .map(|seen| self.now.duration_since(seen.0));
         old != &change.status && since.is_none_or(|since| since >= USAGE_UPDATE_INTERVAL)
-    }
-}
-
-/// Keeps what only a pool that is served reports.
-fn keep_unreported(status: &mut PoolStatus, old: &PoolStatus) {
-    if status.file_system.is_empty() {
-        status.file_system = old.file_system.clone();
-        status.mount = old.mount.clone();
-        status.shares_blocks = old.shares_blocks;
-        status.conditions = old.conditions.clone();
     }
 }
 

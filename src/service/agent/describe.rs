@@ -8,11 +8,13 @@ use uuid::Uuid;
 
 use crate::agent::describe_response::{Fence, RevertFence};
 use crate::agent::find_request::Kind;
+use crate::agent::image_usage::Growth;
 use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
 use crate::error::Error;
 use crate::model::{GroupId, VolumeId};
 use crate::operation::{
-    CopyStatus, Description, Driver, Forgotten, LongFreeze, Named, NotGrown, PoolStatus,
+    CopyStatus, Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, Named,
+    NotGrown, PoolStatus,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -196,6 +198,7 @@ fn groups(ids: &[Uuid]) -> Vec<String> {
 
 fn pool(status: &PoolStatus) -> Pool {
     let space = status.space.unwrap_or_default();
+    let used = space.total.saturating_sub(space.available);
     let ground = status.ground.clone().unwrap_or_default();
     Pool {
         name: status.name.clone(),
@@ -217,6 +220,35 @@ fn pool(status: &PoolStatus) -> Pool {
         without_mount: ground.without_mount.unwrap_or_default(),
         any_mount: status.any_mount,
         pods: status.pods.clone(),
+        images: status
+            .images
+            .as_ref()
+            .map(|images| image_usage(images, used)),
+    }
+}
+
+/// What is not divided is limited to what is used.
+fn image_usage(images: &ImageUsage, used: u64) -> agent::ImageUsage {
+    let divided = images.own + images.shared + images.snapshots;
+    let grown = images.grown.as_ref().map(|volumes| Growth {
+        volumes: volumes.iter().map(grown).collect(),
+    });
+    agent::ImageUsage {
+        own_bytes: bytes(images.own),
+        shared_bytes: bytes(images.shared),
+        snapshot_bytes: bytes(images.snapshots),
+        undivided_bytes: bytes(images.undivided.min(used.saturating_sub(divided))),
+        unmeasured_volumes: bytes(images.unmeasured),
+        measured_at: bytes(images.measured_at),
+        growth: grown,
+    }
+}
+
+fn grown(one: &GrownVolume) -> agent::image_usage::Volume {
+    agent::image_usage::Volume {
+        volume_id: one.id.to_string(),
+        grown_bytes: bytes(one.bytes),
+        since: bytes(one.since),
     }
 }
 

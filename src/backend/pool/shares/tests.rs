@@ -13,7 +13,8 @@ const OLD: Uuid = Uuid::from_u128(12);
 
 fn family(volumes: &[Uuid], snapshots: &[(Uuid, Option<Uuid>)]) -> Family {
     Family {
-        volumes: volumes.iter().copied().collect(),
+        // The first one is the oldest.
+        volumes: volumes.iter().copied().zip(1..).collect(),
         snapshots: snapshots.iter().copied().collect(),
     }
 }
@@ -38,8 +39,31 @@ fn blocks_are_counted_by_who_has_them() {
     ];
     let found = compare(&all, maps);
     // 0..20 with its snapshot, 40..50 with the clone, 190..200 with a snapshot of a deleted volume.
-    assert_eq!(found[&A], bytes(20 + 90, 20 + 10 + 10, 10));
-    assert_eq!(found[&B], bytes(10, 10, 0));
+    assert_eq!(found.volumes[&A], bytes(20 + 90, 20 + 10 + 10, 10));
+    assert_eq!(found.volumes[&B], bytes(10, 10, 0));
+    // Each block counts once.
+    let sums = (found.own, found.shared, found.snapshots, found.undivided);
+    assert_eq!(sums, (110 + 10, 20 + 10 + 10, 10 + 100, 0));
+    // The block that both have is that of the older one.
+    let charged = found.charged.unwrap();
+    assert_eq!((charged[&A], charged[&B]), (110 + 40 + 10, 10));
+}
+
+/// Maps before and after a write to B, a clone of A: A keeps all blocks, and B gets new ones.
+#[test]
+fn a_write_to_a_clone_is_charged_to_the_clone() {
+    let all = family(&[A, B], &[(OF_A, Some(A))]);
+    let charged = |of_b: Blocks| {
+        let maps = vec![
+            (Owner::Volume(A), vec![0..100]),
+            (Owner::SnapshotOf(Some(A)), vec![0..100]),
+            (Owner::Volume(B), of_b),
+        ];
+        let charged = compare(&all, maps).charged.unwrap();
+        (charged[&A], charged[&B])
+    };
+    assert_eq!(charged(vec![0..100]), (100, 0));
+    assert_eq!(charged(vec![0..70, 200..230]), (100, 30));
 }
 
 #[test]
@@ -57,8 +81,21 @@ fn sizes_alone_give_bounds() {
         (Image::Snapshot(OLD), 20),
     ];
     let sizes = sizes.into_iter().collect();
-    assert_eq!(estimate(&all, &sizes, true)[&A], bytes(50, 50, 30));
-    assert_eq!(estimate(&all, &sizes, false)[&A], bytes(100, 0, 30));
+    let bounds = estimate(&all, &sizes, true);
+    assert_eq!(bounds.volumes[&A], bytes(50, 50, 30));
+    let sums = |of: &FamilyBytes| (of.own, of.shared, of.snapshots, of.undivided);
+    assert_eq!(sums(&bounds), (0, 0, 0, 150));
+    assert_eq!(bounds.charged, None);
+    // Without shared blocks they are exact.
+    let copies = estimate(&all, &sizes, false);
+    assert_eq!(copies.volumes[&A], bytes(100, 0, 30));
+    assert_eq!(sums(&copies), (100, 0, 50, 0));
+    assert_eq!(copies.charged.unwrap()[&A], 130);
+    // So is the size of a volume without other images.
+    let sizes = [(Image::Volume(A), 100)].into_iter().collect();
+    let alone = estimate(&family(&[A], &[]), &sizes, true);
+    assert_eq!(sums(&alone), (100, 0, 0, 0));
+    assert_eq!(alone.charged.unwrap()[&A], 100);
 }
 
 proptest! {
@@ -78,11 +115,25 @@ proptest! {
             }
         }
         let all = family(&[A, B], &[]);
-        let mut expected = nothing(&all);
+        let mut expected = FamilyBytes::default();
+        expected.volumes = [A, B].map(|uuid| (uuid, VolumeBytes::default())).into();
+        let mut charged = BTreeMap::from([(A, 0), (B, 0)]);
         for block in 0..60 {
             let has = |map: &[Range<u64>]| map.iter().any(|range| range.contains(&block));
             let holders: Vec<_> = images.iter().filter(|(_, map)| has(map)).map(|(owner, _)| *owner).collect();
-            for (uuid, bytes) in &mut expected {
+            let has_volume = holders.iter().any(|holder| matches!(holder, Owner::Volume(_)));
+            match (has_volume, holders.len()) {
+                (_, 0) => {}
+                (true, 1) => expected.own += 1,
+                (true, _) => expected.shared += 1,
+                (false, _) => expected.snapshots += 1,
+            }
+            if let Some(oldest) = [A, B].into_iter().find(|uuid| {
+                holders.contains(&Owner::Volume(*uuid)) || holders.contains(&Owner::SnapshotOf(Some(*uuid)))
+            }) {
+                *charged.get_mut(&oldest).unwrap() += 1;
+            }
+            for (uuid, bytes) in &mut expected.volumes {
                 match (holders.contains(&Owner::Volume(*uuid)), holders.len()) {
                     (true, 1) => bytes.own += 1,
                     (true, _) => bytes.shared += 1,
@@ -90,6 +141,7 @@ proptest! {
                 }
             }
         }
+        expected.charged = Some(charged);
         prop_assert_eq!(compare(&all, images), expected);
     }
 }

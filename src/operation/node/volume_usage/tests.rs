@@ -7,7 +7,7 @@ use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
 use crate::model::SnapshotParameters;
 use crate::operation::tests::{ext4, new_volume, pool, settings};
-use crate::operation::{CreateSnapshot, CreateVolume, StageVolume};
+use crate::operation::{ContentSource, CreateSnapshot, CreateVolume, StageVolume};
 
 const BLOCK: u64 = 4096;
 const STAGING: &str = "/var/lib/kubelet/staging";
@@ -78,6 +78,7 @@ impl Fixture {
     /// A pass after this time.
     fn pass(&mut self, later: Duration) {
         self.now += later;
+        self.host.pass_time(later);
         for pool in self.driver.served() {
             self.driver.measure_volumes_at(pool, self.now);
         }
@@ -91,6 +92,29 @@ impl Fixture {
         let mut all = self.reports().into_iter();
         all.find(|one| one.id == id)
             .expect("the volume is reported")
+    }
+
+    /// What a router gets of the first pool.
+    fn images(&self) -> ImageUsage {
+        let images = self.driver.pool_status()[0].images.clone();
+        images.expect("they were counted")
+    }
+
+    /// The bytes that volumes have added, the most first.
+    fn grown(&self) -> Vec<(VolumeId, u64)> {
+        let grown = self.images().grown.expect("it is known");
+        grown.iter().map(|one| (one.id, one.bytes)).collect()
+    }
+
+    fn restore(&self, name: &str, snapshot: &str) -> VolumeId {
+        let request = CreateVolume {
+            capabilities: vec![ext4()],
+            content_source: Some(ContentSource::Snapshot(snapshot.into())),
+            ..new_volume(name)
+        };
+        let id = self.driver.volumes.create_volume(&request).unwrap().id;
+        self.stage(id, name);
+        id
     }
 
     fn bytes(&self, id: VolumeId) -> VolumeBytes {
@@ -188,7 +212,10 @@ fn the_last_cut_outlives_its_snapshot_and_not_its_volume() {
         .values()
         .map(|pool| pool.measured.len())
         .sum::<usize>();
-    assert_eq!(measured, 2, "one for each volume that exists");
+    assert_eq!(
+        measured, 3,
+        "one for each volume that exists, and one for the snapshot of one that was deleted"
+    );
 }
 
 #[test]
@@ -226,6 +253,178 @@ fn a_pool_that_hangs_delays_neither_a_scrape_nor_another_pool() {
         drop(hung);
     });
     assert!(copy.starts_with(&ids[0].pool.to_string()));
+}
+
+fn sum(images: &ImageUsage) -> u64 {
+    images.own + images.shared + images.snapshots
+}
+
+#[test]
+fn bytes_are_charged_to_the_volume_that_was_written() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let (a, b) = (fixture.volume("a"), fixture.volume("b"));
+    assert_eq!(fixture.driver.pool_status()[0].images, None);
+    fixture.pass(Duration::ZERO);
+    let new = fixture.images();
+    assert_eq!(
+        (new.own, new.shared, new.snapshots),
+        (fixture.allocated(), 0, 0)
+    );
+    assert_eq!((new.grown, new.unmeasured), (None, 0), "no hour has passed");
+
+    fixture.snapshot("s", a);
+    fixture.pass(LATER);
+    let cut = fixture.images();
+    assert_eq!(sum(&cut), new.own, "a snapshot adds no blocks");
+    assert_eq!(cut.own, fixture.bytes(b).own);
+    assert_eq!(cut.shared, fixture.bytes(a).shared);
+
+    fixture.write("a", 1);
+    fixture.pass(HOUR);
+    let written = fixture.images();
+    // The snapshot keeps the old blocks.
+    assert!(written.snapshots >= BLOCK, "{written:?}");
+    let added = sum(&written) - sum(&cut);
+    assert!(added >= BLOCK);
+    assert_eq!(fixture.grown(), [(a, added)]);
+    let since = written.grown.unwrap()[0].since;
+    assert!(since <= written.measured_at);
+
+    // The next snapshot keeps them, too, and the next write adds others.
+    fixture.snapshot("s2", a);
+    fixture.pass(LATER);
+    assert_eq!(fixture.grown(), [(a, added)]);
+    fixture.write("a", 2);
+    fixture.write("b", 1);
+    fixture.pass(HOUR);
+    let grown = fixture.grown();
+    let all = sum(&fixture.images()) - sum(&cut);
+    assert_eq!(grown.iter().map(|(_, bytes)| bytes).sum::<u64>(), all);
+    assert!(grown.iter().any(|(id, bytes)| *id == a && *bytes > added));
+
+    // A day later, nothing was added within a day.
+    for _ in 0..26 {
+        fixture.pass(HOUR);
+    }
+    assert_eq!(fixture.grown(), []);
+}
+
+#[test]
+fn a_write_to_a_restored_volume_is_not_charged_to_the_source() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let a = fixture.volume("a");
+    fixture.write("a", 1);
+    let snapshot = fixture.snapshot("s", a);
+    fixture.pass(Duration::ZERO);
+    let before = sum(&fixture.images());
+    fixture.host.pass_time(LATER);
+    let b = fixture.restore("b", &snapshot);
+    fixture.write("b", 2);
+    fixture.pass(HOUR);
+    let added = sum(&fixture.images()) - before;
+    assert!(added >= BLOCK);
+    assert_eq!(fixture.grown(), [(b, added)]);
+
+    // What is left of the source belongs to the other one then, which has added nothing.
+    fixture.driver.snapshots.delete_snapshot(&snapshot).unwrap();
+    let (of_a, staging) = (a.to_string(), format!("{STAGING}-a"));
+    let unstaged = fixture.driver.volumes.unstage_volume(&of_a, &staging);
+    unstaged.unwrap();
+    fixture.driver.volumes.delete_volume(&of_a).unwrap();
+    fixture.pass(HOUR);
+    assert_eq!(fixture.images().shared, 0);
+    assert_eq!(fixture.grown(), [(b, added)]);
+}
+
+#[test]
+fn what_a_new_volume_was_filled_with_was_added() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let a = fixture.volume("a");
+    fixture.pass(Duration::ZERO);
+    fixture.host.pass_time(LATER);
+    let b = fixture.volume("b");
+    fixture.write("b", 1);
+    fixture.pass(HOUR);
+    assert_eq!(fixture.grown(), [(b, fixture.bytes(b).own)]);
+    assert_eq!(
+        fixture.bytes(a).own + fixture.bytes(b).own,
+        sum(&fixture.images())
+    );
+}
+
+#[test]
+fn snapshots_of_deleted_volumes_are_counted() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let a = fixture.created("a", None);
+    fixture.snapshot("s", a);
+    fixture.pass(LATER);
+    let before = fixture.images();
+    fixture
+        .driver
+        .volumes
+        .delete_volume(&a.to_string())
+        .unwrap();
+    fixture.pass(LATER);
+    let after = fixture.images();
+    assert_eq!((after.own, after.shared), (0, 0));
+    assert_eq!(after.snapshots, before.shared);
+}
+
+#[test]
+fn in_a_thin_pool_volumes_with_snapshots_are_not_divided() {
+    let mut fixture = Fixture::new(&["default=memory-thin:"]);
+    let (a, b) = (fixture.volume("a"), fixture.volume("b"));
+    fixture.write("a", 1);
+    fixture.pass(LATER);
+    let alone = fixture.images();
+    assert_eq!((alone.own, alone.undivided), (fixture.allocated(), 0));
+    fixture.snapshot("s", a);
+    fixture.pass(LATER);
+    let cut = fixture.images();
+    assert_eq!(
+        (cut.own, cut.shared, cut.snapshots),
+        (fixture.bytes(b).own, 0, 0)
+    );
+    assert!(cut.undivided >= alone.own - cut.own);
+}
+
+/// A cut clones the image of its volume while writers wait.
+#[test]
+fn the_map_of_a_volume_is_not_read_while_a_call_works_on_it() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let (a, b) = (fixture.volume("a"), fixture.volume("b"));
+    fixture.snapshot("s", a);
+    let held = fixture
+        .driver
+        .pools
+        .locks
+        .acquire(Key::Volume(a.uuid))
+        .unwrap();
+    fixture.pass(LATER);
+    assert_eq!(fixture.report(a).bytes, None);
+    assert!(fixture.bytes(b).own > 0);
+    assert_eq!(fixture.images().unmeasured, 1);
+    drop(held);
+    fixture.pass(LATER);
+    assert!(fixture.bytes(a).shared > 0);
+    assert_eq!(fixture.images().unmeasured, 0);
+}
+
+#[test]
+fn an_agent_counts_blocks_for_its_router_without_metrics_of_volumes() {
+    let host = MemoryHost::new();
+    let settings = crate::operation::Settings {
+        alone: false,
+        ..settings(&[pool("default=memory:")])
+    };
+    let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
+    crate::operation::tests::volume(&driver, "a");
+    for pool in driver.served() {
+        driver.measure_volumes(pool);
+    }
+    assert_eq!(driver.volume_usage(), None);
+    let status = driver.pool_status().remove(0);
+    assert_eq!(status.images.unwrap().own, status.space.unwrap().allocated);
 }
 
 #[test]

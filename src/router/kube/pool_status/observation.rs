@@ -9,7 +9,9 @@ use k8s_openapi::jiff::Timestamp;
 use super::{bytes, whole};
 use crate::agent::{DescribeResponse, Pool as Shown};
 use crate::model::VolumeId;
-use crate::router::kube::pool::{FrozenVolume, Health, PoolStatus};
+use crate::router::kube::pool::{
+    FrozenVolume, GrownVolume, Health, PoolGrowth, PoolImages, PoolStatus,
+};
 
 /// Volumes of a pool that are listed as frozen.
 const MAX_FROZEN: usize = 20;
@@ -45,6 +47,8 @@ impl Observation {
             placed_since: None,
             evacuation: None,
             usage: Vec::new(),
+            images: self.images(),
+            growth: self.growth(),
             full_at: None,
             orphans: None,
             frozen: self.frozen(),
@@ -64,9 +68,36 @@ impl Observation {
         }
     }
 
+    fn images(&self) -> Option<PoolImages> {
+        let images = self.pool().images.as_ref()?;
+        Some(PoolImages {
+            own_bytes: images.own_bytes,
+            shared_bytes: images.shared_bytes,
+            snapshot_bytes: images.snapshot_bytes,
+            undivided_bytes: images.undivided_bytes,
+            unmeasured_volumes: images.unmeasured_volumes,
+            measured_at: time(images.measured_at)?,
+        })
+    }
+
+    fn growth(&self) -> Option<PoolGrowth> {
+        let images = self.pool().images.as_ref()?;
+        let volumes = images.growth.as_ref()?.volumes.iter();
+        let volumes = volumes.filter_map(|one| {
+            Some(GrownVolume {
+                id: one.volume_id.clone(),
+                grown_bytes: one.grown_bytes,
+                since: time(one.since)?,
+            })
+        });
+        Some(PoolGrowth {
+            volumes: volumes.collect(),
+            measured_at: time(images.measured_at)?,
+        })
+    }
+
     /// Volumes of the pool that have been frozen for long.
     fn frozen(&self) -> Vec<FrozenVolume> {
-        let time = |seconds| Timestamp::from_second(seconds).ok().map(Time);
         let its = self.answer.long_freezes.iter().filter(|one| {
             let id = one.volume_id.parse::<VolumeId>();
             id.is_ok_and(|id| id.pool.to_string() == self.pool().id)
@@ -110,6 +141,25 @@ impl Observation {
             type_: "OwnMount".into(),
         })
     }
+}
+
+/// Keeps what only a pool that is served reports.
+pub(super) fn keep_unreported(status: &mut PoolStatus, old: &PoolStatus) {
+    if status.file_system.is_empty() {
+        status.file_system = old.file_system.clone();
+        status.mount = old.mount.clone();
+        status.shares_blocks = old.shares_blocks;
+        status.conditions = old.conditions.clone();
+    }
+    // An agent counts them some time after its start.
+    let images = status.images.take();
+    status.images = images.or_else(|| old.images.clone());
+    let growth = status.growth.take();
+    status.growth = growth.or_else(|| old.growth.clone());
+}
+
+fn time(seconds: i64) -> Option<Time> {
+    Timestamp::from_second(seconds).ok().map(Time)
 }
 
 fn health(

@@ -1,5 +1,7 @@
 //! States of a cluster as time passes.
 
+mod images;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::*;
