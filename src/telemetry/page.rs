@@ -7,6 +7,7 @@
 mod frozen;
 mod groups;
 mod html;
+mod images;
 mod lanes;
 mod list;
 mod problems;

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use slackwater::telemetry::page::world::{
-    Agent, Claim, Cut, CutState, Cuts, Frozen, Pool, Schedule, Source, Work, World,
+    Agent, Claim, Cut, CutState, Cuts, Frozen, Grown, Growth, Images, Pool, Schedule, Source, Work,
+    World,
 };
 use slackwater::telemetry::page::{listen, serve};
 use slackwater_testkit::left_out;
@@ -30,6 +31,12 @@ const HOSTILE: &str = "<script>document.title = 'run'</script><img src=x onerror
 fn world(schedule: &str) -> World {
     let now = Timestamp::now();
     let ago = |minutes: i64| now - SignedDuration::from_mins(minutes);
+    let grown = |claim: &str, gib: u64| Grown {
+        volume: "volume".into(),
+        claim: Some(claim.into()),
+        bytes: gib << 30,
+        since: ago(24 * 60),
+    };
     let pool = |number: u64| Pool {
         id: format!("11111111-2222-4333-8444-{number:012}"),
         name: "fast".into(),
@@ -54,6 +61,19 @@ fn world(schedule: &str) -> World {
             }],
             _ => Vec::new(),
         },
+        // One that was not counted yet, and one of LVM.
+        images: (number != 2).then(|| Images {
+            own: 12 << 30,
+            shared: if number == 3 { 0 } else { 18 << 30 },
+            snapshots: if number == 3 { 0 } else { 6 << 30 },
+            undivided: if number == 3 { 7 << 30 } else { 0 },
+            measured: ago(25),
+            ..Images::default()
+        }),
+        growth: (number != 2).then(|| Growth {
+            measured: ago(25),
+            volumes: vec![grown("shop/pg-data", 9 - 2 * number), grown("shop/logs", 1)],
+        }),
         ..Pool::default()
     };
     let agent = |number: u64| Agent {
@@ -226,17 +246,17 @@ async fn a_browser_logs_no_error_and_no_violation() {
     for (name, size, scheme) in [
         (
             "wide",
-            "1280,1950",
+            "1280,2640",
             "--blink-settings=preferredColorScheme=1",
         ),
         (
             "dark",
-            "1280,1950",
+            "1280,2640",
             "--blink-settings=preferredColorScheme=0",
         ),
         (
             "narrow",
-            "500,2400",
+            "500,4600",
             "--blink-settings=preferredColorScheme=1",
         ),
     ] {

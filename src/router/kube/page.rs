@@ -11,7 +11,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::InCluster;
 use super::evacuated;
-use super::pool::{Health, Pool};
+use super::pool::{Health, Pool, PoolGrowth};
 use super::volume_move::{Phase, VolumeMove};
 use super::volume_revert::{RevertPhase, VolumeRevert};
 use super::volumes::Volumes;
@@ -85,6 +85,28 @@ fn pool(pool: &Pool, volumes: &Volumes) -> world::Pool {
         frozen: frozen.collect(),
         full_at: status.full_at.map(|at| at.0),
         orphans: status.orphans.map_or(0, |orphans| orphans.count),
+        images: status.images.map(|images| world::Images {
+            own: count(images.own_bytes),
+            shared: count(images.shared_bytes),
+            snapshots: count(images.snapshot_bytes),
+            undivided: count(images.undivided_bytes),
+            unmeasured: count(images.unmeasured_volumes),
+            measured: images.measured_at.0,
+        }),
+        growth: status.growth.map(|it| growth(it, volumes)),
+    }
+}
+
+fn growth(growth: PoolGrowth, volumes: &Volumes) -> world::Growth {
+    let each = growth.volumes.into_iter().map(|one| world::Grown {
+        claim: volumes.claim_of(&one.id),
+        volume: one.id,
+        bytes: count(one.grown_bytes),
+        since: one.since.0,
+    });
+    world::Growth {
+        measured: growth.measured_at.0,
+        volumes: each.collect(),
     }
 }
 

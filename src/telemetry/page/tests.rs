@@ -9,10 +9,13 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::world::{Agent, Claim, Cut, CutState, Cuts, Frozen, Pool, Schedule, Work};
+use super::world::{
+    Agent, Claim, Cut, CutState, Cuts, Frozen, Grown, Growth, Images, Pool, Schedule, Work,
+};
 use super::*;
 
 mod frozen;
+mod images;
 mod lanes;
 
 fn now() -> Timestamp {
@@ -65,6 +68,20 @@ fn frozen(volume: &str, minutes: i64) -> Frozen {
         until: ago(minutes - 30),
         is_held: true,
     }
+}
+
+fn grown(volume: &str, bytes: u64) -> Grown {
+    Grown {
+        volume: volume.into(),
+        claim: None,
+        bytes,
+        since: ago(600),
+    }
+}
+
+fn growth(volumes: Vec<Grown>) -> Option<Growth> {
+    let measured = ago(20);
+    Some(Growth { measured, volumes })
 }
 
 fn agent(node: &str) -> Agent {
@@ -226,8 +243,8 @@ fn nothing_is_well_while_objects_cannot_be_read() {
     assert_eq!(command, Some(expected));
     let text = page(&world, "");
     assert!(!text.contains("Nothing is wrong"), "{text}");
-    assert_eq!(text.matches("<section aria-labelledby").count(), 4);
-    assert_eq!(text.matches(" class=\"stale\">\n<h2").count(), 4);
+    assert_eq!(text.matches("<section aria-labelledby").count(), 5);
+    assert_eq!(text.matches(" class=\"stale\">\n<h2").count(), 5);
 }
 
 #[test]
@@ -244,14 +261,10 @@ fn a_pool_that_is_lost_is_no_problem_and_has_no_node() {
 
 const HOSTILE: &str = "<script>alert(1)</script>\" onload='x' &amp; {{7*7}} \u{202e}\u{1b}[2J";
 
-/// A state in which every text is this one.
-fn all_of(text: &str) -> World {
+/// A pool in which every text is this one.
+fn pool_of(text: &str) -> Pool {
     let texts = || text.to_string();
-    let mut world = well(1, 0);
-    world.driver = texts();
-    world.namespace = texts();
-    world.problem = Some(texts());
-    world.pools[0] = Pool {
+    Pool {
         id: texts(),
         name: texts(),
         node: texts(),
@@ -260,10 +273,25 @@ fn all_of(text: &str) -> World {
             claim: Some(texts()),
             ..frozen(text, 3)
         }],
+        growth: growth(vec![Grown {
+            claim: Some(texts()),
+            ..grown(text, 1)
+        }]),
+        images: Some(Images::default()),
         is_well: false,
         health: "Degraded",
         ..pool(0, text)
-    };
+    }
+}
+
+/// A state in which every text is this one.
+fn all_of(text: &str) -> World {
+    let texts = || text.to_string();
+    let mut world = well(1, 0);
+    world.driver = texts();
+    world.namespace = texts();
+    world.problem = Some(texts());
+    world.pools[0] = pool_of(text);
     world.agents[0] = Agent {
         version: texts(),
         problem: Some(texts()),
@@ -427,6 +455,9 @@ fn the_size_of_the_page_does_not_grow_with_the_cluster() {
         for pool in &mut world.pools {
             let volume = |n: usize| frozen(&format!("{}.{n:06}", pool.id), 7);
             pool.frozen = (0..claims / 100).map(volume).collect();
+            let volume = |n: usize| grown(&format!("{}.{n:06}", pool.id), 1 << 30);
+            pool.growth = growth((0..claims / 100).map(volume).collect());
+            pool.images = Some(Images::default());
         }
         let shown = view(&world, search);
         let json = json(&shown).unwrap();
@@ -699,7 +730,8 @@ fn texts_and_shapes_have_enough_contrast_in_both_schemes() {
         for shape in ["application", "filesystem", "crash", "unknown", "bad"] {
             assert!(contrast(shape, "field") >= 3.0, "{shape}");
         }
-        for part in ["used", "promised"] {
+        let parts = ["own", "shared", "snapshots", "undivided", "other"];
+        for part in parts.into_iter().chain(["used", "promised"]) {
             assert!(
                 contrast(part, "back") >= 3.0 && contrast(part, "free") >= 2.0,
                 "{part}"

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::frozen::{FrozenRow, frozen};
 use super::groups::{Group, groups};
+use super::images::{self, GrowingRow, ImagesRow, Part};
 use super::list::{Listed, Search, limited};
 use super::problems::{Problem, is_stale, problems};
 use super::text::{Ahead, When, duration, permille, shown, size};
@@ -33,6 +34,10 @@ pub struct View {
     /// File systems that are frozen for longer than a cut takes.
     pub frozen: Listed<FrozenRow>,
     pub pools: Listed<PoolRow>,
+    /// The claims by which pools grow most.
+    pub growing: Listed<GrowingRow>,
+    /// The number of pools of which that is not known.
+    pub pools_without_growth: usize,
     pub groups: Listed<Group>,
     /// Why snapshots are missing.
     pub groups_problem: Option<String>,
@@ -62,6 +67,8 @@ pub struct PoolRow {
     pub orphans: u64,
     /// When it is full, if it fills as it did in the last day.
     pub full: Option<Ahead>,
+    /// What its images occupy; `None` if that is not known.
+    pub images: Option<ImagesRow>,
     #[serde(skip)]
     pub(super) total: String,
     #[serde(skip)]
@@ -70,9 +77,10 @@ pub struct PoolRow {
     pub(super) available: String,
     #[serde(skip)]
     pub(super) promised: String,
-    /// Of 1000.
+    /// What is used, in the bar.
     #[serde(skip)]
-    pub(super) used_part: u64,
+    pub(super) parts: Vec<Part>,
+    /// Of 1000.
     #[serde(skip)]
     pub(super) promised_part: u64,
 }
@@ -144,6 +152,8 @@ pub fn view(world: &World, search: &str) -> View {
         problems: Listed::of(problems),
         frozen: frozen(world, &by),
         pools: pools(world, &by),
+        growing: images::growing(world, &by),
+        pools_without_growth: images::not_known(world),
         groups: groups(world, &by),
         groups_problem: groups_problem(world),
         nodes: nodes(world, &by),
@@ -202,11 +212,12 @@ fn pools(world: &World, by: &Search) -> Listed<PoolRow> {
             snapshots: pool.snapshots,
             orphans: pool.orphans,
             full: full_at.map(|at| Ahead::new(at, world.now)),
+            images: images::images(world, pool),
             total: size(pool.total_bytes),
             used: size(used),
             available: size(pool.available_bytes),
             promised: size(pool.promised_bytes),
-            used_part: permille(used, pool.total_bytes),
+            parts: images::bar(pool),
             promised_part: permille(pool.promised_bytes, pool.total_bytes),
         }
     };

@@ -65,6 +65,46 @@ pub struct Pool {
     pub full_at: Option<Timestamp>,
     /// Volumes and snapshots that no object names.
     pub orphans: u64,
+    /// What its images occupy; `None` if that was never reported.
+    pub images: Option<Images>,
+    /// The volumes that grew most; `None` if that was never reported.
+    pub growth: Option<Growth>,
+}
+
+/// The blocks of all images of a pool, each counted once, in bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Images {
+    /// Those that one volume has, and no other image.
+    pub own: u64,
+    /// Those that a volume has, and another image, too.
+    pub shared: u64,
+    /// Those that only snapshots and hidden bases have.
+    pub snapshots: u64,
+    /// An upper bound of those of images that may share some and were not compared.
+    pub undivided: u64,
+    /// The number of volumes that were not measured yet.
+    pub unmeasured: u64,
+    /// When the oldest of these numbers was measured, by the clock of the node.
+    pub measured: Timestamp,
+}
+
+/// The volumes of a pool to which most bytes were added in the last day.
+#[derive(Clone, Debug, Default)]
+pub struct Growth {
+    /// When this was measured, by the clock of the node.
+    pub measured: Timestamp,
+    pub volumes: Vec<Grown>,
+}
+
+/// A volume to which bytes were added, with its snapshots.
+#[derive(Clone, Debug, Default)]
+pub struct Grown {
+    /// The ID of the volume.
+    pub volume: String,
+    /// "namespace/name" of its claim, if that is known.
+    pub claim: Option<String>,
+    pub bytes: u64,
+    pub since: Timestamp,
 }
 
 /// What an agent has answered last.

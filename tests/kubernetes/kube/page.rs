@@ -58,6 +58,10 @@ fn put_objects(api: &ApiServer) {
         "status": {"node": "node-1", "name": "fast", "health": "Healthy", "lastSeen": ago(0),
             "totalBytes": 100i64 << 30, "availableBytes": 25i64 << 30,
             "promisedBytes": 50i64 << 30, "volumes": 1, "snapshots": 4, "fullAt": "2126-01-02T03:04:05Z",
+            "images": {"ownBytes": 20i64 << 30, "sharedBytes": 30i64 << 30, "snapshotBytes": 10i64 << 30,
+                "measuredAt": ago(30)},
+            "growth": {"measuredAt": ago(30), "volumes": [
+                {"id": format!("{POOL}.{POOL}"), "grownBytes": 5i64 << 30, "since": ago(600)}]},
             "frozen": [{"id": format!("{POOL}.{POOL}"), "since": ago(3), "until": ago(2)}]}});
     put_list(api, &format!("{OURS}/pools"), "Pool", &[pool]);
     let schedule = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "SnapshotSchedule",
@@ -211,6 +215,21 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
         (&json!("Healthy"), &json!(false))
     );
     assert_eq!(pool["full"]["at"], "2126-01-02T03:04:05Z");
+    let images = &pool["images"];
+    assert_eq!(
+        (
+            &images["shared_bytes"],
+            &images["other_bytes"],
+            &images["is_stale"]
+        ),
+        (&json!(30i64 << 30), &json!(15i64 << 30), &json!(false))
+    );
+    let growing = &view["growing"]["first"][0];
+    assert_eq!(
+        (&growing["claim"], &growing["grown_bytes"]),
+        (&json!("shop/data-<b>"), &json!(5i64 << 30))
+    );
+    assert_eq!(view["pools_without_growth"], 0);
     let frozen = &view["frozen"]["first"][0];
     assert_eq!(
         (&frozen["claim"], &frozen["state"]),
