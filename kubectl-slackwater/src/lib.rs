@@ -19,6 +19,7 @@ pub mod export;
 pub mod failure;
 pub mod freeze;
 pub mod frozen;
+pub mod growth;
 pub mod listing;
 pub mod model;
 pub mod object;

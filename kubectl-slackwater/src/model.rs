@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Scope, labeled};
 use crate::failure::Result;
 use crate::freeze::{self, Frozen};
+use crate::growth::{Growth, Images};
 use crate::object::{self, Fields, pool_of};
 use crate::text::{escaped, percent, quantity};
 
@@ -39,6 +40,10 @@ pub struct Pool {
     pub last_seen: Option<Timestamp>,
     /// When it is full, if it fills as it did in the last day.
     pub full_at: Option<Timestamp>,
+    /// What its images occupy; `None` if that is not known.
+    pub images: Option<Images>,
+    /// The volumes that grow it most, without the names of claims; `None` if that is not known.
+    pub growth: Option<Growth>,
     /// Conditions that name a problem, as "type: message".
     pub problems: Vec<String>,
     /// What is frozen for long, without the names of claims.
@@ -81,6 +86,8 @@ impl Pool {
                 .map(|[kind, _, _, message]| format!("{kind}: {message}"))
                 .collect(),
             frozen: freeze::of(object),
+            images: Images::of(object),
+            growth: Growth::of(object),
             created: object.created(),
         }
     }

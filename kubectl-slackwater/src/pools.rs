@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::cli::ListArguments;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
+use crate::growth::Images;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{Pool, pools_of};
 use crate::object::{self, Kind};
@@ -14,7 +15,7 @@ use crate::text::{age, size};
 /// What it reads.
 pub const KINDS: [&Kind; 1] = [&object::POOL];
 
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 20] = [
     column("POOL"),
     column("KIND"),
     column("HEALTH"),
@@ -25,6 +26,11 @@ const COLUMNS: [Column; 15] = [
     column("VOLUMES"),
     column("SNAPSHOTS"),
     column("LAST SEEN"),
+    wide("OWN"),
+    wide("SHARED"),
+    wide("BY SNAPSHOTS"),
+    wide("UNDIVIDED"),
+    wide("COUNTED"),
     wide("ID"),
     wide("FILE SYSTEM"),
     wide("MOUNT"),
@@ -106,6 +112,7 @@ pub fn message(pool: &Pool) -> String {
 }
 
 fn row(pool: &Pool, now: Timestamp) -> Row {
+    let [own, shared, snapshots, undivided, counted] = Images::cells(pool.images.as_ref(), now);
     Row {
         name: format!("pool.slackwater.dev/{}", pool.id),
         cells: vec![
@@ -119,6 +126,11 @@ fn row(pool: &Pool, now: Timestamp) -> Row {
             pool.volumes.to_string(),
             pool.snapshots.to_string(),
             age(pool.last_seen, now),
+            own,
+            shared,
+            snapshots,
+            undivided,
+            counted,
             pool.id.clone(),
             pool.file_system.clone(),
             pool.mount.clone(),

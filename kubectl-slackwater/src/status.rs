@@ -18,7 +18,7 @@ use crate::listing::{self, Column, column, table};
 use crate::model::{self, Move, Pool, Volume};
 use crate::object::{self, Fields, Kind};
 use crate::text::{age, percent, size};
-use crate::{pools, watch};
+use crate::{growth, pools, watch};
 
 /// What it reads.
 const KINDS: [&Kind; 9] = [
@@ -113,12 +113,15 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
     let volumes = model::volumes(cluster, &scope, selector).await?;
     let frozen = pools.iter().flatten();
     let frozen = frozen.flat_map(|(_, pool)| pool.frozen.clone()).collect();
+    let claims = claims(&volumes);
     Ok(Screen {
-        frozen: freeze::named(frozen, &claims(&volumes)),
+        frozen: freeze::named(frozen, &claims),
         volumes,
         pools: pools.map(|pools| {
             let mut pools: Vec<_> = pools.into_values().collect();
             pools::sort(&mut pools);
+            let growths = pools.iter_mut().filter_map(|pool| pool.growth.as_mut());
+            growths.for_each(|growth| growth.name(&claims));
             pools
         }),
         groups: last_of_each(cuts::groups(cluster, &scope, selector).await?),
@@ -325,6 +328,12 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         "LARGEST CLAIMS",
     ];
     let mut text = section("Pools", &columns.map(column), &rows);
+    let rows = growth::rows(pools, now);
+    text.push_str(&section(
+        "Claims that grow pools most",
+        &growth::COLUMNS,
+        &rows,
+    ));
     let ill: Vec<_> = pools.iter().filter(|pool| !pool.is_healthy()).collect();
     if !ill.is_empty() {
         let rows = ill
@@ -345,7 +354,7 @@ fn percent_of(part: i64, whole: i64) -> String {
     }
 }
 
-/// The claims of a pool with the largest sizes. Objects do not say how much a volume occupies.
+/// The claims of a pool with the largest sizes. Objects do not have what each volume occupies.
 fn largest(pool: &Pool, volumes: &[Volume]) -> String {
     let mut own: Vec<_> = volumes.iter().filter(|one| one.pool == pool.id).collect();
     own.sort_by_key(|volume| Reverse(volume.size_bytes));

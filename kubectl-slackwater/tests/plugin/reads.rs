@@ -102,6 +102,7 @@ fn commands_show_what_their_user_may_see() {
     another_release_is_noted(&world);
     what_stays_frozen_is_listed(&world);
     a_pool_that_fills_shows_when_it_is_full(&world);
+    claims_that_grow_pools_are_named_as_far_as_their_user_may_see_them(&world);
     a_watch_prints_lines_that_change(&world);
 }
 
@@ -185,6 +186,51 @@ fn a_pool_that_fills_shows_when_it_is_full(world: &World) {
     assert_eq!(json["items"][0]["fullAt"], full);
     for pool in &pools[..2] {
         world.status(pool, json!({"fullAt": null, "lastSeen": days_ago(3)}));
+    }
+}
+
+fn claims_that_grow_pools_are_named_as_far_as_their_user_may_see_them(world: &World) {
+    let pools = POOLS.map(|pool| format!("pool/{pool}"));
+    let images = |own: i64| {
+        json!({"ownBytes": own << 30, "sharedBytes": 5i64 << 30, "snapshotBytes": 3i64 << 30,
+            "undividedBytes": 0, "unmeasuredVolumes": 0, "measuredAt": days_ago(1)})
+    };
+    let grown =
+        |id: String, gib: i64| json!({"id": id, "grownBytes": gib << 30, "since": days_ago(2)});
+    let growth = |volumes: &[Value]| json!({"measuredAt": days_ago(1), "volumes": volumes});
+    let hostile = "\u{1b}[2J".to_string();
+    let first = [
+        grown(id(0, 2), 9),
+        grown(id(0, 1), 4),
+        grown(hostile, 2),
+        grown(id(0, 3), 1),
+    ];
+    let first = json!({"images": images(40), "growth": growth(&first)});
+    world.status(&pools[0], first);
+    world.status(
+        &pools[1],
+        json!({"images": images(7), "growth": growth(&[])}),
+    );
+    assert_snapshot(
+        world,
+        "growth",
+        &[
+            &["status", "-A"],
+            &["status", "-n", "shop", "--as", "dev"],
+            &["pools", "-o", "wide"],
+        ],
+    );
+    let json = world
+        .command(&["status", "-n", "shop", "-o", "json"])
+        .output()
+        .unwrap();
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let volumes = &json["pools"][0]["growth"]["volumes"];
+    assert_eq!(volumes[1]["claim"], "shop/data-pg-0", "{volumes}");
+    assert_eq!(volumes[0]["claim"], "", "of another namespace: {volumes}");
+    assert_eq!(json["pools"][0]["images"]["ownBytes"], 40i64 << 30);
+    for pool in &pools[..2] {
+        world.status(pool, json!({"images": null, "growth": null}));
     }
 }
 

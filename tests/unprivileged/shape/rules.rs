@@ -60,6 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "exec",
             "failure",
             "freeze",
+            "growth",
             "listing",
             "model",
             "object",
