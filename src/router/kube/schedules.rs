@@ -5,6 +5,7 @@
 //! [`decide`] has all decisions. What must not be forgotten is in the names of the sets, and in the
 //! status of the schedule.
 
+mod cron;
 mod decide;
 mod execute;
 mod names;

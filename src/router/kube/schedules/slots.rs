@@ -7,14 +7,8 @@ use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use jiff::{SignedDuration, Timestamp};
 
-/// The shortest time between two slots. A cut takes seconds, and each set holds blocks.
-pub(super) const MIN_INTERVAL: SignedDuration = SignedDuration::from_mins(5);
-/// Slots of a cron expression that are compared with [`MIN_INTERVAL`]: more than those of a day with
-/// slots every 12 minutes, and enough to find two minutes that are too close.
-const COMPARED: usize = 128;
-/// From when they are compared, and found to exist: 2024-01-01. A fixed time, so that the answer never
-/// changes.
-const REFERENCE: i64 = 1_704_067_200;
+use super::cron::{self, MIN_INTERVAL};
+
 /// Slots are executed within this time after they are due, each schedule at another second of it.
 const SPREAD_SECONDS: u64 = 60;
 /// The same, as a duration.
@@ -66,25 +60,10 @@ impl Timetable {
             .seconds(Seconds::Disallowed)
             .year(Year::Disallowed)
             .build();
-        let cron = parser.parse(text);
+        let cron = parser.parse(&cron::check(text)?);
         let cron = cron.map_err(|error| format!("cron {text:?} is not valid: {error}"))?;
-        let table = Timetable {
-            rule: Rule::Cron(Box::new(cron)),
-            zone,
-        };
-        let mut before = None;
-        let mut at = Timestamp::from_second(REFERENCE).unwrap_or(Timestamp::UNIX_EPOCH);
-        for _ in 0..COMPARED {
-            let next = table.next(at);
-            let next = next.ok_or_else(|| format!("cron {text:?} is never due"))?;
-            if before.is_some_and(|before| next.duration_since(before) < MIN_INTERVAL) {
-                return Err(format!(
-                    "cron {text:?} is due more often than every 5 minutes"
-                ));
-            }
-            (before, at) = (Some(next), next);
-        }
-        Ok(table)
+        let rule = Rule::Cron(Box::new(cron));
+        Ok(Timetable { rule, zone })
     }
 
     /// The newest slot that is not after a time.
