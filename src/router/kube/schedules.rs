@@ -7,6 +7,7 @@
 
 mod cron;
 mod decide;
+mod duty;
 mod execute;
 mod names;
 pub(super) mod object;
@@ -122,7 +123,7 @@ impl Reconciler for ScheduleController {
         };
         let decision = decide(seen);
         let before = seen.object.status.clone().unwrap_or_default();
-        match decision.step.is_none() && decision.status == before {
+        match decision.step.is_none() && decision.status.is_shown_by(&before) {
             true => Next::Wait,
             false => Next::Step(decision),
         }

@@ -16,6 +16,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::duty::{MAX_AHEAD, Now};
 use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
 use super::retention::{Keep, Reason, State, victims};
 use super::sets::Set;
@@ -24,11 +25,6 @@ use super::slots::{SPREAD, jitter};
 use super::spec::{Plan, What};
 use crate::model::Level;
 use show::{SCHEDULING, Shown};
-
-/// If a settled slot, or the creation of the schedule, is further in the future than this, the clocks were
-/// wrong, and slots are settled again. Until then, nothing is executed twice because of a clock that was
-/// corrected.
-const MAX_AHEAD: SignedDuration = SignedDuration::from_hours(1);
 
 /// A class of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +91,7 @@ pub(super) fn decide(seen: &Seen) -> Decision {
             return shown.decided(None, false);
         }
     };
+    record_needed(seen, &plan, &mut shown);
     if seen.object.spec.suspend {
         settle_suspended(seen, &plan, &mut shown);
         let needs_more = preview(seen, &plan, &mut shown);
@@ -152,6 +149,24 @@ fn usable(seen: &Seen) -> Result<Plan, (&'static str, String)> {
     Ok(plan)
 }
 
+/// Records since when the claims must have sets.
+fn record_needed(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
+    let now = Now {
+        now: seen.now,
+        created: created(seen),
+        times: &plan.times,
+        suspended: seen.object.spec.suspend || shown.was_suspended(),
+        changed: !has_seen_spec(seen),
+    };
+    let claims = plan.what.series().into_iter();
+    now.record(&mut shown.status, claims);
+}
+
+fn created(seen: &Seen) -> Timestamp {
+    let created = seen.object.metadata.creation_timestamp.as_ref();
+    created.map_or(seen.now, |created| created.0)
+}
+
 /// The slots of a suspended schedule pass.
 fn settle_suspended(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) {
     if let Some(slot) = plan.times.last(seen.now).max(run(seen, plan))
@@ -169,8 +184,6 @@ fn run(seen: &Seen, plan: &Plan) -> Option<Timestamp> {
 
 /// The slot that is to be executed now. Those that are not executed any more are settled.
 fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestamp> {
-    let created = seen.object.metadata.creation_timestamp.as_ref();
-    let created = created.map_or(seen.now, |created| created.0);
     let jitter = jitter(&plan.names.uid);
     let slot = plan.times.last(seen.now.checked_sub(jitter).ok()?);
     // A person waits for the one that was added. It is the minute in which it was, so it may be as late
@@ -180,7 +193,11 @@ fn due(seen: &Seen, plan: &Plan, status: &mut ScheduleStatus) -> Option<Timestam
         true => (run?, SPREAD),
         false => (slot?, jitter),
     };
-    let before = status.last_slot.as_ref().map_or(created, |last| last.0);
+    let before = status.last_slot.as_ref();
+    let before = before.map_or(created(seen), |last| last.0);
+    // If a settled slot, or the creation of the schedule, is that far in the future, the clocks were wrong,
+    // and slots are settled again. Until then, nothing is executed twice because of a clock that was
+    // corrected.
     if before.duration_since(seen.now) > MAX_AHEAD {
         status.last_slot = Some(Time(slot));
         return None;

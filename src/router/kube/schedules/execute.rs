@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::decide::show::{CREATE_FAILED, CUT, RETENTION, SCHEDULING, condition};
+use super::decide::show::{CREATE_FAILED, CUT, RETENTION, SCHEDULING, SUSPENDED, condition};
 use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
 use super::observe::{Pass, snapshots_api};
@@ -163,7 +163,7 @@ impl Executor<'_> {
     /// Writes the status, unless the schedule was changed.
     async fn write(&self, status: &ScheduleStatus) -> Result<Outcome> {
         let before = self.schedule.status.clone().unwrap_or_default();
-        if *status == before {
+        if status.is_shown_by(&before) {
             return Ok(Outcome::Done);
         }
         let namespace = self.schedule.namespace().unwrap_or_default();
@@ -224,5 +224,5 @@ impl Executor<'_> {
 
 /// What a person should look at.
 pub(super) fn is_problem(condition: &Condition) -> bool {
-    condition.status == "False" && !["Suspended", "Deleting"].contains(&condition.reason.as_str())
+    condition.status == "False" && ![SUSPENDED, "Deleting"].contains(&condition.reason.as_str())
 }

@@ -106,6 +106,10 @@ pub(super) struct ScheduleStatus {
     /// those that passed while no router executed the schedule.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) skipped_slots: Vec<Time>,
+    /// Since when each claim must have sets. This alone is no reason to write the status: the
+    /// CustomResourceDefinition of an earlier release drops it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) needed_since: Vec<Since>,
     /// The sets that are not to be kept, in the order in which they are deleted. `None` before that is
     /// known.
     pub(super) deletions: Option<Vec<Due>>,
@@ -136,6 +140,28 @@ pub(super) struct Expired {
     pub(super) name: String,
     /// The slot of the good set that was the newest one.
     pub(super) after: Time,
+}
+
+/// Since when a claim must have sets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Since {
+    /// The claim; empty for groups.
+    #[serde(default)]
+    pub(super) claim: String,
+    /// Slots after this time count.
+    pub(super) after: Time,
+}
+
+impl ScheduleStatus {
+    /// Whether nothing differs that is a reason to write.
+    pub(super) fn is_shown_by(&self, written: &ScheduleStatus) -> bool {
+        let needed_since = written.needed_since.clone();
+        *written
+            == ScheduleStatus {
+                needed_since,
+                ..self.clone()
+            }
+    }
 }
 
 impl SnapshotSchedule {

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{Decision, Deletion, Seen, Step};
 use crate::router::kube::reconcile::with_transitions;
+use crate::router::kube::schedules::duty::needed_after;
 use crate::router::kube::schedules::object::{Due, ScheduleStatus};
 use crate::router::kube::schedules::retention::Reason;
 use crate::router::kube::schedules::sets::Set;
@@ -20,6 +21,8 @@ pub(in crate::router::kube::schedules) const CUT: &str = "Cut";
 pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
 /// A reason of Scheduling: the API server has refused an object.
 pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
+/// A reason of Scheduling: a person has suspended the schedule.
+pub(in crate::router::kube::schedules) const SUSPENDED: &str = "Suspended";
 /// In this order.
 const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
 /// Sets that are to be deleted, in the status. An object has at most 1.5 MiB.
@@ -61,10 +64,16 @@ impl<'a> Shown<'a> {
         all.any(|one| one.type_ == SCHEDULING && one.reason == CREATE_FAILED)
     }
 
+    /// Whether the schedule was suspended when it was read last.
+    pub(super) fn was_suspended(&self) -> bool {
+        let mut all = self.status.conditions.iter();
+        all.any(|one| one.type_ == SCHEDULING && one.reason == SUSPENDED)
+    }
+
     pub(super) fn suspended(&mut self) {
         self.status.next_slot = None;
         self.status.overdue_since = None;
-        self.set(SCHEDULING, "False", "Suspended", String::new());
+        self.set(SCHEDULING, "False", SUSPENDED, String::new());
     }
 
     /// Slots are executed.
@@ -123,9 +132,12 @@ impl<'a> Shown<'a> {
         let good = series.iter().map(|claim| newest_good(of(claim), now));
         let good: Option<Vec<&Set>> = good.collect();
         self.last_cut(&good.unwrap_or_default());
-        let created = self.seen.object.metadata.creation_timestamp.as_ref();
-        let last = self.status.last_cut_slot.as_ref().or(created);
-        let overdue = plan.times.next(last.map_or(now, |last| last.0));
+        let overdue = series.iter().filter_map(|claim| {
+            let good = newest_good(of(claim), now).map(|set| set.slot);
+            let needed = needed_after(&self.status, claim);
+            plan.times.next(good.max(needed)?)
+        });
+        let overdue = overdue.min();
         let overdue = overdue.filter(|slot| *slot <= now);
         self.status.overdue_since = overdue.map(Time);
         let (status, reason, message) = cut(&newest, overdue, now);

@@ -190,7 +190,7 @@ impl World {
         let seen = self.seen();
         let decision = decide(&seen);
         assert!(!decision.needs_more || !seen.is_complete);
-        let is_idle = decision.step.is_none() && decision.status == self.status();
+        let is_idle = decision.step.is_none() && decision.status.is_shown_by(&self.status());
         if crash == Crash::Before || is_idle {
             return !is_idle;
         }
