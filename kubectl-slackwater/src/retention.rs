@@ -68,8 +68,15 @@ fn notes(schedule: &DynamicObject) -> Vec<String> {
     }
     if schedule.is_true("/spec/suspend") {
         notes.push("the schedule is suspended: nothing is deleted, and these would be".into());
-    } else if let Some(waits) = of("Retention").filter(|one| one["reason"] == "ClocksDiffer") {
-        notes.push(waits["message"].as_str().unwrap_or_default().into());
+    } else if let Some(one) = of("Retention").filter(|one| is_noted(&one["reason"])) {
+        notes.push(one["message"].as_str().unwrap_or_default().into());
     }
     notes
+}
+
+/// Whether the message of the condition is about more than the sets that are listed.
+fn is_noted(reason: &Value) -> bool {
+    ["ClocksDiffer", "FormerSets", "ReadFailed"]
+        .iter()
+        .any(|noted| reason == noted)
 }

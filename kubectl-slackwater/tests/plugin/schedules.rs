@@ -125,10 +125,16 @@ fn retention(world: &World) {
         "ClocksDiffer",
         "the clocks differ by 90 s",
     );
+    let former = condition(
+        "Retention",
+        "True",
+        "FormerSets",
+        "3 sets are of claims or of a selector that the spec does not have any more",
+    );
     let states = [
         (
             "pg",
-            json!({"deletions": deletions, "conditions": [scheduled("Scheduled")]}),
+            json!({"deletions": deletions, "conditions": [scheduled("Scheduled"), former]}),
         ),
         (
             "claims",

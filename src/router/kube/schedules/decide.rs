@@ -50,6 +50,9 @@ pub(super) struct Seen {
     pub(super) class: Option<Class>,
     /// The sets by their claims; by an empty name for groups.
     pub(super) sets: BTreeMap<String, Vec<Set>>,
+    /// The sets of the other kind, which were made when the spec had claims instead of a selector, or a
+    /// selector instead of claims.
+    pub(super) others: Vec<Set>,
     /// Members, levels and uses of the sets are read. Otherwise, each ready set counts as good.
     pub(super) is_complete: bool,
 }
@@ -261,6 +264,19 @@ fn surplus<'a>(
     (found, leaving)
 }
 
+/// The sets of claims, or of a selector, that the spec does not have any more. No set of the present spec
+/// has the same volumes and is cut at one time as they are, so none displaces them.
+fn former<'a>(seen: &'a Seen, plan: &Plan) -> Vec<&'a Set> {
+    let series = plan.what.series();
+    let removed = seen
+        .sets
+        .iter()
+        .filter(|(claim, _)| !series.contains(*claim));
+    let removed = removed.flat_map(|(_, sets)| sets);
+    let all = removed.chain(&seen.others);
+    all.filter(|set| set.state != State::Leaving).collect()
+}
+
 /// What is done to keep what is to be kept, and nothing else: the deletion of one set.
 fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, bool) {
     let Some(keep) = &plan.keep else {
@@ -276,7 +292,7 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
     }
     if found.is_empty() {
         shown.deletions(&[]);
-        shown.retention(true, "Kept", String::new());
+        shown.kept(&former(seen, plan));
         return (None, false);
     }
     if let Some(skew) = &seen.skew {
@@ -306,7 +322,7 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
         return (Some(Step::Delete(Box::new(deletion))), false);
     }
     match in_use.as_slice() {
-        [] => shown.retention(true, "Kept", String::new()),
+        [] => shown.kept(&former(seen, plan)),
         [first] => shown.retention(false, "InUse", first.clone()),
         [first, more @ ..] => {
             let message = format!("{first}; and {} more", more.len());
@@ -325,19 +341,25 @@ fn deletions(
     zone: &TimeZone,
     sets: &[Set],
 ) -> impl Iterator<Item = Deletion> {
+    // Levels are known of some sets only, before all are read. Then they decide nothing, so that no set that
+    // may have to be deleted is overlooked.
+    let state = |set: &Set| match set.state {
+        State::Good { .. } if !seen.is_complete => State::Good { is_at_level: true },
+        state => state,
+    };
     let different: BTreeSet<_> = sets.iter().map(|set| &set.volumes).collect();
     let mut found = Vec::new();
     for volumes in different {
         let counted = sets.iter().filter(|set| set.volumes.is_superset(volumes));
-        let states: Vec<_> = counted.clone().map(|set| (set.slot, set.state)).collect();
+        let states: Vec<_> = counted.clone().map(|set| (set.slot, state(set))).collect();
         for (slot, reason) in victims(keep, zone, seen.now, &states) {
             let mut its = sets.iter().filter(|set| set.volumes == *volumes);
             let Some(set) = its.find(|set| set.slot == slot) else {
                 continue;
             };
-            let must_be_at_level = set.state == State::Good { is_at_level: true };
+            let must_be_at_level = state(set) == State::Good { is_at_level: true };
             let replaces = |one: &&Set| {
-                let is_enough = match one.state {
+                let is_enough = match state(one) {
                     State::Good { is_at_level } => is_at_level || !must_be_at_level,
                     State::Partial | State::Unready | State::Leaving => false,
                 };

@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use super::decide::show::{CREATE_FAILED, CUT, RETENTION, SCHEDULING, SUSPENDED, condition};
+use super::decide::show::{
+    CREATE_FAILED, CUT, FORMER_SETS, RETENTION, SCHEDULING, SUSPENDED, condition,
+};
 use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
 use super::observe::{Pass, snapshots_api};
@@ -206,6 +208,13 @@ impl Executor<'_> {
                 let message = format!("{}: {}", one.reason, one.message);
                 self.tell(true, event, message);
             }
+        }
+        let former = |status: &ScheduleStatus| {
+            let mut all = status.conditions.iter();
+            all.find(|one| one.reason == FORMER_SETS).cloned()
+        };
+        if let (None, Some(one)) = (former(before), former(now)) {
+            self.tell(false, "SetsStay", one.message);
         }
         if now.missed > before.missed {
             let slot = now.last_slot.as_ref().map(|slot| slot.0.to_string());

@@ -224,18 +224,18 @@ pub(super) async fn observe(
         has_groups: pass.groups_api.is_some(),
         class: pass.classes.get(&class).cloned(),
         sets: BTreeMap::new(),
+        others: Vec::new(),
         is_complete: false,
         object,
     };
-    let all = if is_group {
-        &pass.groups
-    } else {
-        &pass.snapshots
+    let (all, others) = match is_group {
+        true => (&pass.groups, &pass.snapshots),
+        false => (&pass.snapshots, &pass.groups),
     };
-    let its = all
-        .iter()
-        .filter(|it| it.namespace().as_ref() == Some(&namespace));
-    seen.sets = sets(&seen.object, its);
+    let is_its = |it: &&DynamicObject| it.namespace().as_ref() == Some(&namespace);
+    seen.sets = sets(&seen.object, is_group, all.iter().filter(is_its));
+    let others = sets(&seen.object, !is_group, others.iter().filter(is_its));
+    seen.others = others.into_values().flatten().collect();
     read_levels(cluster, pass, &mut seen).await?;
     if decide(&seen).needs_more {
         complete(cluster, pass, &namespace, &mut seen).await?;
@@ -243,14 +243,14 @@ pub(super) async fn observe(
     Ok(Some(seen))
 }
 
-/// The sets of a schedule among these objects, by their claims.
+/// The sets of a schedule among these objects of one kind, by their claims.
 fn sets<'a>(
     schedule: &SnapshotSchedule,
+    is_group: bool,
     all: impl Iterator<Item = &'a DynamicObject>,
 ) -> BTreeMap<String, Vec<Set>> {
     let mut found = BTreeMap::<String, Vec<Set>>::new();
     if let Some(names) = Names::of(schedule) {
-        let is_group = schedule.spec.selector.is_some();
         for set in all.filter_map(|it| Set::read(it, &names, is_group)) {
             found.entry(set.claim.clone()).or_default().push(set);
         }
@@ -334,7 +334,7 @@ async fn complete(
     } else {
         &world.snapshots
     };
-    seen.sets = sets(&seen.object, listed.iter());
+    seen.sets = sets(&seen.object, is_group, listed.iter());
     for set in seen.sets.values_mut().flatten() {
         world.complete(set, namespace, requested);
     }

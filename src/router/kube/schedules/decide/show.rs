@@ -23,6 +23,8 @@ pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
 pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
 /// A reason of Scheduling: a person has suspended the schedule.
 pub(in crate::router::kube::schedules) const SUSPENDED: &str = "Suspended";
+/// A reason of Retention: sets of a former spec stay.
+pub(in crate::router::kube::schedules) const FORMER_SETS: &str = "FormerSets";
 /// In this order.
 const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
 /// Sets that are to be deleted, in the status. An object has at most 1.5 MiB.
@@ -120,6 +122,19 @@ impl<'a> Shown<'a> {
     pub(super) fn retention(&mut self, is_kept: bool, reason: &str, message: String) {
         let status = if is_kept { "True" } else { "False" };
         self.set(RETENTION, status, reason, message);
+    }
+
+    /// Nothing is left to be deleted. Sets of a former spec stay, which a person has to know.
+    pub(super) fn kept(&mut self, former: &[&Set]) {
+        let Some(newest) = former.iter().max_by_key(|set| (set.slot, &set.name)) else {
+            return self.retention(true, "Kept", String::new());
+        };
+        let message = format!(
+            "{} sets are of claims or of a selector that the spec does not have any more, the newest is {}. No new set replaces them: they stay until you delete them",
+            former.len(),
+            newest.name
+        );
+        self.retention(true, FORMER_SETS, message);
     }
 
     /// The newest sets.

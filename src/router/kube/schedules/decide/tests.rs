@@ -1,5 +1,6 @@
 //! What is done about a schedule, from every state in which a router may find it.
 
+mod former;
 mod overdue;
 mod random;
 mod world;

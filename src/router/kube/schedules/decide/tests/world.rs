@@ -29,6 +29,7 @@ pub(super) struct World {
     pub(super) schedule: SnapshotSchedule,
     pub(super) now: Timestamp,
     pub(super) skew: bool,
+    pub(super) has_groups: bool,
     pub(super) class: Option<Class>,
     pub(super) objects: BTreeMap<String, Value>,
     pub(super) levels: BTreeMap<String, Option<Level>>,
@@ -43,6 +44,12 @@ pub(super) struct World {
 
 pub(super) fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
+}
+
+/// The message of a condition.
+pub(super) fn message(status: &ScheduleStatus, type_: &str) -> String {
+    let found = status.conditions.iter().find(|one| one.type_ == type_);
+    found.map(|one| one.message.clone()).unwrap_or_default()
 }
 
 /// The status and the reason of a condition.
@@ -67,6 +74,7 @@ impl World {
             schedule: serde_json::from_value(schedule).unwrap(),
             now: at("2026-11-22T00:20:00Z"),
             skew: false,
+            has_groups: false,
             class: Some(Class {
                 is_ours: true,
                 deletes: true,
@@ -109,7 +117,8 @@ impl World {
         metadata["resourceVersion"] = json!("1");
         metadata["creationTimestamp"] = json!(created.to_string());
         object["status"] = json!({
-            "boundVolumeSnapshotContentName": format!("content of {name}"), "readyToUse": ready,
+            "boundVolumeSnapshotContentName": format!("content of {name}"),
+            "boundVolumeGroupSnapshotContentName": format!("content of {name}"), "readyToUse": ready,
         });
         self.objects.insert(name.clone(), object);
         name
@@ -124,6 +133,17 @@ impl World {
         });
         let name = self.insert(object, true, at(slot));
         self.levels.insert(name, Some(Level::Filesystem));
+    }
+
+    /// A person changes the spec.
+    pub(super) fn change(&mut self, fields: &Value) {
+        let mut spec = serde_json::to_value(&self.schedule.spec).unwrap();
+        for (field, value) in fields.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        self.schedule.spec = serde_json::from_value(spec).unwrap();
+        let generation = self.schedule.metadata.generation.as_mut().unwrap();
+        *generation += 1;
     }
 
     /// All snapshots become ready.
@@ -151,21 +171,28 @@ impl World {
             object: self.schedule.clone(),
             now: self.now,
             skew: self.skew.then(|| "they differ".into()),
-            has_groups: false,
+            has_groups: self.has_groups,
             class: self.class.clone(),
             sets: BTreeMap::new(),
+            others: Vec::new(),
             is_complete: false,
         };
         let names = Names::of(&self.schedule).unwrap();
         for object in self.objects.values() {
             let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
-            if let Some(set) = Set::read(&object, &names, false) {
+            let is_group = self.schedule.spec.selector.is_some();
+            if let Some(set) = Set::read(&object, &names, is_group) {
                 seen.sets.entry(set.claim.clone()).or_default().push(set);
             }
+            seen.others.extend(Set::read(&object, &names, !is_group));
         }
         let level = |set: &mut Set| {
             let level = self.levels.get(&set.name).copied().flatten();
-            set.set_level(level, Level::Filesystem);
+            let class = self
+                .class
+                .as_ref()
+                .and_then(|class| class.level.clone().ok());
+            set.set_level(level, class.unwrap_or(Level::Filesystem));
         };
         for sets in seen.sets.values_mut() {
             let newest = newest_good(sets, self.now).map(|set| set.name.clone());
@@ -178,7 +205,10 @@ impl World {
             for set in seen.sets.values_mut().flatten() {
                 level(set);
                 let volume = self.volumes.get(&set.name).unwrap_or(&set.claim);
-                set.volumes = [volume.clone()].into();
+                set.volumes = match set.claim.as_str() {
+                    "" => CLAIMS.map(String::from).into(),
+                    _ => [volume.clone()].into(),
+                };
                 set.used = self.used.contains(&set.name).then(|| "it is used".into());
             }
         }
