@@ -122,8 +122,7 @@ impl Reconciler for ScheduleController {
             return Next::Done;
         };
         let decision = decide(seen);
-        let before = seen.object.status.clone().unwrap_or_default();
-        match decision.step.is_none() && decision.status.is_shown_by(&before) {
+        match decision.is_nothing(seen) {
             true => Next::Wait,
             false => Next::Step(decision),
         }

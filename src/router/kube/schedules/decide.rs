@@ -83,6 +83,14 @@ pub(in crate::router::kube) struct Decision {
     pub(super) needs_more: bool,
 }
 
+impl Decision {
+    /// Neither a step nor a status that is to be written.
+    pub(super) fn is_nothing(&self, seen: &Seen) -> bool {
+        let before = seen.object.status.clone().unwrap_or_default();
+        self.step.is_none() && self.status.is_shown_by(&before)
+    }
+}
+
 /// Decides what is done.
 pub(super) fn decide(seen: &Seen) -> Decision {
     let before = seen.object.status.clone().unwrap_or_default();

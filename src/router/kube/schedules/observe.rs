@@ -18,7 +18,7 @@ use super::decide::{Class, Seen, decide};
 use super::names::Names;
 use super::object::SnapshotSchedule;
 use super::sets::{SCHEDULE_UID, Set, level_of, text};
-use super::uses::{Shared, World, wanted};
+use super::uses::{Namespace, Shared, World, wanted};
 use crate::error::{Error, Result};
 use crate::model::{PoolId, SnapshotParameters};
 use crate::router::cluster::Cluster;
@@ -35,6 +35,9 @@ const MAX_AGE: Duration = Duration::from_secs(10);
 /// Snapshots of one page.
 const PER_PAGE: u32 = 500;
 
+/// What was read, and when.
+type Kept<T> = Option<(Instant, Arc<T>)>;
+
 /// What one pass reads for all schedules.
 pub(super) struct Pass {
     pub(super) now: Timestamp,
@@ -47,7 +50,9 @@ pub(super) struct Pass {
     snapshots: Vec<DynamicObject>,
     groups: Vec<DynamicObject>,
     /// What is read only if a set is to be deleted, and when.
-    shared: Mutex<Option<(Instant, Arc<Shared>)>>,
+    shared: Mutex<Kept<Shared>>,
+    /// The same of single namespaces.
+    namespaces: Mutex<BTreeMap<String, Arc<Mutex<Kept<Namespace>>>>>,
 }
 
 pub(super) fn snapshots_api() -> ApiResource {
@@ -88,6 +93,35 @@ impl Pass {
         *read = Some((at, Arc::clone(&shared)));
         Ok(shared)
     }
+
+    /// The snapshots of a namespace, and the groups of its schedules, which these share in the same way.
+    async fn of_namespace(&self, client: &Client, namespace: &str) -> Result<Arc<Namespace>> {
+        let its = {
+            let mut all = self.namespaces.lock().await;
+            Arc::clone(all.entry(namespace.into()).or_default())
+        };
+        let mut read = its.lock().await;
+        if let Some((_, known)) = read.as_ref().filter(|(at, _)| at.elapsed() < MAX_AGE) {
+            return Ok(Arc::clone(known));
+        }
+        let at = Instant::now();
+        let snapshots = snapshots_api();
+        let its = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &snapshots);
+        let what = format!("the VolumeSnapshots of namespace {namespace}");
+        let mut found = Namespace {
+            snapshots: all(&what, &its, ListParams::default()).await?,
+            groups: Vec::new(),
+        };
+        if let Some(api) = &self.groups_api {
+            let its = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, api);
+            let params = ListParams::default().labels(SCHEDULE_UID);
+            let what = format!("the VolumeGroupSnapshots of namespace {namespace}");
+            found.groups = all(&what, &its, params).await?;
+        }
+        let found = Arc::new(found);
+        *read = Some((at, Arc::clone(&found)));
+        Ok(found)
+    }
 }
 
 /// Reads what all schedules need.
@@ -104,6 +138,7 @@ pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
         snapshots: snapshots.unwrap_or_default(),
         groups: Vec::new(),
         shared: Mutex::default(),
+        namespaces: Mutex::default(),
     };
     for kind in note::group_contents() {
         let kind = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
@@ -200,12 +235,17 @@ fn clocks(router: Timestamp, server: Timestamp) -> (Timestamp, Option<String>) {
     (router.min(server), problem)
 }
 
-/// Reads a schedule and what is needed for its next step.
+/// Reads what is needed for the next step of a schedule. It is read itself only if something is to be done:
+/// the watch has it, and with hundreds of schedules there is mostly nothing to do.
 pub(super) async fn observe(
     cluster: &InCluster,
     pass: &Pass,
     schedule: &SnapshotSchedule,
 ) -> Result<Option<Seen>> {
+    let seen = read(cluster, pass, schedule.clone()).await?;
+    if decide(&seen).is_nothing(&seen) {
+        return Ok(Some(seen));
+    }
     let namespace = schedule.namespace().unwrap_or_default();
     let api = Api::<SnapshotSchedule>::namespaced(cluster.client.clone(), &namespace);
     let what = format!("SnapshotSchedule {}", schedule.path());
@@ -213,9 +253,18 @@ pub(super) async fn observe(
     let is_same = |now: &SnapshotSchedule| {
         now.metadata.uid == schedule.metadata.uid && now.metadata.deletion_timestamp.is_none()
     };
-    let Some(object) = now.filter(is_same) else {
-        return Ok(None);
-    };
+    match now.filter(is_same) {
+        None => Ok(None),
+        Some(now) if now.metadata.resource_version == schedule.metadata.resource_version => {
+            Ok(Some(seen))
+        }
+        Some(now) => read(cluster, pass, now).await.map(Some),
+    }
+}
+
+/// Reads what is needed for the next step of a schedule with this object.
+async fn read(cluster: &InCluster, pass: &Pass, object: SnapshotSchedule) -> Result<Seen> {
+    let namespace = object.namespace().unwrap_or_default();
     let is_group = object.spec.selector.is_some();
     let class = (is_group, object.spec.class.clone());
     let mut seen = Seen {
@@ -240,7 +289,7 @@ pub(super) async fn observe(
     if decide(&seen).needs_more {
         complete(cluster, pass, &namespace, &mut seen).await?;
     }
-    Ok(Some(seen))
+    Ok(seen)
 }
 
 /// The sets of a schedule among these objects of one kind, by their claims.
@@ -314,25 +363,16 @@ async fn complete(
         return Ok(());
     };
     let client = &cluster.client;
-    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &snapshots_api());
-    let what = format!("the VolumeSnapshots of namespace {namespace}");
     let mut world = World {
-        snapshots: all(&what, &api, ListParams::default()).await?,
+        namespace: pass.of_namespace(client, namespace).await?,
+        shared: pass.shared(client).await?,
         ..World::default()
     };
-    if let Some(api) = &pass.groups_api {
-        let its = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, api);
-        let params = ListParams::default().labels(SCHEDULE_UID);
-        let what = format!("the VolumeGroupSnapshots of namespace {namespace}");
-        world.groups = all(&what, &its, params).await?;
-    }
-    world.shared = pass.shared(client).await?;
     world.readers = readers(cluster);
     let is_group = seen.object.spec.selector.is_some();
-    let listed = if is_group {
-        &world.groups
-    } else {
-        &world.snapshots
+    let listed = match is_group {
+        true => &world.namespace.groups,
+        false => &world.namespace.snapshots,
     };
     seen.sets = sets(&seen.object, is_group, listed.iter());
     for set in seen.sets.values_mut().flatten() {

@@ -25,14 +25,21 @@ const USUAL_FINALIZERS: [&str; 2] = [
 /// What is read to learn whether sets of one namespace are used.
 #[derive(Clone, Debug, Default)]
 pub(super) struct World {
-    /// The VolumeSnapshots of the namespace.
-    pub(super) snapshots: Vec<DynamicObject>,
-    /// The group snapshots of the schedule.
-    pub(super) groups: Vec<DynamicObject>,
+    /// What is in the namespace.
+    pub(super) namespace: Arc<Namespace>,
     /// What is the same for all schedules.
     pub(super) shared: Arc<Shared>,
     /// UUIDs of snapshots that agents report as being read; `None` for a pool whose agent does not answer.
     pub(super) readers: BTreeMap<PoolId, Option<BTreeSet<String>>>,
+}
+
+/// What is read of one namespace.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Namespace {
+    /// Its VolumeSnapshots.
+    pub(super) snapshots: Vec<DynamicObject>,
+    /// The group snapshots of its schedules.
+    pub(super) groups: Vec<DynamicObject>,
 }
 
 /// What is read of the whole cluster.
@@ -97,7 +104,12 @@ impl World {
         if set.is_good() && content.is_none() {
             set.state = State::Partial;
         }
-        let object = is_group.then(|| self.groups.iter().find(|it| it.name_any() == set.name));
+        let object = is_group.then(|| {
+            self.namespace
+                .groups
+                .iter()
+                .find(|it| it.name_any() == set.name)
+        });
         set.used = match object {
             Some(None) => Some("it has changed".into()),
             Some(Some(object)) => held(object).or_else(|| self.used(object, &members, namespace)),
@@ -122,7 +134,7 @@ impl World {
             true => text(snapshot, "/status/volumeGroupSnapshotName") == Some(set.name.as_str()),
             false => snapshot.metadata.uid.as_ref() == Some(&set.uid),
         };
-        self.snapshots.iter().filter(is_member).collect()
+        self.namespace.snapshots.iter().filter(is_member).collect()
     }
 
     fn content_of(&self, member: &DynamicObject) -> Option<&DynamicObject> {

@@ -90,6 +90,7 @@ fn empty_pass() -> Pass {
         snapshots: Vec::new(),
         groups: Vec::new(),
         shared: Mutex::default(),
+        namespaces: Mutex::default(),
     }
 }
 
@@ -111,6 +112,33 @@ async fn schedules_of_one_pass_share_the_lists_of_the_cluster() {
     pass.shared.lock().await.as_mut().unwrap().0 = old;
     pass.shared(&client).await.unwrap();
     assert_eq!(requests.lock().unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn schedules_of_one_namespace_share_its_lists() {
+    let (requests, mut pass) = (Arc::default(), empty_pass());
+    let groups = GroupVersionKind::gvk("groupsnapshot.storage.k8s.io", "v1", "VolumeGroupSnapshot");
+    pass.groups_api = Some(ApiResource::from_gvk(&groups));
+    let client = counted(&requests, 200);
+    for namespace in ["shop", "shop", "bank", "shop"] {
+        pass.of_namespace(&client, namespace).await.unwrap();
+    }
+    let of = |namespace: &str| {
+        let of = |group: &str, kind: &str| {
+            format!("/apis/{group}.storage.k8s.io/v1/namespaces/{namespace}/{kind}")
+        };
+        [
+            of("snapshot", "volumesnapshots"),
+            of("groupsnapshot", "volumegroupsnapshots"),
+        ]
+    };
+    let expected = [of("shop"), of("bank")].concat();
+    assert_eq!(*requests.lock().unwrap(), expected);
+    let old = Instant::now().checked_sub(MAX_AGE).unwrap();
+    let shop = Arc::clone(&pass.namespaces.lock().await["shop"]);
+    shop.lock().await.as_mut().unwrap().0 = old;
+    pass.of_namespace(&client, "shop").await.unwrap();
+    assert_eq!(requests.lock().unwrap().len(), 6);
 }
 
 #[tokio::test]

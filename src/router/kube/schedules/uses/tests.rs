@@ -54,8 +54,10 @@ fn world() -> World {
     }));
     let contents = [content("content-m1", 1), content("content-m2", 2)];
     World {
-        snapshots: vec![member("m1"), member("m2")],
-        groups: vec![group],
+        namespace: Arc::new(Namespace {
+            snapshots: vec![member("m1"), member("m2")],
+            groups: vec![group],
+        }),
         shared: Arc::new(Shared {
             contents: contents.into_iter().map(|it| (it.name_any(), it)).collect(),
             group_contents: [("group-content".to_string(), of_group)].into(),
@@ -63,6 +65,10 @@ fn world() -> World {
         }),
         readers: [(POOL.parse().unwrap(), Some(BTreeSet::new()))].into(),
     }
+}
+
+fn namespace(world: &mut World) -> &mut Namespace {
+    Arc::get_mut(&mut world.namespace).unwrap()
 }
 
 /// The state of the group, and why it is used.
@@ -73,7 +79,7 @@ fn completed(world: &World) -> (State, Option<String>) {
     .unwrap();
     let names = Names::of(&schedule).unwrap();
     // As it was listed at the beginning of the pass.
-    let mut set = Set::read(&self::world().groups[0], &names, true).unwrap();
+    let mut set = Set::read(&self::world().namespace.groups[0], &names, true).unwrap();
     world.complete(&mut set, "shop", Level::Filesystem);
     (set.state, set.used)
 }
@@ -104,8 +110,8 @@ fn a_complete_group_that_nothing_uses_may_be_deleted() {
 fn a_group_without_one_of_its_members_is_incomplete() {
     type Change = fn(&mut World);
     let changes: [Change; 8] = [
-        |world| drop(world.snapshots.pop()),
-        |world| world.snapshots[0].data["status"]["readyToUse"] = json!(false),
+        |world| drop(namespace(world).snapshots.pop()),
+        |world| namespace(world).snapshots[0].data["status"]["readyToUse"] = json!(false),
         |world| {
             drop(
                 Arc::make_mut(&mut world.shared)
@@ -122,7 +128,7 @@ fn a_group_without_one_of_its_members_is_incomplete() {
             content.data["spec"]["source"] = json!({});
         },
         |world| {
-            world.snapshots[1].metadata.deletion_timestamp = Some(gone());
+            namespace(world).snapshots[1].metadata.deletion_timestamp = Some(gone());
         },
         |world| {
             let content = Arc::make_mut(&mut world.shared)
@@ -150,11 +156,11 @@ type Change = fn(&mut World);
 
 /// Uses of the group, with parts of the reasons.
 const USES: [(Change, &str); 15] = [
-    (|world| world.groups.clear(), "has changed"),
+    (|world| namespace(world).groups.clear(), "has changed"),
     (
         |world| {
             drop(
-                world.groups[0]
+                namespace(world).groups[0]
                     .labels_mut()
                     .insert(KEEP.into(), "true".into()),
             );
@@ -164,7 +170,7 @@ const USES: [(Change, &str); 15] = [
     (
         |world| {
             drop(
-                world.snapshots[1]
+                namespace(world).snapshots[1]
                     .annotations_mut()
                     .insert(KEEP.into(), String::new()),
             );
@@ -173,7 +179,7 @@ const USES: [(Change, &str); 15] = [
     ),
     (
         |world| {
-            world.groups[0]
+            namespace(world).groups[0]
                 .finalizers_mut()
                 .push("example.com/x".into());
         },
@@ -182,7 +188,9 @@ const USES: [(Change, &str); 15] = [
     (
         |world| {
             let finalizer = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
-            world.snapshots[0].finalizers_mut().push(finalizer.into());
+            namespace(world).snapshots[0]
+                .finalizers_mut()
+                .push(finalizer.into());
         },
         "m1 has the finalizer provisioner",
     ),
@@ -288,7 +296,7 @@ fn what_does_not_concern_a_set_does_not_keep_it() {
     Arc::make_mut(&mut world.shared)
         .wanted
         .insert(("other".into(), "m1".into()), "other/x".into());
-    world.groups[0]
+    namespace(&mut world).groups[0]
         .labels_mut()
         .insert(KEEP.into(), "false".into());
     let read = [Uuid::from_u128(9).to_string()].into();
