@@ -22,6 +22,7 @@ mod uses;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
@@ -29,9 +30,10 @@ use k8s_openapi::jiff::Timestamp;
 use super::InCluster;
 use super::follow::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use crate::error::{Result, chain};
+use crate::error::{Error, Result, chain};
 use crate::router::cluster::Cluster;
 use crate::telemetry::router::ScheduleStatus as ScheduleNumbers;
+use decide::show::unread;
 use decide::{Decision, Seen, decide};
 use object::SnapshotSchedule;
 use observe::Pass;
@@ -42,12 +44,33 @@ const SCHEDULES: &str = "SnapshotSchedules";
 /// What a pass reads, in messages.
 const SNAPSHOTS: &str = "snapshots and classes of SnapshotSchedules";
 
+/// A pass that fails is reported at the schedules from the second time in a row: one that fails alone may be
+/// a restart of the API server.
+const REPORTED_FAILURES: u32 = 2;
+
 /// A schedule, and what is known of it.
 pub(super) struct Scheduled {
     object: SnapshotSchedule,
-    pass: Arc<Pass>,
+    /// What was read for all schedules, or why it was not.
+    pass: Result<Arc<Pass>, Unread>,
     /// `None` before it is observed, and if it is gone.
     seen: Option<Box<Seen>>,
+}
+
+/// Why something was not read, and when.
+#[derive(Clone, Debug)]
+pub(super) struct Unread {
+    at: Timestamp,
+    why: String,
+}
+
+impl Unread {
+    fn new(error: &Error) -> Unread {
+        Unread {
+            at: Timestamp::now(),
+            why: chain(error),
+        }
+    }
 }
 
 impl fmt::Display for Scheduled {
@@ -57,12 +80,16 @@ impl fmt::Display for Scheduled {
 }
 
 /// Executes schedules.
-struct ScheduleController(Arc<InCluster>);
+struct ScheduleController {
+    cluster: Arc<InCluster>,
+    /// Passes in a row that have failed.
+    failures: AtomicU32,
+}
 
 impl ScheduleController {
     /// Counts and reports a pass that could not read its objects with the watches that fail.
-    fn record_read(&self, answer: std::result::Result<(), String>) {
-        let states = &self.0.following;
+    fn record_read(&self, answer: Result<(), String>) {
+        let states = &self.cluster.following;
         if answer.is_ok() {
             states.completed(SNAPSHOTS);
         }
@@ -75,7 +102,8 @@ impl InCluster {
     pub fn schedule_snapshots(self: &Arc<InCluster>) {
         self.spawn(follow(Arc::clone(self), SCHEDULES, |it| &it.schedules));
         let changes = Some(self.changes.subscribe());
-        let controller = Arc::new(ScheduleController(Arc::clone(self)));
+        let (cluster, failures) = (Arc::clone(self), AtomicU32::default());
+        let controller = Arc::new(ScheduleController { cluster, failures });
         self.control(controller, self.options.look_every * 3, changes);
     }
 
@@ -111,27 +139,36 @@ impl Reconciler for ScheduleController {
     type Object = Scheduled;
     type Step = Decision;
 
-    async fn observe(&self, scheduled: Scheduled) -> Result<Scheduled> {
-        let seen = observe::observe(&self.0, &scheduled.pass, &scheduled.object).await?;
-        let seen = seen.map(Box::new);
-        Ok(Scheduled { seen, ..scheduled })
+    async fn observe(&self, mut scheduled: Scheduled) -> Result<Scheduled> {
+        if let Ok(pass) = &scheduled.pass {
+            let seen = observe::observe(&self.cluster, pass, &scheduled.object).await;
+            match seen {
+                Ok(seen) => scheduled.seen = seen.map(Box::new),
+                Err(error) => scheduled.pass = Err(Unread::new(&error)),
+            }
+        }
+        Ok(scheduled)
     }
 
     fn next(scheduled: &Scheduled) -> Next<Decision> {
-        let Some(seen) = &scheduled.seen else {
-            return Next::Done;
+        let before = scheduled.object.status.clone().unwrap_or_default();
+        let (decision, before) = match (&scheduled.pass, &scheduled.seen) {
+            (Err(Unread { at, why }), _) => (unread(&scheduled.object, *at, why), before),
+            (Ok(_), Some(seen)) => (decide(seen), seen.object.status.clone().unwrap_or_default()),
+            (Ok(_), None) => return Next::Done,
         };
-        let decision = decide(seen);
-        match decision.is_nothing(seen) {
+        match decision.step.is_none() && decision.status.is_shown_by(&before) {
             true => Next::Wait,
             false => Next::Step(decision),
         }
     }
 
     async fn execute(&self, scheduled: &Scheduled, decision: Decision) -> Result<Outcome> {
-        match &scheduled.seen {
-            Some(seen) => execute::execute(&self.0, &scheduled.pass, seen, &decision).await,
-            None => Ok(Outcome::Stale),
+        let cluster = &self.cluster;
+        match (&scheduled.pass, &scheduled.seen) {
+            (Ok(pass), Some(seen)) => execute::execute(cluster, pass, seen, &decision).await,
+            (Ok(_), None) => Ok(Outcome::Stale),
+            (Err(_), _) => execute::report(cluster, &scheduled.object, &decision.status).await,
         }
     }
 }
@@ -141,7 +178,7 @@ impl Controller for ScheduleController {
     const NAME: &'static str = "snapshot schedules";
 
     async fn list(&self, _leads_since: Timestamp) -> Option<Vec<Scheduled>> {
-        let cluster = &self.0;
+        let cluster = &self.cluster;
         if !cluster.has_read_objects() || !cluster.following.is_complete(SCHEDULES) {
             return None;
         }
@@ -156,16 +193,28 @@ impl Controller for ScheduleController {
         }
         let pass = observe::pass(cluster).await;
         self.record_read(pass.as_ref().map(drop).map_err(|error| chain(error)));
-        let pass = Arc::new(pass.ok()?);
+        let pass = match pass {
+            Ok(pass) => {
+                self.failures.store(0, Ordering::Relaxed);
+                Ok(Arc::new(pass))
+            }
+            Err(error) => {
+                let before = self.failures.fetch_add(1, Ordering::Relaxed);
+                let is_reported = before + 1 >= REPORTED_FAILURES;
+                Err(is_reported.then(|| Unread::new(&error))?)
+            }
+        };
         let each = all.into_iter().map(|object| Scheduled {
             object,
-            pass: Arc::clone(&pass),
+            pass: pass.clone(),
             seen: None,
         });
         Some(each.collect())
     }
+
     /// A router that does not lead reads nothing, so nothing fails.
     fn reset(&self) {
+        self.failures.store(0, Ordering::Relaxed);
         self.record_read(Ok(()));
     }
 }

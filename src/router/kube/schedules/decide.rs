@@ -24,7 +24,7 @@ use super::skipped::{between, skip};
 use super::slots::{SPREAD, jitter};
 use super::spec::{Plan, What};
 use crate::model::Level;
-use show::{SCHEDULING, Shown};
+use show::{READ_FAILED, SCHEDULING, Shown};
 
 /// A class of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub(super) struct Seen {
     /// The sets of the other kind, which were made when the spec had claims instead of a selector, or a
     /// selector instead of claims.
     pub(super) others: Vec<Set>,
+    /// Why members, levels and uses could not be read.
+    pub(super) unread: Option<String>,
     /// Members, levels and uses of the sets are read. Otherwise, each ready set counts as good.
     pub(super) is_complete: bool,
 }
@@ -102,12 +104,13 @@ pub(super) fn decide(seen: &Seen) -> Decision {
             return shown.decided(None, false);
         }
     };
-    record_needed(seen, &plan, &mut shown);
     if seen.object.spec.suspend {
         settle_suspended(seen, &plan, &mut shown);
+        record_needed(seen, &plan, &mut shown);
         let needs_more = preview(seen, &plan, &mut shown);
         return shown.decided(None, needs_more);
     }
+    record_needed(seen, &plan, &mut shown);
     shown.cuts(&plan);
     let settled = shown.status.last_slot.clone();
     let due = due(seen, &plan, &mut shown.status);
@@ -246,7 +249,7 @@ fn preview(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> bool {
         None => Vec::new(),
     };
     if !found.is_empty() && !seen.is_complete {
-        return true;
+        return seen.unread.is_none();
     }
     shown.deletions(&found);
     false
@@ -305,6 +308,10 @@ fn retain(seen: &Seen, plan: &Plan, shown: &mut Shown<'_>) -> (Option<Step>, boo
     }
     if let Some(skew) = &seen.skew {
         shown.retention(false, "ClocksDiffer", skew.clone());
+        return (None, false);
+    }
+    if let Some(why) = &seen.unread {
+        shown.retention(false, READ_FAILED, why.clone());
         return (None, false);
     }
     if !seen.is_complete {

@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::decide::show::{
-    CREATE_FAILED, CUT, FORMER_SETS, RETENTION, SCHEDULING, SUSPENDED, condition,
+    CREATE_FAILED, CUT, DELETE_FAILED, FORMER_SETS, RETENTION, SCHEDULING, SUSPENDED, condition,
+    replace,
 };
 use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
@@ -16,7 +17,7 @@ use super::sets::{Set, objects};
 use super::spec::{Plan, What};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::{Cluster, ObjectRef};
-use crate::router::kube::reconcile::{Outcome, only, with_transitions, written};
+use crate::router::kube::reconcile::{Outcome, only, written};
 use crate::router::kube::{InCluster, ask};
 
 /// Does a step, and writes the status that follows from it.
@@ -26,45 +27,58 @@ pub(super) async fn execute(
     seen: &Seen,
     decision: &Decision,
 ) -> Result<Outcome> {
-    let executor = Executor {
+    let writer = Writer {
         cluster,
-        pass,
-        seen,
         schedule: &seen.object,
     };
+    let executor = Executor { writer, pass, seen };
     let outcome = match &decision.step {
         None => Outcome::Done,
         Some(Step::Cut(slot)) => executor.cut(*slot).await?,
-        Some(Step::Delete(deletion)) => executor.delete(deletion).await?,
+        Some(Step::Delete(deletion)) => executor.delete(deletion, &decision.status).await?,
     };
     match outcome {
-        Outcome::Done => executor.write(&decision.status).await,
+        Outcome::Done => executor.writer.write(&decision.status).await,
         Outcome::Stale => Ok(outcome),
     }
 }
 
+/// Writes a status without a step.
+pub(super) async fn report(
+    cluster: &InCluster,
+    schedule: &SnapshotSchedule,
+    status: &ScheduleStatus,
+) -> Result<Outcome> {
+    Writer { cluster, schedule }.write(status).await
+}
+
 struct Executor<'a> {
-    cluster: &'a InCluster,
+    writer: Writer<'a>,
     pass: &'a Pass,
     seen: &'a Seen,
+}
+
+/// Writes what people see.
+struct Writer<'a> {
+    cluster: &'a InCluster,
     schedule: &'a SnapshotSchedule,
 }
 
 impl Executor<'_> {
     fn api(&self, is_group: bool) -> Option<Api<DynamicObject>> {
-        let namespace = self.schedule.namespace().unwrap_or_default();
+        let namespace = self.writer.schedule.namespace().unwrap_or_default();
         let api = match is_group {
             true => self.pass.groups_api.clone()?,
             false => snapshots_api(),
         };
-        let client = self.cluster.client.clone();
+        let client = self.writer.cluster.client.clone();
         Some(Api::namespaced_with(client, &namespace, &api))
     }
 
     /// Creates all objects of a slot that do not exist yet. One that cannot be created does not keep
     /// the others from being created.
     async fn cut(&self, slot: Timestamp) -> Result<Outcome> {
-        let Ok(plan) = Plan::of(self.schedule) else {
+        let Ok(plan) = Plan::of(self.writer.schedule) else {
             return Ok(Outcome::Stale);
         };
         let is_group = matches!(plan.what, What::Group(_));
@@ -72,26 +86,33 @@ impl Executor<'_> {
             return Ok(Outcome::Stale);
         };
         let mut failure = None;
-        for object in objects(self.schedule, &plan.names, &plan.what, slot) {
+        for object in objects(self.writer.schedule, &plan.names, &plan.what, slot) {
             let result = self.create(&api, is_group, &plan, object).await;
             failure = result.err().or(failure);
         }
         let Some(error) = failure else {
             let message = format!("created the snapshots of {slot}");
-            self.tell(false, "Cut", message);
+            self.writer.tell(false, "Cut", message);
             return Ok(Outcome::Done);
         };
         let why = format!("the snapshots of {slot}: {}", chain(&error));
-        let now = self.seen.now;
-        let failed = condition(SCHEDULING, "False", CREATE_FAILED, why, now);
-        let mut status = self.schedule.status.clone().unwrap_or_default();
-        let before = status.conditions.clone();
-        status.conditions.retain(|one| one.type_ != SCHEDULING);
-        let generation = self.schedule.metadata.generation;
-        let failed = with_transitions(vec![failed], &before, generation);
-        status.conditions.splice(0..0, failed);
-        self.write(&status).await?;
+        let status = self.writer.schedule.status.clone().unwrap_or_default();
+        self.failed(status, SCHEDULING, CREATE_FAILED, why).await?;
         Err(error)
+    }
+
+    /// Writes that a step has failed.
+    async fn failed(
+        &self,
+        mut status: ScheduleStatus,
+        type_: &str,
+        reason: &str,
+        why: String,
+    ) -> Result<Outcome> {
+        let mut failed = condition(type_, "False", reason, why, self.seen.now);
+        failed.observed_generation = self.writer.schedule.metadata.generation;
+        replace(&mut status, failed);
+        self.writer.write(&status).await
     }
 
     async fn create(
@@ -123,7 +144,11 @@ impl Executor<'_> {
             }
         };
         if ask(&what, create).await? {
-            tracing::info!(schedule = self.schedule.path(), name, "created a set");
+            tracing::info!(
+                schedule = self.writer.schedule.path(),
+                name,
+                "created a set"
+            );
             return Ok(());
         }
         let found = ask(&what, api.get_opt(&name)).await?;
@@ -139,7 +164,8 @@ impl Executor<'_> {
         }
     }
 
-    async fn delete(&self, deletion: &Deletion) -> Result<Outcome> {
+    /// Deletes a set. `status` is that after the step.
+    async fn delete(&self, deletion: &Deletion, status: &ScheduleStatus) -> Result<Outcome> {
         let Deletion { set, reason, newer } = deletion;
         let Some(api) = self.api(set.claim.is_empty()) else {
             return Ok(Outcome::Stale);
@@ -153,15 +179,29 @@ impl Executor<'_> {
             return Ok(Outcome::Stale);
         }
         let params = only(Some(set.uid.clone()), Some(set.version.clone()));
-        let outcome = written(&set.name, api.delete(&set.name, &params)).await?;
+        let outcome = match written(&set.name, api.delete(&set.name, &params)).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let why = chain(&error);
+                let status = status.clone();
+                self.failed(status, RETENTION, DELETE_FAILED, why).await?;
+                return Err(error);
+            }
+        };
         if outcome == Outcome::Done {
             let message = format!("deleted {}: {}", set.name, reason.text());
-            tracing::info!(schedule = self.schedule.path(), message, "deleted a set");
-            self.tell(false, "SetDeleted", message);
+            tracing::info!(
+                schedule = self.writer.schedule.path(),
+                message,
+                "deleted a set"
+            );
+            self.writer.tell(false, "SetDeleted", message);
         }
         Ok(outcome)
     }
+}
 
+impl Writer<'_> {
     /// Writes the status, unless the schedule was changed.
     async fn write(&self, status: &ScheduleStatus) -> Result<Outcome> {
         let before = self.schedule.status.clone().unwrap_or_default();

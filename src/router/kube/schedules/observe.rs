@@ -19,7 +19,7 @@ use super::names::Names;
 use super::object::SnapshotSchedule;
 use super::sets::{SCHEDULE_UID, Set, level_of, text};
 use super::uses::{Namespace, Shared, World, wanted};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 use crate::model::{PoolId, SnapshotParameters};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::all;
@@ -274,6 +274,7 @@ async fn read(cluster: &InCluster, pass: &Pass, object: SnapshotSchedule) -> Res
         class: pass.classes.get(&class).cloned(),
         sets: BTreeMap::new(),
         others: Vec::new(),
+        unread: None,
         is_complete: false,
         object,
     };
@@ -287,7 +288,9 @@ async fn read(cluster: &InCluster, pass: &Pass, object: SnapshotSchedule) -> Res
     seen.others = others.into_values().flatten().collect();
     read_levels(cluster, pass, &mut seen).await?;
     if decide(&seen).needs_more {
-        complete(cluster, pass, &namespace, &mut seen).await?;
+        // Slots are executed without it.
+        let read = complete(cluster, pass, &namespace, &mut seen).await;
+        seen.unread = read.err().map(|error| chain(&error));
     }
     Ok(seen)
 }

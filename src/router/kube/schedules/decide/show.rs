@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::{Decision, Deletion, Seen, Step};
 use crate::router::kube::reconcile::with_transitions;
 use crate::router::kube::schedules::duty::needed_after;
-use crate::router::kube::schedules::object::{Due, ScheduleStatus};
+use crate::router::kube::schedules::object::{Due, ScheduleStatus, SnapshotSchedule};
 use crate::router::kube::schedules::retention::Reason;
 use crate::router::kube::schedules::sets::Set;
 use crate::router::kube::schedules::spec::Plan;
@@ -23,6 +23,10 @@ pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
 pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
 /// A reason of Scheduling: a person has suspended the schedule.
 pub(in crate::router::kube::schedules) const SUSPENDED: &str = "Suspended";
+/// A reason of Scheduling and Retention: what they need could not be read.
+pub(in crate::router::kube::schedules) const READ_FAILED: &str = "ReadFailed";
+/// A reason of Retention: the API server has refused to delete a set.
+pub(in crate::router::kube::schedules) const DELETE_FAILED: &str = "DeleteFailed";
 /// A reason of Retention: sets of a former spec stay.
 pub(in crate::router::kube::schedules) const FORMER_SETS: &str = "FormerSets";
 /// In this order.
@@ -190,7 +194,7 @@ impl<'a> Shown<'a> {
                 all.push(old);
             }
         }
-        all.sort_by_key(|one| CONDITIONS.iter().position(|type_| one.type_ == *type_));
+        sort(&mut all);
         self.status.conditions = all;
         Decision {
             status: self.status,
@@ -198,6 +202,45 @@ impl<'a> Shown<'a> {
             needs_more,
         }
     }
+}
+
+/// The decision about a schedule of which nothing could be read: it is shown, unless the schedule is
+/// suspended.
+pub(in crate::router::kube::schedules) fn unread(
+    object: &SnapshotSchedule,
+    now: Timestamp,
+    why: &str,
+) -> Decision {
+    let mut status = object.status.clone().unwrap_or_default();
+    if !object.spec.suspend {
+        let mut failed = condition(SCHEDULING, "False", READ_FAILED, why.into(), now);
+        // The present spec has not been considered.
+        let mut before = status.conditions.iter();
+        let before = before.find(|one| one.type_ == SCHEDULING);
+        failed.observed_generation = before.and_then(|one| one.observed_generation);
+        replace(&mut status, failed);
+    }
+    Decision {
+        status,
+        step: None,
+        needs_more: false,
+    }
+}
+
+/// Replaces a condition. The time of its last transition stays if it has the same status.
+pub(in crate::router::kube::schedules) fn replace(status: &mut ScheduleStatus, new: Condition) {
+    let before = std::mem::take(&mut status.conditions);
+    let generation = new.observed_generation;
+    status.conditions = with_transitions(vec![new], &before, generation);
+    let others = before.into_iter();
+    let is_other = |one: &Condition| one.type_ != status.conditions[0].type_;
+    let others: Vec<_> = others.filter(is_other).collect();
+    status.conditions.extend(others);
+    sort(&mut status.conditions);
+}
+
+fn sort(conditions: &mut [Condition]) {
+    conditions.sort_by_key(|one| CONDITIONS.iter().position(|type_| one.type_ == *type_));
 }
 
 pub(in crate::router::kube::schedules) fn condition(

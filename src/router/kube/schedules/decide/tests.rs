@@ -3,6 +3,7 @@
 mod former;
 mod overdue;
 mod random;
+mod unread;
 mod world;
 
 use jiff::SignedDuration;

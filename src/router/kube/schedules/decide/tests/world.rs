@@ -30,6 +30,8 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     pub(super) skew: bool,
     pub(super) has_groups: bool,
+    /// Members, levels and uses cannot be read.
+    pub(super) is_unreadable: bool,
     pub(super) class: Option<Class>,
     pub(super) objects: BTreeMap<String, Value>,
     pub(super) levels: BTreeMap<String, Option<Level>>,
@@ -75,6 +77,7 @@ impl World {
             now: at("2026-11-22T00:20:00Z"),
             skew: false,
             has_groups: false,
+            is_unreadable: false,
             class: Some(Class {
                 is_ours: true,
                 deletes: true,
@@ -175,6 +178,7 @@ impl World {
             class: self.class.clone(),
             sets: BTreeMap::new(),
             others: Vec::new(),
+            unread: None,
             is_complete: false,
         };
         let names = Names::of(&self.schedule).unwrap();
@@ -200,7 +204,9 @@ impl World {
                 .filter(|set| Some(&set.name) == newest.as_ref())
                 .for_each(level);
         }
-        if decide(&seen).needs_more {
+        if self.is_unreadable && decide(&seen).needs_more {
+            seen.unread = Some("claims cannot be listed: forbidden".into());
+        } else if decide(&seen).needs_more {
             seen.is_complete = true;
             for set in seen.sets.values_mut().flatten() {
                 level(set);
