@@ -178,8 +178,8 @@ impl Plane {
         self.others.push(child);
     }
 
-    /// The CRDs of snapshots, and the snapshot controller.
-    pub fn start_snapshot_controller(&mut self) {
+    /// The CRDs of snapshots.
+    pub fn apply_snapshot_crds(&self) {
         let cache = self.hyper.ancestors().nth(2).unwrap();
         for kind in [
             "volumesnapshotclasses",
@@ -191,6 +191,11 @@ impl Plane {
             let name = format!("crd/{kind}.snapshot.storage.k8s.io");
             self.kubectl(&["wait", "--for=condition=Established", &name]);
         }
+    }
+
+    /// The CRDs of snapshots, and the snapshot controller.
+    pub fn start_snapshot_controller(&mut self) {
+        self.apply_snapshot_crds();
         let program = self.hyper.with_file_name("snapshot-controller");
         let words = [
             format!("--kubeconfig={}", self.path("kubeconfig").display()),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::lease::Pace;
 use super::orphans;
@@ -37,6 +37,8 @@ pub struct Options {
     pub look_every: Duration,
     /// How often it looks for orphans, and after which time it reports them.
     pub orphans: orphans::Pace,
+    /// The clock by which slots of schedules are due, besides that of the API server.
+    pub clock: fn() -> Timestamp,
 }
 
 impl Options {
@@ -55,6 +57,7 @@ impl Options {
             pace: Pace::default(),
             look_every: Duration::from_secs(5),
             orphans: orphans::Pace::default(),
+            clock: Timestamp::now,
         }
     }
 }

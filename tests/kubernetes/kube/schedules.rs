@@ -1,17 +1,22 @@
 //! Schedules of snapshots, with the real API server and the real snapshot controller. The test does the
 //! work of csi-snapshotter.
 
+mod link;
+mod routers;
+
 use std::process::Command;
 use std::sync::Arc;
 
+use http::Method;
 use k8s_openapi::jiff::tz::TimeZone;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use slackwater::router::Cluster;
-use slackwater::router::kube::InCluster;
+use slackwater::router::kube::{AgentReports, InCluster};
 
-use crate::kube::api::{Agents, DRIVER, eventually, options, start};
+use crate::kube::api::{Agents, DRIVER, eventually, options};
 use crate::kube::plane::Plane;
+use link::Link;
 
 const POOL: &str = "11111111-2222-4333-8444-000000000001";
 
@@ -38,6 +43,7 @@ struct Fixture {
     plane: Plane,
     _agents: Arc<Agents>,
     cluster: Arc<InCluster>,
+    link: Arc<Link>,
 }
 
 impl Fixture {
@@ -71,14 +77,18 @@ impl Fixture {
         }
         let agents = Arc::<Agents>::default();
         agents.say("node-1", "home-1", &[POOL]);
-        let cluster = start(&plane, options("router-a"), &agents);
+        let link = Link::new(|| 0, Box::new(|_, _| {}));
         let inside = plane.runtime.enter();
+        let client = link.client(plane.client());
+        let reports = Arc::clone(&agents) as Arc<dyn AgentReports>;
+        let cluster = InCluster::start(client, options("router-a"), reports);
         cluster.schedule_snapshots();
         drop(inside);
         Some(Fixture {
             plane,
             _agents: agents,
             cluster,
+            link,
         })
     }
 
@@ -246,6 +256,8 @@ fn schedules_create_and_delete_snapshots() {
     let status = fixture.cluster.status().and_then(|status| status.schedules);
     assert!(status.is_some_and(|all| all.contains_key("shop/pg")));
     runs_when_a_person_requests_it(&fixture);
+    reports_what_fails(&fixture);
+    reads_no_schedule_without_need(&fixture);
     groups(&fixture);
     fixture.plane.runtime.block_on(fixture.cluster.shut_down());
 }
@@ -370,6 +382,77 @@ fn runs_when_a_person_requests_it(fixture: &Fixture) {
     ];
     let error = fixture.plane.try_kubectl(&words).unwrap_err();
     assert!(error.contains("spec.runAt"), "{error}");
+}
+
+/// What the router may not read or delete is a condition and an event, and the rest goes on.
+fn reports_what_fails(fixture: &Fixture) {
+    let is_recorded = |reason: &str, event: &str| {
+        let words = ["get", "events", "-n", "shop", "-o", "json"];
+        let all = fixture.plane.kubectl(&words);
+        let all: Value = serde_json::from_str(&all).unwrap();
+        let mut all = all["items"].as_array().unwrap().iter();
+        all.any(|it| {
+            let message = it["message"].as_str().unwrap_or_default();
+            it["reason"] == event && message.starts_with(reason) && message.contains("forbidden")
+        })
+    };
+    fixture.link.deny(Method::GET, "/volumesnapshotclasses");
+    eventually("the pass that fails is reported", || {
+        fixture.reason("pg", "Scheduling") == "ReadFailed"
+    });
+    eventually("with an event", || {
+        is_recorded("ReadFailed", "NotScheduled")
+    });
+    fixture.link.allow_all();
+    eventually("the next one is as before", || {
+        fixture.reason("pg", "Scheduling") == "Scheduled"
+    });
+    // Sets that are not to be kept.
+    let uid = fixture.get("snapshotschedules.slackwater.dev/pg", ".metadata.uid");
+    let ago = |hours: i64| newest_slot() - SignedDuration::from_hours(hours);
+    let old = [8, 7].map(|hours| fixture.set("pg", ago(hours), "data"));
+    fixture.link.deny(Method::DELETE, "/volumesnapshots/");
+    fixture.link.deny(Method::GET, "/persistentvolumeclaims");
+    for (number, name) in (21..).zip(&old) {
+        fixture.older(name, &uid);
+        fixture.finish(name, number);
+    }
+    eventually("claims that cannot be listed are reported", || {
+        fixture.reason("pg", "Retention") == "ReadFailed"
+    });
+    eventually("with an event", || {
+        is_recorded("ReadFailed", "RetentionWaits")
+    });
+    assert_eq!(fixture.reason("pg", "Scheduling"), "Scheduled");
+    fixture.link.allow_all();
+    fixture.link.deny(Method::DELETE, "/volumesnapshots/");
+    eventually("the refused deletion is reported", || {
+        fixture.reason("pg", "Retention") == "DeleteFailed"
+    });
+    eventually("with an event", || {
+        is_recorded("DeleteFailed", "RetentionWaits")
+    });
+    fixture.link.allow_all();
+    eventually("both are deleted", || {
+        old.iter().all(|name| fixture.is_gone(name))
+    });
+    eventually("nothing is left to be done", || {
+        fixture.reason("pg", "Retention") == "Kept"
+    });
+}
+
+/// A schedule is read by itself only if something is to be done.
+fn reads_no_schedule_without_need(fixture: &Fixture) {
+    let asked = |end: &str| fixture.link.asked(&Method::GET, end);
+    let passes = || asked("/volumesnapshotclasses");
+    let all = ["pg", "often", "retained", "missing"];
+    let reads = || all.map(|name| asked(&format!("/snapshotschedules/{name}")));
+    // What has just been written is in the watch a moment later.
+    let started = passes();
+    eventually("the watch has the last status", || passes() > started + 3);
+    let before = (passes(), reads());
+    eventually("several passes", || passes() > before.0 + 5);
+    assert_eq!(reads(), before.1);
 }
 
 /// What is not valid is refused by the schema, or with a condition.

@@ -127,7 +127,7 @@ impl Pass {
 /// Reads what all schedules need.
 pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
     let client = &cluster.client;
-    let (now, skew) = clocks(Timestamp::now(), server_time(client).await?);
+    let (now, skew) = clocks((cluster.options.clock)(), server_time(client).await?);
     let ours = ListParams::default().labels(SCHEDULE_UID).limit(PER_PAGE);
     let snapshots = objects(client, &snapshots_api(), ours.clone()).await?;
     let mut pass = Pass {
