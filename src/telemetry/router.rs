@@ -69,6 +69,9 @@ pub struct ClusterStatus {
     pub pools: Option<BTreeMap<&'static str, u64>>,
     /// The number of VolumeMoves in each phase; `None` if another router is the leader.
     pub moves: Option<BTreeMap<&'static str, u64>>,
+    /// The number of VolumeReverts in each phase; `None` if another router is the leader, or before they are
+    /// read.
+    pub reverts: Option<BTreeMap<&'static str, u64>>,
     /// The number of volumes in quarantine; `None` if another router is the leader.
     pub quarantined: Option<u64>,
     /// The SnapshotSchedules, by "namespace/name"; `None` if another router is the leader, or if they are
@@ -308,6 +311,12 @@ fn encode_counts(encoder: &mut DescriptorEncoder<'_>, cluster: &ClusterStatus) -
             "VolumeMoves, by their phase",
             "phase",
             &cluster.moves,
+        ),
+        (
+            "volume_reverts",
+            "VolumeReverts, by their phase",
+            "phase",
+            &cluster.reverts,
         ),
     ] {
         let Some(counts) = counts else { continue };

@@ -21,6 +21,7 @@ impl InCluster {
             orphans: self.orphans.counts(),
             pools: self.count_pools(),
             moves: self.count_moves(),
+            reverts: self.count_reverts(),
             quarantined: self.count_quarantined(),
             schedules: self.schedule_numbers(),
         }

@@ -65,6 +65,16 @@ impl InCluster {
         let reverts = self.reverts.read().unwrap_or_else(PoisonError::into_inner);
         reverts.now().clone()
     }
+
+    /// The number of reverts in each phase, if this router leads and has read them.
+    pub(super) fn count_reverts(&self) -> Option<BTreeMap<&'static str, u64>> {
+        let mut counts = BTreeMap::new();
+        for object in self.reverts().values() {
+            let phase = object.status.as_ref().map(|status| status.phase);
+            *counts.entry(phase.unwrap_or_default().word()).or_default() += 1;
+        }
+        (self.is_leader() && self.following.is_complete(REVERTS)).then_some(counts)
+    }
 }
 
 #[tonic::async_trait]

@@ -12,7 +12,7 @@ use slackwater::error::{Error, Result};
 use slackwater::model::{SnapshotId, VolumeId};
 use slackwater::operation::RevertedVolume;
 use slackwater::router::reverted::{RevertStep, RevertingVolumes};
-use slackwater::router::{ClusterOptions, InCluster};
+use slackwater::router::{Cluster, ClusterOptions, InCluster};
 use tokio::sync::Barrier;
 use uuid::Uuid;
 
@@ -276,10 +276,15 @@ fn a_group_with_a_missing_member_does_not_begin() {
     let one = member(&api, 1);
     list(&api, SNAPSHOTS, "VolumeSnapshot", json!([one]));
     let volumes = Volumes::new();
-    let _cluster = start(&api, &volumes, &Arc::default());
+    let cluster = start(&api, &volumes, &Arc::default());
     let reason = || at(&api, REVERT)["status"]["conditions"][0]["reason"].clone();
     eventually("it waits", || reason() == "GroupIncomplete");
     assert_eq!(volumes.ordered(), [""; 0]);
+    // The watches of this server report no changes.
+    let counts = || cluster.status().and_then(|status| status.reverts);
+    assert_eq!(counts(), Some([("Pending", 1)].into()));
+    api.runtime.block_on(cluster.shut_down());
+    assert_eq!(counts(), None, "it does not lead any more");
 }
 
 #[test]

@@ -201,6 +201,7 @@ impl RouterView for NoAgents {
             }),
             pools: Some([("Degraded", 6)].into()),
             moves: Some([("Waiting", 2)].into()),
+            reverts: Some([("Failed", 5)].into()),
             quarantined: Some(4),
             schedules: Some([("shop/pg".to_string(), schedule())].into()),
             ..ClusterStatus::default()
@@ -251,6 +252,8 @@ async fn every_metric_is_in_the_manual() {
     assert_eq!(value(&text, "slackwater_orphans{kind=\"snapshot\"}"), 1.0);
     let waiting = value(&text, "slackwater_volume_moves{phase=\"Waiting\"}");
     assert_eq!(waiting, 2.0);
+    let failed = value(&text, "slackwater_volume_reverts{phase=\"Failed\"}");
+    assert_eq!(failed, 5.0);
     let degraded = value(&text, "slackwater_pools{health=\"Degraded\"}");
     assert_eq!(degraded, 6.0);
     assert_eq!(value(&text, "slackwater_quarantined_volumes "), 4.0);
