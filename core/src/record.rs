@@ -3,7 +3,8 @@
 //!
 //! A record is JSON with a version. It is written to a temporary file, fsynced and renamed over the
 //! old one, and the directory is fsynced: after a crash either the old record or the new one
-//! exists. A record of a newer version is refused and never overwritten; an older one is read with
+//! exists. Several records are written in the same steps, which the file system can do together; a
+//! crash leaves the old or the new one of each, in any combination. A record of a newer version is refused and never overwritten; an older one is read with
 //! today's defaults.
 //!
 //! After a rollback, a program may read fields that only a newer program knows. It keeps the fields
@@ -19,7 +20,7 @@ pub mod pool;
 pub mod snapshot;
 pub mod volume;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -151,32 +152,54 @@ pub fn load<T: Record>(host: &dyn Host, path: &Path) -> Result<Option<T>> {
 /// Writes a record durably. A crash leaves the old or the new record, and perhaps a temporary file,
 /// which the next write replaces. A file that cannot be read as such a record is not replaced.
 pub fn store<T: Record>(host: &dyn Host, path: &Path, record: &T) -> Result<()> {
-    let present = host
-        .read_file(path)
-        .context(|| format!("read {}", T::WHAT))?;
-    let bytes = encode(path, present.as_deref(), record)?;
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(TEMPORARY);
-    let temporary = Path::new(&temporary);
-    let directory = path.parent().ok_or_else(|| Error::Bug {
-        invariant: "a record is in a directory".into(),
-    })?;
-    let mut steps = [
-        Effect::WriteFile {
-            path: temporary,
-            bytes: &bytes,
-        },
-        Effect::SyncFile { path: temporary },
-        Effect::Rename {
-            from: temporary,
-            to: path,
-        },
-        Effect::SyncDir { path: directory },
-    ]
-    .into_iter();
-    steps
-        .try_for_each(|step| host.perform(&step).map(drop))
-        .context(|| format!("write {}", T::WHAT))
+    store_all(host, &[(path.to_path_buf(), record)], None)
+}
+
+/// Writes several records durably, as [`store`] writes each. After an error or a crash, each record is
+/// the old or the new one. `parent` is a directory in which the directories of the records were
+/// created. Its entries are made durable before any record can be read.
+pub fn store_all<T: Record>(
+    host: &dyn Host,
+    records: &[(PathBuf, &T)],
+    parent: Option<&Path>,
+) -> Result<()> {
+    let encoded = records.iter().map(|(path, record)| {
+        let present = host.read_file(path);
+        let present = present.context(|| format!("read {}", T::WHAT))?;
+        encode(path, present.as_deref(), *record)
+    });
+    let encoded: Vec<Vec<u8>> = encoded.collect::<Result<_>>()?;
+    let temporary = |(path, _): &(PathBuf, &T)| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(TEMPORARY);
+        PathBuf::from(name)
+    };
+    let temporary: Vec<PathBuf> = records.iter().map(temporary).collect();
+    let directories = records.iter().filter_map(|(path, _)| path.parent());
+    let directories: Vec<PathBuf> = directories.map(Path::to_path_buf).collect();
+    let first: Vec<PathBuf> = temporary
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(parent)
+        .map(Path::to_path_buf)
+        .collect();
+    let write = || {
+        for (path, bytes) in temporary.iter().zip(&encoded) {
+            host.perform(&Effect::WriteFile { path, bytes })?;
+        }
+        match &first[..] {
+            [path] => host.perform(&Effect::SyncFile { path })?,
+            paths => host.perform(&Effect::SyncAll { paths })?,
+        };
+        for (from, (to, _)) in temporary.iter().zip(records) {
+            host.perform(&Effect::Rename { from, to })?;
+        }
+        match &directories[..] {
+            [path] => host.perform(&Effect::SyncDir { path }),
+            paths => host.perform(&Effect::SyncAll { paths }),
+        }
+    };
+    write().map(drop).context(|| format!("write {}", T::WHAT))
 }
 
 #[cfg(any(test, feature = "testing"))]

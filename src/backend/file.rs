@@ -203,6 +203,16 @@ impl Store for FileStore {
         self.perform(Effect::SyncFile { path })
     }
 
+    fn sync_all(&self, images: &[Image]) -> host::Result<()> {
+        match images {
+            [image] => self.sync(*image),
+            _ => {
+                let paths: Vec<_> = images.iter().map(|image| self.image(*image)).collect();
+                self.perform(Effect::SyncAll { paths: &paths })
+            }
+        }
+    }
+
     fn unshare(&self, image: Image, offset: u64, length: u64) -> host::Result<()> {
         let path = &self.image(image);
         self.perform(Effect::Unshare {

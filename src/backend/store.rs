@@ -106,6 +106,10 @@ pub(super) trait Store: Devices {
     fn shorten(&self, image: Image, length: u64) -> host::Result<()>;
     /// Makes the data and the length of an image durable.
     fn sync(&self, image: Image) -> host::Result<()>;
+    /// The same for several images. After an error, any of them may be durable.
+    fn sync_all(&self, images: &[Image]) -> host::Result<()> {
+        images.iter().try_for_each(|image| self.sync(*image))
+    }
     /// Gives a range of an image blocks of its own. It is durable only after [`Store::sync`].
     fn unshare(&self, image: Image, offset: u64, length: u64) -> host::Result<()>;
     /// Gives the btrfs on an image a new fsid. No device may be attached to the image.

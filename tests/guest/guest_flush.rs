@@ -12,9 +12,11 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use slackwater_testkit::guest::{self, in_guest, rounds};
-use slackwater_testkit::{Sweep, run};
+use slackwater_testkit::{Scratch, Server, Sweep, mount, run};
 
-use crate::guest_lvm::{create_pool_on, end, end_pool, release, runtime};
+use crate::guest_lvm::{
+    POOL, create_pool, create_pool_on, created, end, end_pool, release, runtime,
+};
 use crate::guest_power::{self, LOGGED, Ledger};
 
 const DISKS: [&str; 3] = ["pool:1G", "log:2G", "state:64M"];
@@ -157,5 +159,52 @@ fn what_was_answered_is_there_after_a_power_cut_of_a_disk_that_loses_unflushed_w
             });
             end_pool(server);
         }
+    });
+}
+
+/// Flushes that the disk has completed (Documentation/block/stat.rst).
+fn flushes() -> usize {
+    let disk = guest::disk("pool").replace("/dev/", "/sys/block/");
+    let line = fs::read_to_string(disk + "/stat").unwrap();
+    line.split_whitespace().nth(15).unwrap().parse().unwrap()
+}
+
+/// Each member of a group has a freeze, write-backs, a message to the pool and a thaw of its own, which
+/// are about 12 flushes. The records of a member are at least another 12, unless those of all members
+/// are written together.
+#[test]
+fn a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_message() {
+    let test =
+        "guest_flush::a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_message";
+    in_guest(test, &["pool:1G"], || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            let mut volumes = Vec::new();
+            for n in 0..12 {
+                let name = format!("v{n}");
+                let volume = created(&scratch, &client, &name, mount("ext4")).await;
+                volume.up(&client).await;
+                volumes.push(volume);
+            }
+            let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
+            let mut costs = Vec::new();
+            for count in [4, 12] {
+                let before = flushes();
+                let name = format!("g{count}");
+                let group = client.group(&name, &ids[..count], &[]).await.unwrap();
+                costs.push(flushes() - before);
+                client.delete_all_of(&group).await;
+            }
+            println!("flushes of a group of 4 and of 12: {costs:?}");
+            assert!(costs[1] <= costs[0] + 8 * 20, "{costs:?}");
+            for volume in volumes {
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+            }
+        });
+        end_pool(server);
     });
 }

@@ -21,7 +21,7 @@ const NUMBER: &str = "NUMBER";
 #[rustfmt::skip]
 const EFFECTS: &[&str] = &[
     NUMBER,
-    "make_dir", "write_file", "sync_file", "sync_dir", "rename", "remove_file", "remove_dir",
+    "make_dir", "write_file", "sync_file", "sync_dir", "sync_all", "rename", "remove_file", "remove_dir",
     "allocate", "write_in_place", "make_like", "shorten", "zero", "hint_extents", "discard", "trim",
     "trim_volume", "clone_whole", "clone_ahead", "clone_rest", "unshare", "copy_range", "write_range",
     "renew_fs_id", "attach_loop", "detach_loop", "detach_dead_loop", "resize_loop", "set_direct_io",

@@ -1,7 +1,7 @@
 //! Every change that the driver makes on disk or in the kernel, as a value.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
@@ -37,6 +37,12 @@ pub enum Effect<'a> {
     SyncDir {
         /// The directory.
         path: &'a Path,
+    },
+    /// fsync of several files and directories at the same time, so that the file system makes most of
+    /// them durable together. After an error or a crash, any of them may be durable.
+    SyncAll {
+        /// The files and directories.
+        paths: &'a [PathBuf],
     },
     /// rename; replaces a file that exists at `to`.
     Rename {
@@ -470,6 +476,7 @@ impl Effect<'_> {
             Effect::WriteFile { .. } => "write_file",
             Effect::SyncFile { .. } => "sync_file",
             Effect::SyncDir { .. } => "sync_dir",
+            Effect::SyncAll { .. } => "sync_all",
             Effect::Rename { .. } => "rename",
             Effect::RemoveFile { .. } => "remove_file",
             Effect::RemoveDir { .. } => "remove_dir",

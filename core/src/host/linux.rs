@@ -115,6 +115,7 @@ impl LinuxHost {
             Effect::WriteFile { path, bytes } => files::write_file(path, bytes),
             Effect::SyncFile { path } => files::sync_file(path),
             Effect::SyncDir { path } => files::sync_dir(path),
+            Effect::SyncAll { paths } => files::sync_all(paths),
             Effect::Rename { from, to } => files::rename(from, to),
             Effect::RemoveFile { path } => files::remove_file(path),
             Effect::RemoveDir { path } => files::remove_dir(path),
@@ -195,11 +196,7 @@ impl LinuxHost {
                 fs,
             } => growth::grow(&self.folders, device, mount_point, fs),
             Effect::GrowUnmounted { device } => growth::grow_unmounted(device),
-            _ => Err(HostError::unexpected(
-                "change",
-                "",
-                "this effect does not act on a file system",
-            )),
+            _ => Err(HostError::unexpected("change", "", "it is no file system")),
         }
         .map(|()| Done::Plain)
     }

@@ -35,6 +35,7 @@ mod mounts;
 mod perform;
 mod pool_setup;
 mod range;
+mod sync;
 mod targets;
 #[cfg(any(test, feature = "testing"))]
 mod testing;

@@ -13,7 +13,18 @@ impl PoolBackend {
     /// thick volume counts with its full size until it is ready. On an error nothing is left, or
     /// the error is [`Error::RollbackFailed`].
     pub fn prepare_snapshot(&self, record: &SnapshotRecord, admit: Admit<'_>) -> Result<()> {
-        let uuid = record.uuid;
+        let admitted = self.admit_snapshot(record, admit)?;
+        let begun = self.begin_snapshots(&[admitted]);
+        self.snapshots.or_delete(record.uuid, begun)
+    }
+
+    /// The first step of [`PoolBackend::prepare_snapshot`], which changes nothing on disk: counts the
+    /// snapshot as one of the pool. The caller begins it or deletes it.
+    pub fn admit_snapshot(
+        &self,
+        record: &SnapshotRecord,
+        admit: Admit<'_>,
+    ) -> Result<SnapshotRecord> {
         let source = self.volumes.get(record.source)?;
         let source = source.filter(|source| source.incarnation == record.source_incarnation);
         let source = source.ok_or_else(|| Error::NotFound {
@@ -31,7 +42,15 @@ impl PoolBackend {
             self.snapshots.remember(&record);
             Ok(())
         })?;
-        let made = self.snapshots.begin(&record).and_then(|()| {
+        Ok(record)
+    }
+
+    /// The second step of [`PoolBackend::prepare_snapshot`], for several snapshots that were admitted.
+    /// An error or a crash leaves any of them; the caller deletes all.
+    pub fn begin_snapshots(&self, records: &[SnapshotRecord]) -> Result<()> {
+        self.snapshots.begin(records)?;
+        records.iter().try_for_each(|record| {
+            let uuid = record.uuid;
             let doing = || format!("create snapshot {uuid}");
             let source = Image::Volume(record.source);
             // An image whose growth failed is longer than its record says.
@@ -48,20 +67,28 @@ impl PoolBackend {
                 Some(_) => self.snapshots.sync(uuid),
                 None => Ok(()),
             }
-        });
-        self.snapshots.or_delete(uuid, made)
+        })
     }
 
     /// Replaces a snapshot's record durably. The backend sets the lineage, the foreign bytes and
     /// the number of the image, so they stay whatever the caller's record contains.
     pub fn update_snapshot(&self, record: &SnapshotRecord) -> Result<()> {
-        let before = self.snapshots.get(record.uuid)?;
-        let before = before.as_ref().unwrap_or(record);
-        self.snapshots.update(&SnapshotRecord {
-            lineage: before.lineage,
-            foreign_bytes: before.foreign_bytes,
-            image: before.image,
-            ..record.clone()
-        })
+        self.update_snapshots(&[record])
+    }
+
+    /// The same for several records. After an error or a crash, each is the old or the new one.
+    pub fn update_snapshots(&self, records: &[&SnapshotRecord]) -> Result<()> {
+        let each = records.iter().map(|record| {
+            let before = self.snapshots.get(record.uuid)?;
+            let before = before.as_ref().unwrap_or(record);
+            Ok(SnapshotRecord {
+                lineage: before.lineage,
+                foreign_bytes: before.foreign_bytes,
+                image: before.image,
+                ..(*record).clone()
+            })
+        });
+        let each: Vec<SnapshotRecord> = each.collect::<Result<_>>()?;
+        self.snapshots.update_all(&each)
     }
 }

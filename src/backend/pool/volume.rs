@@ -161,7 +161,8 @@ impl PoolBackend {
             self.volumes.remember(&record);
             Ok(())
         })?;
-        let made = self.volumes.begin(&record).and_then(|()| {
+        let begun = self.volumes.begin(std::slice::from_ref(&record));
+        let made = begun.and_then(|()| {
             let new = NewImage {
                 like: self.shared_source(&record),
                 length: image_bytes(record.size),

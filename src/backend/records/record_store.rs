@@ -3,9 +3,11 @@
 //! The directory shows the state of its object: it is created with an intent, its object is
 //! complete once the record says so, and one rename moves it into the trash.
 
+mod write;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
@@ -13,7 +15,7 @@ use uuid::Uuid;
 use super::folder::Folder;
 use super::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use crate::backend::Image;
-use crate::error::{Error, ErrorContext, Result, chain};
+use crate::error::{Error, Result, chain};
 use crate::host::Effect;
 use crate::record::{
     self, Record, SnapshotOrigin, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
@@ -355,71 +357,6 @@ impl<R: StoredRecord> RecordStore<R> {
     pub(in crate::backend) fn remember(&self, record: &R) {
         let entry = Entry::Known(Box::new(record.clone()));
         self.index().entries.insert(record.uuid(), entry);
-    }
-
-    /// Creates the directory and records the intent, durably.
-    pub(in crate::backend) fn begin(&self, record: &R) -> Result<()> {
-        let doing = || format!("create {} {}", R::NOUN, record.uuid());
-        let dir = self.dir(record.uuid());
-        self.found(doing)?;
-        self.folder.perform(Effect::MakeDir { path: &dir }, doing)?;
-        self.folder.sync(R::PART)?;
-        record::store(
-            self.folder.host.as_ref(),
-            &self.record(record.uuid()),
-            record,
-        )
-    }
-
-    /// Creates the directory of all objects. A pool that an earlier release created has no
-    /// directory of snapshots. An existing one may not be durable, which cannot be detected.
-    fn found(&self, doing: impl Fn() -> String) -> Result<()> {
-        if R::PART == VOLUMES || self.founded.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let root = &self.folder.root;
-        let path = root.join(R::PART);
-        self.folder
-            .perform(Effect::MakeDir { path: &path }, &doing)?;
-        self.folder
-            .perform(Effect::SyncDir { path: root }, &doing)?;
-        self.founded.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Replaces a record durably.
-    pub(in crate::backend) fn update(&self, record: &R) -> Result<()> {
-        let (uuid, host) = (record.uuid(), self.folder.host.as_ref());
-        let path = self.record(uuid);
-        let stored = record::store(host, &path, record);
-        match &stored {
-            Ok(()) => self.remember(record),
-            // The rename may have succeeded: the record that a restart would read is the valid one.
-            Err(_) => {
-                if let Ok(Some(found)) = record::load(host, &path) {
-                    self.remember(&found);
-                }
-                self.index().mark_unsynced(uuid);
-            }
-        }
-        stored
-    }
-
-    /// Syncs an image, which must happen before its record says that it is complete. The record
-    /// makes the image's name durable as well.
-    pub fn sync_image(&self, uuid: Uuid) -> Result<()> {
-        let synced = self.folder.store.sync(R::image(uuid));
-        synced.context(|| format!("sync {} {uuid}", R::NOUN))
-    }
-
-    /// Syncs an image and its name.
-    pub(in crate::backend) fn sync(&self, uuid: Uuid) -> Result<()> {
-        self.sync_image(uuid)?;
-        let dir = Effect::SyncDir {
-            path: &self.dir(uuid),
-        };
-        self.folder
-            .perform(dir, || format!("sync {} {uuid}", R::NOUN))
     }
 
     /// Deletes what remains of a creation that was never acknowledged. The record is read from the

@@ -21,9 +21,9 @@ use crate::cut::{Attempt, CutMember, Outcome, Use};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
-use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises, check_setup};
+use crate::operation::{Pool, Snapshots};
 use crate::record::{Base, SnapshotRecord, SnapshotState};
 
 /// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
@@ -153,12 +153,8 @@ impl Snapshots {
         let members = self.members(&sources, &uses, &copies);
         share.members = members.map_err(Error::into_indeterminate)?;
         coordinator::admit(&share.used(), level, parameters)?;
-        for (source, record) in sources.iter().zip(planned) {
-            if let Err(first) = self.prepare_snapshot(&source.pool, &record) {
-                return Err(self.undo_share(&mut share, first));
-            }
-            let pool = source.pool.clone();
-            share.made.push(Prepared { pool, record });
+        if let Err(first) = self.prepare_share(&mut share, &sources, planned) {
+            return Err(self.undo_share(&mut share, first));
         }
         match ThickSpaceWatchdog::watch(share.of_thick()) {
             Ok(watch) => share.watchdog = watch,
@@ -167,18 +163,31 @@ impl Snapshots {
         Ok(share)
     }
 
-    fn prepare_snapshot(
+    /// Prepares the members, after all of them were admitted: their records are written together. After
+    /// an error the caller undoes the share.
+    fn prepare_share(
         &self,
-        pool: &crate::operation::Pool,
-        record: &SnapshotRecord,
+        share: &mut Share,
+        sources: &[Source],
+        planned: Vec<SnapshotRecord>,
     ) -> Result<()> {
-        // A snapshot that an earlier attempt left because its cleanup failed was never reported as
-        // created.
-        let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
-        ended.map_err(Error::into_indeterminate)?;
-        self.before_bases(pool, || {
-            let admit = |space: &_| admit_snapshot(pool, space, record);
-            pool.backend.prepare_snapshot(record, &admit)
+        let mut admitted = Vec::new();
+        for (source, record) in sources.iter().zip(planned) {
+            let pool = source.pool.clone();
+            // A snapshot that an earlier attempt left because its cleanup failed was never reported
+            // as created.
+            let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
+            ended.map_err(Error::into_indeterminate)?;
+            admitted.push(self.before_bases(&pool, || {
+                let admit = |space: &_| admit_snapshot(&pool, space, &record);
+                pool.backend.admit_snapshot(&record, &admit)
+            })?);
+            share.made.push(Prepared { pool, record });
+        }
+        each_pool(share.made.iter().zip(&admitted), |pool, members| {
+            let records = members.iter().map(|(_, admitted)| (*admitted).clone());
+            let records: Vec<SnapshotRecord> = records.collect();
+            pool.backend.begin_snapshots(&records)
         })
     }
 
@@ -220,8 +229,11 @@ impl Snapshots {
                 judged.push(pool.id());
             }
         }
+        each_pool(share.made.iter().map(|one| (one, ())), |pool, members| {
+            let uuids: Vec<Uuid> = members.iter().map(|(one, ())| one.record.uuid).collect();
+            pool.backend.snapshots.sync_images(&uuids)
+        })?;
         for (one, member) in share.made.iter_mut().zip(&share.members) {
-            one.pool.backend.snapshots.sync_image(one.record.uuid)?;
             one.record.cut_at = kept.cut_at;
             one.record.level = kept.level;
             one.record.reason = kept.reason.clone();
@@ -231,9 +243,9 @@ impl Snapshots {
                     one.record.reason = RAW_IN_GROUP.into();
                 }
                 one.record.state = SnapshotState::Cut;
-                one.pool.backend.update_snapshot(&one.record)?;
             }
         }
+        update(share.made.iter().filter(|one| one.record.group.is_some()))?;
         // The rest takes long for thick volumes, and is not affected by what other calls do to the
         // volumes.
         share.locks.clear();
@@ -248,20 +260,19 @@ impl Snapshots {
     /// record is written, no member of this node is left.
     pub(in crate::operation) fn commit_share(&self, share: &mut Share) -> Result<()> {
         let lead = share.lead();
-        if let Some(one) = lead.and_then(|at| share.made.get_mut(at))
-            && let Err(first) = ready(one)
-        {
+        for one in &mut share.made {
+            one.record.state = SnapshotState::Ready;
+        }
+        if let Err(first) = update(lead.and_then(|at| share.made.get(at))) {
             return Err(self.undo_share(share, first));
         }
         // The attempt is committed from here on: a repeat of the call or the next start completes
         // what fails.
-        let others = share.made.iter_mut().enumerate();
-        let mut others = others.filter(|(at, _)| Some(*at) != lead);
-        others.try_for_each(|(_, one)| {
-            ready(one).map_err(|first| Error::RollbackFailed {
-                first: Box::new(first),
-                undo: "at least one member of the group is not committed yet".into(),
-            })
+        let others = share.made.iter().enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != lead);
+        update(others.map(|(_, one)| one)).map_err(|first| Error::RollbackFailed {
+            first: Box::new(first),
+            undo: "at least one member of the group is not committed yet".into(),
         })
     }
 
@@ -284,8 +295,29 @@ impl Snapshots {
     }
 }
 
-/// Commits one member.
-fn ready(one: &mut Prepared) -> Result<()> {
-    one.record.state = SnapshotState::Ready;
-    one.pool.backend.update_snapshot(&one.record)
+/// Replaces the records of members on disk. After an error or a crash, each is the old or the new one.
+fn update<'a>(members: impl IntoIterator<Item = &'a Prepared>) -> Result<()> {
+    let members = members.into_iter().map(|one| (one, ()));
+    each_pool(members, |pool, members| {
+        let records: Vec<_> = members.iter().map(|(one, ())| &one.record).collect();
+        pool.backend.update_snapshots(&records)
+    })
+}
+
+/// Acts on the members of each pool together, until that fails.
+fn each_pool<'a, T: Copy>(
+    members: impl IntoIterator<Item = (&'a Prepared, T)>,
+    act: impl Fn(&Pool, &[(&Prepared, T)]) -> Result<()>,
+) -> Result<()> {
+    let mut pools: Vec<(&Pool, Vec<(&Prepared, T)>)> = Vec::new();
+    for (one, with) in members {
+        match pools
+            .iter_mut()
+            .find(|(pool, _)| pool.id() == one.pool.id())
+        {
+            Some((_, its)) => its.push((one, with)),
+            None => pools.push((&one.pool, vec![(one, with)])),
+        }
+    }
+    pools.iter().try_for_each(|(pool, its)| act(pool, its))
 }

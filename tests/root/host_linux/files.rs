@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use slackwater::host::linux::LinuxHost;
@@ -10,6 +11,28 @@ use slackwater::model::FsType;
 use slackwater::model::size::MIB;
 
 use super::scratch::{Scratch, folder, run, text};
+
+#[test]
+fn any_number_of_files_and_folders_is_synced_at_once_or_the_error_names_the_one_that_fails() {
+    for fs in FsType::ALL {
+        let scratch = Scratch::on(fs);
+        let mut paths = Vec::new();
+        for n in 0..70 {
+            let folder = scratch.pool.join(format!("{n}"));
+            let (path, bytes) = (folder.join("record"), &b"text"[..]);
+            scratch.done(&Effect::MakeDir { path: &folder });
+            scratch.done(&Effect::WriteFile { path: &path, bytes });
+            paths.extend([path, folder]);
+        }
+        paths.push(scratch.pool.clone());
+        scratch.done(&Effect::SyncAll { paths: &paths });
+        scratch.done(&Effect::SyncAll { paths: &[] });
+        let missing: PathBuf = scratch.pool.join("69/missing");
+        paths.push(missing.clone());
+        let refused = scratch.refused(&Effect::SyncAll { paths: &paths });
+        assert!(refused.contains(text(&missing)), "{fs}: {refused}");
+    }
+}
 
 #[test]
 fn the_backing_file_system_is_found_through_links_and_binds() {

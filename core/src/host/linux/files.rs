@@ -6,17 +6,21 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc;
 
 use super::foreign_file::DESCRIPTORS;
+use super::sys;
 use crate::error::HostError;
 use crate::host::{FileId, FileKind, FileStat, Result, Space};
 
 /// Records are a few KiB; a larger file was not written by the driver.
 const SMALL_FILE: u64 = 16 << 20;
+
+/// How many files are synced at the same time, each by a thread that has it open.
+const SYNCS_AT_ONCE: usize = 64;
 
 /// Adds action and path to an I/O error.
 pub(super) fn failed<'a>(
@@ -67,6 +71,39 @@ pub(super) fn sync_file(path: &Path) -> Result<()> {
 
 pub(super) fn sync_dir(path: &Path) -> Result<()> {
     open_dir(path)?.sync_all().map_err(failed("fsync", path))
+}
+
+/// Syncs files and directories, each in a thread of its own: a journal commits what has changed by then
+/// once for all who wait for it, and block devices merge flushes that wait for the same one.
+pub(super) fn sync_all(paths: &[PathBuf]) -> Result<()> {
+    paths.chunks(SYNCS_AT_ONCE).try_for_each(sync_at_once)
+}
+
+/// Tries all of them, and returns the first error.
+fn sync_at_once(paths: &[PathBuf]) -> Result<()> {
+    let open = |path: &PathBuf| open_existing(path, false);
+    let files: Vec<File> = paths.iter().map(open).collect::<Result<_>>()?;
+    for file in &files {
+        // The blocks of a new file are allocated when its data is written. If a commit began before,
+        // the file would wait for the next one. An error is reported by fsync.
+        let _ = sys::fs::begin_write_back(file);
+    }
+    let sync = |(path, file): (&PathBuf, &File)| file.sync_all().map_err(failed("fsync", path));
+    thread::scope(|scope| {
+        let (mut done, mut threads) = (Ok(()), Vec::new());
+        for one in paths.iter().zip(&files) {
+            let thread = thread::Builder::new().name("sync".into());
+            match thread.spawn_scoped(scope, move || sync(one)) {
+                Ok(thread) => threads.push(thread),
+                Err(_) => done = sync(one).and(done),
+            }
+        }
+        let panicked = |_| Err(HostError::unexpected("fsync", "", "a thread panicked"));
+        for thread in threads {
+            done = thread.join().unwrap_or_else(panicked).and(done);
+        }
+        done
+    })
 }
 
 #[expect(

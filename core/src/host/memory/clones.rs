@@ -383,6 +383,7 @@ impl Machine {
             }
             Effect::RenewFsId { image, .. } => (image, CUT_OFF),
             Effect::GrowUnmounted { device } => return self.cut_off_growth(device),
+            Effect::SyncAll { paths } => return self.cut_off_sync(process, paths),
             Effect::WriteBlocks {
                 device,
                 offset,

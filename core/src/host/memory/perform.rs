@@ -1,6 +1,6 @@
 //! Performs effects one after another, under one lock.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
@@ -42,6 +42,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::Unshare { path, .. }
         | Effect::MakeTarget { path, .. }
         | Effect::RemoveTarget { path } => (*path).into(),
+        Effect::SyncAll { paths } => paths.first().map_or(Path::new(""), PathBuf::as_path).into(),
         Effect::Rename { to, .. } => (*to).into(),
         Effect::CloneWhole { target, .. }
         | Effect::ClonePreFreeze { target, .. }
@@ -96,13 +97,10 @@ impl Machine {
             Effect::WriteFile { path, bytes } => self.write_file(process, path, bytes)?,
             Effect::SyncFile { path } => self.sync(process, path, Disk::sync_file)?,
             Effect::SyncDir { path } => self.sync(process, path, Disk::sync_dir)?,
+            Effect::SyncAll { paths } => self.sync_all(process, paths)?,
             Effect::Rename { from, to } => self.rename(process, from, to)?,
             Effect::RemoveFile { path } => self.remove_file(process, path)?,
-            Effect::RemoveDir { path } => {
-                if let Some(slot) = absent_is_none(self.slot(process, path))? {
-                    self.disk.remove_dir(&slot)?;
-                }
-            }
+            Effect::RemoveDir { path } => self.remove_dir(process, path)?,
             Effect::Allocate {
                 path,
                 size,
@@ -201,16 +199,6 @@ impl Machine {
         Ok(Acted::Plain)
     }
 
-    fn sync(
-        &mut self,
-        process: Process,
-        path: &Path,
-        sync: fn(&mut Disk, Ino) -> Result<(), Errno>,
-    ) -> Result<(), HostCause> {
-        let ino = self.must_find(process, path)?;
-        Ok(sync(&mut self.disk, ino)?)
-    }
-
     pub(super) fn must_find(&self, process: Process, path: &Path) -> Result<Ino, Errno> {
         self.find(process, path)?.ok_or(Errno::ENOENT)
     }
@@ -272,6 +260,13 @@ impl Machine {
             self.violation(format!("{to} was replaced while it could not be read"));
         }
         self.disk.rename(&from_slot, &to_slot)?;
+        Ok(())
+    }
+
+    fn remove_dir(&mut self, process: Process, path: &Path) -> Result<(), HostCause> {
+        if let Some(slot) = absent_is_none(self.slot(process, path))? {
+            self.disk.remove_dir(&slot)?;
+        }
         Ok(())
     }
 

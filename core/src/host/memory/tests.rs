@@ -6,6 +6,7 @@ mod kernel;
 mod linear;
 mod thin;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -167,6 +168,47 @@ fn a_record_survives_a_power_loss_only_when_file_and_directory_are_synced() {
         let host = host.reboot(true);
         assert_eq!(text(&host, "/memory/r").as_deref(), expected);
     }
+}
+
+#[test]
+fn a_sync_of_several_files_that_is_cut_off_makes_any_of_them_durable() {
+    let names = ["/memory/a", "/memory/b", "/memory/c"];
+    let paths = names.map(PathBuf::from);
+    let sync = Effect::SyncAll { paths: &paths };
+    let mut seen = BTreeSet::new();
+    for (before, mode) in [
+        (0, FaultMode::CrashBefore),
+        (1, FaultMode::CrashBefore),
+        (0, FaultMode::Before(Errno::EIO)),
+        (0, FaultMode::CrashAfter),
+    ] {
+        let host = MemoryHost::new();
+        for name in names {
+            write(&host, name, "text").unwrap();
+        }
+        sync_dir(&host, "/memory").unwrap();
+        for _ in 0..before {
+            make_dir(&host, "/memory/other").unwrap();
+        }
+        host.fail_effect(1, mode);
+        assert!(host.perform(&sync).is_err());
+        let host = host.reboot(true);
+        let is_durable = |name| text(&host, name).as_deref() == Some("text");
+        seen.insert(names.map(is_durable));
+    }
+    let wanted = [[false, true, false], [true, false, true], [true; 3]];
+    assert_eq!(seen, BTreeSet::from(wanted));
+}
+
+#[test]
+fn a_sync_of_several_files_and_directories_makes_all_of_them_durable() {
+    let host = MemoryHost::new();
+    make_dir(&host, "/memory/d").unwrap();
+    write(&host, "/memory/d/r", "text").unwrap();
+    let paths = ["/memory/d/r", "/memory/d", "/memory"].map(PathBuf::from);
+    host.perform(&Effect::SyncAll { paths: &paths }).unwrap();
+    let host = host.reboot(true);
+    assert_eq!(text(&host, "/memory/d/r").as_deref(), Some("text"));
 }
 
 #[test]

@@ -553,3 +553,24 @@ fn the_record_of_a_group_that_is_deleted_together_is_that_of_earlier_releases() 
         assert_eq!(said.is_some(), says, "{record}");
     }
 }
+
+/// How many times a group of so many volumes syncs, and the number of renames.
+fn syncs_and_renames(count: usize) -> (usize, usize) {
+    let host = MemoryHost::new();
+    let driver = driver(&host);
+    let names = (0..count).map(|n| format!("v{n}"));
+    let sources: Vec<VolumeId> = names.map(|name| volume(&driver, &name)).collect();
+    let before = host.effects();
+    let made = driver.snapshots.create_group(&request("g", &sources));
+    assert_eq!(made.unwrap().snapshots.len(), count);
+    let log = host.effect_log().split_off(before);
+    let of = |word: &str| log.iter().filter(|line| line.starts_with(word)).count();
+    (of("sync_"), of("rename "))
+}
+
+#[test]
+fn the_records_of_a_group_are_synced_together() {
+    let [(few, of_few), (many, of_many)] = [3, 12].map(syncs_and_renames);
+    assert_eq!((of_few, of_many), (9, 36), "each member has three states");
+    assert_eq!(few, many);
+}

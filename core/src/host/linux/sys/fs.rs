@@ -1,7 +1,9 @@
-//! ioctls of file systems: trimming, growing while mounted, freezing.
+//! Calls of file systems: trimming, growing while mounted, freezing, writing back.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
+use nix::errno::Errno;
+use nix::libc;
 use nix::{request_code_read, request_code_readwrite, request_code_write};
 
 use super::{Result, ioctl_struct};
@@ -269,6 +271,14 @@ pub fn btrfs_grow(root: impl AsFd, id: u64) -> Result<()> {
     let request = request_code_write!(0x94, 3, size_of::<BtrfsResize>());
     // SAFETY: BTRFS_IOC_RESIZE reads a btrfs_ioctl_vol_args, whose name is zero-terminated.
     unsafe { ioctl_struct(root, request, &mut resize) }.map(drop)
+}
+
+/// Begins to write the data of a file back, without waiting for it.
+pub fn begin_write_back(file: impl AsFd) -> Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open, and no memory is passed.
+    let done = unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    Errno::result(done).map(drop)
 }
 
 #[cfg(test)]
