@@ -198,7 +198,9 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed("open", path))?,
     };
-    let mut bytes = Vec::new();
+    // Otherwise it would be read in pieces that begin with 32 bytes.
+    let length = file.metadata().map_or(0, |found| found.len());
+    let mut bytes = Vec::with_capacity(length.min(SMALL_FILE) as usize + 64);
     file.take(SMALL_FILE + 1)
         .read_to_end(&mut bytes)
         .map_err(failed("read", path))?;
