@@ -4,8 +4,8 @@
 //! A record is JSON with a version. It is written to a temporary file, fsynced and renamed over the
 //! old one, and the directory is fsynced: after a crash either the old record or the new one
 //! exists. Several records are written in the same steps, which the file system can do together; a
-//! crash leaves the old or the new one of each, in any combination. A record of a newer version is refused and never overwritten; an older one is read with
-//! today's defaults.
+//! crash leaves the old or the new one of each, in any combination. A record of a newer version is
+//! refused and never overwritten; an older one is read with today's defaults.
 //!
 //! After a rollback, a program may read fields that only a newer program knows. It keeps the fields
 //! that it does not know when it writes the record again, also in nested objects. So a new field
