@@ -96,23 +96,39 @@ impl PoolBackend {
         families
     }
 
-    /// Measures the images of a family. It reads the maps of all of them, and writes back their dirty
-    /// pages, if there are several. An error if an image is deleted at the same time, or may not be read.
-    pub fn measure_family(&self, family: &Family, may_read: MayRead<'_>) -> Result<FamilyBytes> {
-        if self.facts.shares_blocks
-            && family.volumes.len() + family.snapshots.len() > 1
-            && let Some(maps) = self.maps(family, may_read)?
-        {
-            return Ok(compare(family, maps));
+    /// Compares the images of a family. It reads the maps of all of them, and writes back their dirty pages.
+    /// `None` if only their sizes are to be used. An error if an image is deleted at the same time, or may
+    /// not be read.
+    pub fn compare_family(
+        &self,
+        family: &Family,
+        may_read: MayRead<'_>,
+    ) -> Result<Option<FamilyBytes>> {
+        if !self.facts.shares_blocks || family.volumes.len() + family.snapshots.len() < 2 {
+            return Ok(None);
         }
-        let snapshots = family.snapshots.keys().map(|uuid| Image::Snapshot(*uuid));
-        let volumes = family.volumes.keys().map(|uuid| Image::Volume(*uuid));
-        let images: Vec<Image> = volumes.chain(snapshots).collect();
+        let maps = self.maps(family, may_read)?;
+        Ok(maps.map(|maps| compare(family, maps)))
+    }
+
+    /// What the sizes of images show of their families, in the order of these. The sizes are read
+    /// together, because a thin pool has them all in one place.
+    pub fn estimate_families(&self, families: &[(Uuid, Family)]) -> Result<Vec<FamilyBytes>> {
+        let images = families.iter().flat_map(|(_, family)| {
+            let snapshots = family.snapshots.keys().map(|uuid| Image::Snapshot(*uuid));
+            let volumes = family.volumes.keys().map(|uuid| Image::Volume(*uuid));
+            volumes.chain(snapshots)
+        });
+        let images: Vec<Image> = images.collect();
         let sizes = self.store().sizes(&images);
         let sizes = sizes.context(|| self.comparing())?.into_iter();
         let sizes = sizes.map(|size| size.map_or(0, |size| size.allocated));
         let sizes: HashMap<Image, u64> = images.into_iter().zip(sizes).collect();
-        Ok(estimate(family, &sizes, self.facts.shares_blocks))
+        let shares_blocks = self.facts.shares_blocks;
+        let each = families.iter();
+        Ok(each
+            .map(|(_, family)| estimate(family, &sizes, shares_blocks))
+            .collect())
     }
 
     /// The blocks of each image, in the order of the disk; `None` if there are too many, or if the store
@@ -331,9 +347,12 @@ fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> FamilyBytes {
 /// From the sizes of images. If they may share blocks: for each volume, a lower bound of what is its own,
 /// and upper ones of the rest.
 fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -> FamilyBytes {
-    let all: u64 = sizes.values().sum();
-    let is_exact = !shares_blocks || sizes.len() < 2;
     let size = |image: Image| sizes.get(&image).copied().unwrap_or(0);
+    let (volumes, snapshots) = (family.volumes.keys(), family.snapshots.keys());
+    let of_volumes: u64 = volumes.map(|uuid| size(Image::Volume(*uuid))).sum();
+    let of_snapshots: u64 = snapshots.map(|uuid| size(Image::Snapshot(*uuid))).sum();
+    let all = of_volumes + of_snapshots;
+    let is_exact = !shares_blocks || family.volumes.len() + family.snapshots.len() < 2;
     let mut found = FamilyBytes::default();
     let mut charged = BTreeMap::new();
     for uuid in family.volumes.keys() {
@@ -354,7 +373,7 @@ fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -
     }
     match is_exact {
         true => {
-            found.snapshots = all - found.own;
+            found.snapshots = of_snapshots;
             found.charged = Some(charged);
         }
         false => (found.own, found.undivided) = (0, all),

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::disk::STATUS_TIMEOUT;
 use crate::backend::{Family, FamilyBytes, Image, VolumeBytes};
-use crate::error::chain;
+use crate::error::{Error, chain};
 use crate::model::{Level, PoolId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::{Driver, Pool, ServingState};
@@ -257,28 +257,50 @@ impl Driver {
             return;
         };
         let begun = Instant::now();
+        let mut by_size = Vec::new();
         for (lineage, family) in due {
             if !self.may_measure(&pool) {
                 return;
             }
             let may_read = |image| self.may_measure(&pool) && !self.is_in_use(image);
-            match pool.backend.measure_family(&family, &may_read) {
-                Ok(bytes) => {
+            match pool.backend.compare_family(&family, &may_read) {
+                Ok(Some(bytes)) => {
                     let mut all = self.numbers.get();
                     let numbers = all.entry(pool.id()).or_default();
                     numbers.insert(lineage, family, at, bytes);
                 }
-                // Usually one of its images was deleted at the same time, or is used by a call.
-                Err(error) => {
-                    tracing::debug!(pool = %pool.definition.name, error = %chain(&error), "failed to measure volumes, will retry");
-                }
+                Ok(None) => by_size.push((lineage, family)),
+                Err(error) => failed(&pool, &error),
             }
         }
+        self.estimate(&pool, by_size, at);
         let mut all = self.numbers.get();
         let numbers = all.entry(pool.id()).or_default();
         let first = numbers.passes.map_or(at, |(first, _)| first);
         numbers.passes = Some((first, at));
         numbers.paused_until = Some(now + begun.elapsed() * PAUSE_FACTOR);
+    }
+
+    /// Measures families by the sizes of their images. If one cannot be read, the others are.
+    fn estimate(&self, pool: &Pool, families: Vec<(Uuid, Family)>, at: Moment) {
+        if families.is_empty() {
+            return;
+        }
+        match pool.backend.estimate_families(&families) {
+            Ok(bytes) => {
+                let mut all = self.numbers.get();
+                let numbers = all.entry(pool.id()).or_default();
+                for ((lineage, family), bytes) in families.into_iter().zip(bytes) {
+                    numbers.insert(lineage, family, at, bytes);
+                }
+            }
+            Err(error) if families.len() == 1 => failed(pool, &error),
+            Err(_) => {
+                for one in families {
+                    self.estimate(pool, vec![one], at);
+                }
+            }
+        }
     }
 
     /// Whether a pool is still served, and the process is not about to end.
@@ -315,6 +337,11 @@ impl Driver {
         }
         Some(found)
     }
+}
+
+/// Usually an image was deleted at the same time, or is used by a call.
+fn failed(pool: &Pool, error: &Error) {
+    tracing::debug!(pool = %pool.definition.name, error = %chain(error), "failed to measure volumes, will retry");
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use nix::errno::Errno;
+
 use super::*;
 use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
@@ -375,7 +377,10 @@ fn in_a_thin_pool_volumes_with_snapshots_are_not_divided() {
     let mut fixture = Fixture::new(&["default=memory-thin:"]);
     let (a, b) = (fixture.volume("a"), fixture.volume("b"));
     fixture.write("a", 1);
+    let reads = fixture.host.metadata_reads();
     fixture.pass(LATER);
+    let once = fixture.host.metadata_reads() - reads;
+    assert_eq!(once, 1, "the metadata is read once for all volumes");
     let alone = fixture.images();
     assert_eq!((alone.own, alone.undivided), (fixture.allocated(), 0));
     fixture.snapshot("s", a);
@@ -386,6 +391,18 @@ fn in_a_thin_pool_volumes_with_snapshots_are_not_divided() {
         (fixture.bytes(b).own, 0, 0)
     );
     assert!(cut.undivided >= alone.own - cut.own);
+}
+
+#[test]
+fn sizes_that_cannot_be_read_together_are_read_one_by_one() {
+    let mut fixture = Fixture::new(&["default=memory:"]);
+    let ids = ["a", "b"].map(|name| fixture.volume(name));
+    // The first query of a size.
+    fixture.host.fail_look(1, Errno::EIO);
+    fixture.pass(LATER);
+    assert_eq!(fixture.host.faults_left(), 0);
+    assert!(ids.iter().all(|id| fixture.bytes(*id).own > 0));
+    assert_eq!(fixture.images().unmeasured, 0);
 }
 
 /// A cut clones the image of its volume while writers wait.

@@ -27,14 +27,14 @@ fn counted(own: i64, at: i64, grown: Option<i64>) -> Shown {
 }
 
 /// (own bytes, the time of the numbers, grown bytes, the time of these), as far as they are known.
-fn known(sky: &Sky) -> (Option<(i64, i64)>, Option<(i64, i64)>) {
+fn known(sky: &Sky) -> [Option<(i64, i64)>; 2] {
     let status = sky.status(1);
     let from = |at: &Time| at.0.as_second() - time(0).as_second();
     let images = status.images.as_ref();
     let images = images.map(|it| (it.own_bytes, from(&it.measured_at)));
     let growth = status.growth.as_ref();
     let growth = growth.map(|it| (it.volumes[0].grown_bytes, from(&it.measured_at)));
-    (images, growth)
+    [images, growth]
 }
 
 #[test]
@@ -43,11 +43,11 @@ fn what_an_agent_has_counted_stays_until_it_has_counted_again() {
     // An agent of an earlier release.
     sky.says("a", vec![shown(1)]);
     sky.write();
-    assert_eq!(known(&sky), (None, None));
+    assert_eq!(known(&sky), [None, None]);
     sky.now += 100;
     sky.says("a", vec![counted(10, 90, Some(5))]);
     sky.write();
-    assert_eq!(known(&sky), (Some((10, 90)), Some((5, 90))));
+    assert_eq!(known(&sky), [Some((10, 90)), Some((5, 90))]);
     let status = sky.status(1);
     let id = &status.growth.as_ref().unwrap().volumes[0].id;
     assert_eq!(*id, format!("{}.{}", super::id(1), super::id(7)));
@@ -56,16 +56,16 @@ fn what_an_agent_has_counted_stays_until_it_has_counted_again() {
     sky.now += 100;
     sky.says("a", vec![shown(1)]);
     sky.write();
-    assert_eq!(known(&sky), (Some((10, 90)), Some((5, 90))));
+    assert_eq!(known(&sky), [Some((10, 90)), Some((5, 90))]);
     sky.now += 100;
     sky.says("a", vec![counted(11, 290, None)]);
     sky.write();
-    assert_eq!(known(&sky), (Some((11, 290)), Some((5, 90))));
+    assert_eq!(known(&sky), [Some((11, 290)), Some((5, 90))]);
     sky.is_silent("a");
     sky.now += 100;
     sky.write();
     assert_eq!(sky.status(1).health, Health::Unreachable);
-    assert_eq!(known(&sky), (Some((11, 290)), Some((5, 90))));
+    assert_eq!(known(&sky), [Some((11, 290)), Some((5, 90))]);
 }
 
 #[test]
@@ -79,5 +79,5 @@ fn counts_are_written_with_the_other_numbers_once_a_minute() {
     sky.now += 31;
     sky.says("a", vec![counted(20, 20, Some(11))]);
     sky.write();
-    assert_eq!(known(&sky), (Some((20, 20)), Some((11, 20))));
+    assert_eq!(known(&sky), [Some((20, 20)), Some((11, 20))]);
 }
