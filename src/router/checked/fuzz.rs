@@ -61,6 +61,43 @@ fn fuzz_descriptions() {
     });
 }
 
+/// An agent reports the growth of volumes of its own pools alone, and numbers that can be.
+#[test]
+fn what_an_agent_counts_is_of_its_pool() {
+    let volume = |volume_id: &str, grown_bytes: i64| Volume {
+        volume_id: volume_id.into(),
+        grown_bytes,
+        since: 1,
+    };
+    let (own, other) = (format!("{POOL}.{POOL}"), POOL.replace('1', "2"));
+    let pool = |own_bytes: i64| Pool {
+        id: POOL.into(),
+        images: Some(ImageUsage {
+            own_bytes,
+            growth: Some(Growth {
+                volumes: vec![
+                    volume(&own, -1),
+                    volume(&format!("{other}.{POOL}"), 3),
+                    volume("<b>", 4),
+                    volume(&own, 5),
+                ],
+            }),
+            ..ImageUsage::default()
+        }),
+        ..Pool::default()
+    };
+    let checked = |own_bytes: i64| {
+        let answer = DescribeResponse {
+            pools: vec![pool(own_bytes)],
+            ..DescribeResponse::default()
+        };
+        description(answer).unwrap().pools.remove(0).images
+    };
+    let growth = checked(7).unwrap().growth.unwrap();
+    assert_eq!(growth.volumes, [volume(&own, 5)]);
+    assert_eq!(checked(-7), None);
+}
+
 #[test]
 fn fuzz_groups() {
     let group: GroupId = POOL.parse().unwrap();
