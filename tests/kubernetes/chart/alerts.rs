@@ -173,6 +173,7 @@ const PROMISED: (&str, &str) = ("slackwater_pool_promised_bytes{pool='a'}", "100
 const METADATA: (&str, &str) = ("slackwater_pool_metadata_total_bytes{pool='a'}", "100+0x20");
 const FREE_METADATA: &str = "slackwater_pool_metadata_available_bytes{pool='a'}";
 const DEGRADED: &str = "slackwater_pools{namespace='s',pod='a',health='Degraded'}";
+const DEGRADED_B: &str = "slackwater_pools{namespace='s',pod='b',health='Degraded'}";
 const MISSED_A: &str = "slackwater_schedule_missed_slots{pod='a',schedule='shop/pg'}";
 const MISSED_B: &str = "slackwater_schedule_missed_slots{pod='b',schedule='shop/pg'}";
 const DEFECTS: &str = "slackwater_calls_total{method='CreateVolume',code='INTERNAL'}";
@@ -214,6 +215,12 @@ const CASES: &[Case] = &[
     ("PoolDegraded", false, 14, &[(DEGRADED, "1+0x20")]),
     ("PoolDegraded", false, 20, &[(DEGRADED, "0+0x20"), ("slackwater_pools{health='Lost'}", "1+0x20")]),
     ("PoolDegraded", true, 16, &[("slackwater_pools{health='Unreachable'}", "1+0x20")]),
+    // Another router becomes the leader: nothing counts pools for two minutes.
+    ("PoolDegraded", true, 16, &[(DEGRADED, "1+0x9 stale"), (DEGRADED_B, "_x12 1+0x20")]),
+    ("PoolDegraded", false, 14, &[(DEGRADED, "1+0x9 stale"), (DEGRADED_B, "_x12 1+0x20")]),
+    // The pool is well again after that, or at once.
+    ("PoolDegraded", false, 16, &[(DEGRADED, "1+0x9 stale"), ("slackwater_pools{namespace='s',pod='b',health='Healthy'}", "_x12 1+0x20")]),
+    ("PoolDegraded", false, 16, &[(DEGRADED, "1+0x13 stale"), ("slackwater_pools{namespace='s',pod='a',health='Healthy'}", "1+0x20")]),
     ("Orphans", true, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x70")]),
     ("Orphans", false, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x50 0 1+0x20")]),
     ("AgentLost", true, 6, &[("slackwater_agent_up{agent='n',pod='a'}", "0+0x10"), ("slackwater_agent_up{agent='n',pod='b'}", "0+0x10")]),
@@ -242,6 +249,11 @@ const CASES: &[Case] = &[
     ("Defects", true, 60, &[(DEFECTS, "0+0x30 1+0x40")]),
     // The series appears with the first error.
     ("Defects", true, 60, &[(DEFECTS, "_x30 1+0x40")]),
+    // Prometheus did not scrape for more than an hour, and an error of before is the last one, or is not.
+    ("Defects", false, 135, &[(DEFECTS, "1+0x30 _x70 1+0x40")]),
+    ("Defects", true, 135, &[(DEFECTS, "1+0x30 _x70 2+0x40")]),
+    // The driver was started again in between.
+    ("Defects", true, 135, &[(DEFECTS, "5+0x30 _x70 1+0x40")]),
     ("Defects", false, 60, &[(DEFECTS, "1+0x70"), ("slackwater_calls_total{method='CreateVolume',code='OK'}", "0+1x70")]),
 ];
 
