@@ -59,7 +59,7 @@ pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 pub use volume::Volumes;
 pub use volume::moving::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
-pub use volume::reverting::{BeginRevert, RevertFence, RevertedVolume};
+pub use volume::reverting::{BeginRevert, Members, RevertFence, RevertedVolume};
 
 pub use crate::host::Piece;
 

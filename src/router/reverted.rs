@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::RevertedVolume;
+use crate::operation::{Members, RevertedVolume};
 
 /// A step of the revert of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub enum RevertStep {
         snapshot: SnapshotId,
         /// How many reverts of the volume had ended when this one was planned.
         number: u64,
-        /// How many volumes the revert has.
-        members: u32,
+        /// The volumes of the revert.
+        members: Members,
     },
     /// Fills its new image.
     Prepare,
-    /// Gives it the new image. `members` is the same as at the beginning.
-    Switch { members: u32 },
+    /// Gives it the new image. `members` are the same as at the beginning.
+    Switch { members: Members },
     /// Lifts the fence after the switch.
     End,
     /// Lifts the fence before the switch, for good.

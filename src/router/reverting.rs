@@ -13,7 +13,7 @@ use crate::agent::revert_request::Step;
 use crate::agent::{LookForRevertRequest, LookForRevertResponse, RevertRequest};
 use crate::error::{Error, Result};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::RevertedVolume;
+use crate::operation::{Members, RevertedVolume};
 
 /// How long one call lasts. A copy, and the wipe of a former image, continue afterwards, and the next
 /// call finds what they have done.
@@ -62,12 +62,13 @@ impl RevertingVolumes for Router {
                 members,
             } => {
                 (asked.name, asked.snapshot_id) = (name, snapshot.to_string());
-                (asked.number, asked.members) = (number, members);
+                asked.number = number;
+                set_members(&mut asked, members);
                 Step::Begin
             }
             RevertStep::Prepare => Step::Prepare,
             RevertStep::Switch { members } => {
-                asked.members = members;
+                set_members(&mut asked, members);
                 Step::Switch
             }
             RevertStep::End => Step::End,
@@ -82,6 +83,11 @@ impl RevertingVolumes for Router {
             .await
             .map(drop)
     }
+}
+
+fn set_members(asked: &mut RevertRequest, members: Members) {
+    asked.members = members.count;
+    asked.members_digest = members.digest.map(|it| it.to_string()).unwrap_or_default();
 }
 
 fn seen(found: LookForRevertResponse) -> std::result::Result<RevertedVolume, String> {

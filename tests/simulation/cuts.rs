@@ -433,7 +433,7 @@ impl Simulation {
             name: "namespace/revert".into(),
             snapshot_id,
             number: found.number,
-            members: 1,
+            members: 1_u32.into(),
         })
     }
 

@@ -120,6 +120,9 @@ pub struct Reverting {
     /// How many volumes the revert has, with this one, if the router has named it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<u32>,
+    /// A digest of the IDs of these volumes, if the router has named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members_digest: Option<Uuid>,
     /// The record with the other image: before the switch the new one, after it the old one.
     pub spare: Uuid,
     /// The volume has its new image.

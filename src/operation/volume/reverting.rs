@@ -7,6 +7,7 @@
 //! crash; it is set only while nothing uses the volume. A new image that is whole survives as well:
 //! the other volumes of a group may have switched.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -24,6 +25,40 @@ use crate::record::{
     ContentSource, Reverted, Reverting, SnapshotRecord, Spare, VolumeRecord, VolumeState,
 };
 
+/// The namespace of digests of members, a random UUID.
+const DIGESTS: Uuid = Uuid::from_u128(0x3f7b_52c1_9a0e_4d86_b1c4_67e2_08d5_93fa);
+
+/// Which volumes a revert has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Their number; 0 if it is not known.
+    pub count: u32,
+    /// A digest of their IDs; `None` if it is not known, as from a router of an earlier release. The IDs
+    /// themselves would be in the record of each volume, and in each report of its agent.
+    pub digest: Option<Uuid>,
+}
+
+impl Members {
+    /// These volumes, in any order.
+    pub fn of<'a>(ids: impl Iterator<Item = &'a str>) -> Members {
+        let ids: BTreeSet<&str> = ids.collect();
+        let text = ids.iter().copied().collect::<Vec<_>>().join("\n");
+        Members {
+            count: u32::try_from(ids.len()).unwrap_or(u32::MAX),
+            digest: Some(Uuid::new_v5(&DIGESTS, text.as_bytes())),
+        }
+    }
+}
+
+impl From<u32> for Members {
+    fn from(count: u32) -> Members {
+        Members {
+            count,
+            digest: None,
+        }
+    }
+}
+
 /// The beginning of a revert of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BeginRevert {
@@ -34,8 +69,8 @@ pub struct BeginRevert {
     pub snapshot_id: String,
     /// How many reverts of the volume had ended when this one was planned.
     pub number: u64,
-    /// How many volumes the revert has, with this one; 0 if it is not known.
-    pub members: u32,
+    /// The volumes of the revert, with this one.
+    pub members: Members,
 }
 
 /// What a revert has to know of a volume.
@@ -66,8 +101,8 @@ pub struct RevertFence {
     pub uid: Uuid,
     /// How many reverts of the volume have ended.
     pub number: u64,
-    /// How many volumes the revert has; 0 if it is not known.
-    pub members: u32,
+    /// The volumes of the revert.
+    pub members: Members,
     /// It has its new image.
     pub is_switched: bool,
 }
@@ -80,8 +115,10 @@ impl Volumes {
         let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
-        if let Stage::Begun(_) | Stage::Done = stage(volume_id, &record, asked.uid)? {
-            return Ok(());
+        match stage(volume_id, &record, asked.uid)? {
+            Stage::Begun(reverting) => return check_members(volume_id, reverting, asked.members),
+            Stage::Done => return Ok(()),
+            Stage::Other => {}
         }
         check_fence(volume_id, &record, None)?;
         let refuse = |reason: &str| Err(Error::refused(format!("volume {volume_id}"), reason));
@@ -107,7 +144,8 @@ impl Volumes {
                 name: asked.name.clone(),
                 snapshot: snapshot.uuid,
                 incarnation: snapshot.incarnation,
-                members: Some(asked.members).filter(|members| *members != 0),
+                members: Some(asked.members.count).filter(|count| *count != 0),
+                members_digest: asked.members.digest,
                 spare: self.host.random_uuid(),
                 is_switched: false,
                 image: 0,
@@ -161,10 +199,14 @@ impl Volumes {
     }
 
     /// Gives a volume its new image, with one write of its record. The fence stays. The former image is
-    /// in the trash then, for the cleanup: other members of the group wait for this one. `members` is
-    /// the number of the volumes of the revert, or 0: with another one than it was fenced for, the
-    /// volume is not switched.
-    pub fn switch_revert(&self, volume_id: &str, uid: Uuid, members: u32) -> Result<()> {
+    /// in the trash then, for the cleanup: other members of the group wait for this one. If
+    /// `members` are others than it was fenced for, the volume is not switched.
+    pub fn switch_revert(
+        &self,
+        volume_id: &str,
+        uid: Uuid,
+        members: impl Into<Members>,
+    ) -> Result<()> {
         let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
@@ -173,15 +215,7 @@ impl Volumes {
             Stage::Done => return Ok(()),
             Stage::Other => return Err(not_fenced(volume_id, uid)),
         };
-        if let Some(fenced) = reverting.members
-            && members != 0
-            && members != fenced
-        {
-            let reason = format!(
-                "it was fenced for a VolumeRevert of {fenced} volumes, and is to be switched with {members}; check the members in the status of the VolumeRevert"
-            );
-            return Err(Error::refused(format!("volume {volume_id}"), reason));
-        }
+        check_members(volume_id, reverting, members.into())?;
         // Once the former image is in the trash, its wipe keeps the lock for as long as it takes.
         let _spare = match pool.backend.volumes.get(reverting.spare)? {
             Some(_) => Some(self.pools.locks.acquire(Key::Volume(reverting.spare))?),
@@ -380,6 +414,29 @@ fn stage<'a>(volume_id: &str, record: &'a VolumeRecord, uid: Uuid) -> Result<Sta
     }
 }
 
+/// Refuses a step of a revert with other members than the volume was fenced for. What one side does not know
+/// is not compared.
+fn check_members(volume_id: &str, fenced: &Reverting, members: Members) -> Result<()> {
+    let refuse = |why: String| {
+        let reason = format!("{why}; check the members in the status of the VolumeRevert");
+        Err(Error::refused(format!("volume {volume_id}"), reason))
+    };
+    let counts = (fenced.members, members.count);
+    if let (Some(fenced), count @ 1..) = counts
+        && fenced != count
+    {
+        return refuse(format!(
+            "it was fenced for a VolumeRevert of {fenced} volumes, and this one has {count}"
+        ));
+    }
+    match (fenced.members_digest, members.digest) {
+        (Some(fenced), Some(digest)) if fenced != digest => {
+            refuse("it was fenced for a VolumeRevert of other volumes".into())
+        }
+        _ => Ok(()),
+    }
+}
+
 fn not_fenced(volume_id: &str, uid: Uuid) -> Error {
     let reason = format!("the VolumeRevert with UID {uid} has not fenced it");
     Error::refused(format!("volume {volume_id}"), reason)
@@ -414,7 +471,10 @@ pub(in crate::operation) fn fences_of(pool: &Arc<Pool>) -> Vec<RevertFence> {
             volume: of(record.uuid),
             uid: reverting.uid,
             number: record.reverts(),
-            members: reverting.members.unwrap_or(0),
+            members: Members {
+                count: reverting.members.unwrap_or(0),
+                digest: reverting.members_digest,
+            },
             is_switched: reverting.is_switched,
         })
     })

@@ -171,7 +171,12 @@ fn revert_fence(fence: &crate::operation::RevertFence) -> RevertFence {
         revert_uid: fence.uid.to_string(),
         number: fence.number,
         switched: fence.is_switched,
-        members: fence.members,
+        members: fence.members.count,
+        members_digest: fence
+            .members
+            .digest
+            .map(|it| it.to_string())
+            .unwrap_or_default(),
     }
 }
 

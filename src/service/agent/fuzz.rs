@@ -194,6 +194,7 @@ fn fuzz_requests_of_reverts() {
         snapshot_id: format!("{ID}.{ID}"),
         number: 1,
         members: 2,
+        members_digest: ID.into(),
     };
     fuzz_message("Revert", &valid, reverting::parsed);
     let valid = LookForRevertRequest {

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::agent::revert_request::Step;
 use crate::agent::{LookForRevertRequest, LookForRevertResponse, RevertRequest, RevertResponse};
 use crate::error::{Error, Result};
-use crate::operation::{BeginRevert, RevertedVolume};
+use crate::operation::{BeginRevert, Members, RevertedVolume};
 use crate::service::{Rpc, Service};
 
 /// A longer name is not one of an object of Kubernetes.
@@ -32,9 +32,18 @@ pub(super) fn parsed(asked: &RevertRequest) -> Result<(Step, BeginRevert)> {
         name: asked.name.clone(),
         snapshot_id: asked.snapshot_id.clone(),
         number: asked.number,
-        members: asked.members,
+        members: Members {
+            count: asked.members,
+            digest: digest(&asked.members_digest)?,
+        },
     };
     Ok((step, begin))
+}
+
+fn digest(text: &str) -> Result<Option<Uuid>> {
+    let digest = (!text.is_empty()).then(|| text.parse());
+    let digest = digest.transpose();
+    digest.map_err(|_| Error::invalid("members_digest", "is not a UUID"))
 }
 
 impl Service {

@@ -91,12 +91,12 @@ impl RevertingVolumes for Volumes {
                 ..
             } => {
                 assert_eq!((name.as_str(), *number), ("shop/back", 5));
-                assert!((1..=2).contains(members));
+                assert!((1..=2).contains(&members.count) && members.digest.is_some());
                 "fence"
             }
             RevertStep::Prepare => "prepare",
             RevertStep::Switch { members } => {
-                assert!((1..=2).contains(members));
+                assert!((1..=2).contains(&members.count) && members.digest.is_some());
                 "switch"
             }
             RevertStep::End => "lift",
@@ -465,6 +465,7 @@ fn fences_whose_revert_was_removed_are_lifted() {
         revert_uid: gone.to_string(),
         number: 5,
         members: 2,
+        members_digest: String::new(),
         switched: false,
     }];
     *agents.0.lock().unwrap() = vec![said];

@@ -31,6 +31,7 @@ impl Revert<'_> {
             snapshot_id: self.snapshot.into(),
             number: self.number,
             members: 1,
+            members_digest: String::new(),
         };
         self.cluster.to_agent(0).revert(asked).await.map(drop)
     }

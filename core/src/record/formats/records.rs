@@ -288,13 +288,14 @@ fn records_of_volumes_keep_their_format() {
     check("volume", expected);
 }
 
-fn reverted_volumes() -> [(&'static str, VolumeRecord); 4] {
+fn reverted_volumes() -> [(&'static str, VolumeRecord); 5] {
     let reverting = Reverting {
         uid: uuid(8),
         name: "shop/back".into(),
         snapshot: uuid(9),
         incarnation: uuid(10),
         members: None,
+        members_digest: None,
         spare: uuid(11),
         is_switched: true,
         image: 7,
@@ -315,6 +316,14 @@ fn reverted_volumes() -> [(&'static str, VolumeRecord); 4] {
         }),
         ..ready_volume()
     };
+    let of_these = VolumeRecord {
+        reverting: Some(Reverting {
+            members: Some(3),
+            members_digest: Some(uuid(13)),
+            ..reverting.clone()
+        }),
+        ..ready_volume()
+    };
     let fenced = VolumeRecord {
         reverting: Some(reverting),
         ..ready_volume()
@@ -331,6 +340,7 @@ fn reverted_volumes() -> [(&'static str, VolumeRecord); 4] {
     [
         ("reverting.json", fenced),
         ("reverting-group.json", of_group),
+        ("reverting-these.json", of_these),
         ("reverted.json", ended),
         ("spare.json", whole),
     ]

@@ -354,12 +354,12 @@ fn blocks_of_a_reverted_volume_are_still_those_of_the_file_until_it_is_gone() {
         name: "shop/back".into(),
         snapshot_id: snapshot_id.clone(),
         number: 0,
-        members: 1,
+        members: 1_u32.into(),
     };
     volumes.begin_revert(&begin).unwrap();
     volumes.prepare_revert(&id, uid).unwrap();
     assert_eq!(node.own(), 0, "the new image shares the same blocks");
-    volumes.switch_revert(&id, uid, 1).unwrap();
+    volumes.switch_revert(&id, uid, 1_u32).unwrap();
     volumes.end_revert(&id, uid).unwrap();
     node.driver.clean(pool);
     let after = node.shared_record(&volume);

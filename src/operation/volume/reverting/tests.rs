@@ -118,7 +118,7 @@ fn begin(id: &str, snapshot_id: &str, uid: Uuid, number: u64) -> BeginRevert {
         name: "shop/back".into(),
         snapshot_id: snapshot_id.into(),
         number,
-        members: 1,
+        members: 1_u32.into(),
     }
 }
 
@@ -127,7 +127,7 @@ fn revert(driver: &Driver, id: &str, to: &str, uid: Uuid, number: u64) -> Result
     let volumes = &driver.volumes;
     volumes.begin_revert(&begin(id, to, uid, number))?;
     volumes.prepare_revert(id, uid)?;
-    volumes.switch_revert(id, uid, 1)?;
+    volumes.switch_revert(id, uid, 1_u32)?;
     volumes.end_revert(id, uid)
 }
 
@@ -287,7 +287,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
         calls_are_aborted(&driver, &id, &old, false);
         let spare = volumes.reverting(&id, &old).unwrap();
         assert!(spare.is_prepared && !spare.is_switched, "{spare:?}");
-        volumes.switch_revert(&id, REVERT, 1).unwrap();
+        volumes.switch_revert(&id, REVERT, 1_u32).unwrap();
         calls_are_aborted(&driver, &id, &old, true);
         // What ends a use works, and the fence survives the process and the machine.
         unstage(&driver, &id);
@@ -300,7 +300,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
             volume: id.parse().unwrap(),
             uid: REVERT,
             number: 0,
-            members: 1,
+            members: 1_u32.into(),
             is_switched: true,
         };
         assert_eq!(fences, [fence]);
@@ -387,7 +387,7 @@ fn a_snapshot_that_goes_before_its_content_is_copied_leaves_the_volume_as_it_was
         volumes.begin_revert(&begin(&id, &last, third, 2)).unwrap();
         volumes.prepare_revert(&id, third).unwrap();
         driver.snapshots.delete_snapshot(&last).unwrap();
-        volumes.switch_revert(&id, third, 1).unwrap();
+        volumes.switch_revert(&id, third, 1_u32).unwrap();
         volumes.end_revert(&id, third).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 5), [1, 2, 3, 5]);
         assert_eq!(records(&driver), 1);
@@ -421,7 +421,7 @@ fn a_request_of_a_revert_that_has_ended_has_no_effect() {
                 assert!(begun.is_err(), "{late} {number}");
             }
             assert!(volumes.prepare_revert(&id, late).is_err());
-            assert!(volumes.switch_revert(&id, late, 1).is_err());
+            assert!(volumes.switch_revert(&id, late, 1_u32).is_err());
             assert!(volumes.end_revert(&id, late).is_err());
             volumes.abort_revert(&id, late, 1).unwrap();
         }
@@ -438,7 +438,10 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         let volumes = &driver.volumes;
         let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
         volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
-        assert!(volumes.switch_revert(&id, REVERT, 1).is_err(), "unprepared");
+        assert!(
+            volumes.switch_revert(&id, REVERT, 1_u32).is_err(),
+            "unprepared"
+        );
         if steps == 2 {
             volumes.prepare_revert(&id, REVERT).unwrap();
             assert!(volumes.end_revert(&id, REVERT).is_err(), "not switched");
@@ -447,11 +450,11 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
         assert_eq!(records(&driver), 1);
         assert!(volumes.prepare_revert(&id, REVERT).is_err());
-        assert!(volumes.switch_revert(&id, REVERT, 1).is_err());
+        assert!(volumes.switch_revert(&id, REVERT, 1_u32).is_err());
         // After the switch there is no way back.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER, 1).unwrap();
+        volumes.switch_revert(&id, OTHER, 1_u32).unwrap();
         assert!(volumes.abort_revert(&id, OTHER, 1).is_err());
         volumes.end_revert(&id, OTHER).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 4), [1, 4]);
@@ -468,7 +471,7 @@ const STEPS: [(&str, Act); 4] = [
         driver.volumes.prepare_revert(id, REVERT)
     }),
     ("switch", |driver, id, _| {
-        driver.volumes.switch_revert(id, REVERT, 1)
+        driver.volumes.switch_revert(id, REVERT, 1_u32)
     }),
     ("end", |driver, id, _| driver.volumes.end_revert(id, REVERT)),
 ];
@@ -578,24 +581,61 @@ fn a_volume_is_not_switched_for_another_group_than_it_was_fenced_for() {
     let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
     let volumes = &driver.volumes;
     let of_three = BeginRevert {
-        members: 3,
+        members: 3_u32.into(),
         ..begin(&id, &old, REVERT, 0)
     };
     volumes.begin_revert(&of_three).unwrap();
     volumes.prepare_revert(&id, REVERT).unwrap();
-    let refused = volumes.switch_revert(&id, REVERT, 2).unwrap_err();
+    let refused = volumes.switch_revert(&id, REVERT, 2_u32).unwrap_err();
     assert!(refused.to_string().contains("of 3 volumes"), "{refused}");
     assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
-    volumes.switch_revert(&id, REVERT, 3).unwrap();
+    volumes.switch_revert(&id, REVERT, 3_u32).unwrap();
     volumes.end_revert(&id, REVERT).unwrap();
     // Of a router that does not name it.
     let unnamed = BeginRevert {
-        members: 0,
+        members: 0_u32.into(),
         ..begin(&id, &old, OTHER, 1)
     };
     volumes.begin_revert(&unnamed).unwrap();
     volumes.prepare_revert(&id, OTHER).unwrap();
-    volumes.switch_revert(&id, OTHER, 2).unwrap();
+    volumes.switch_revert(&id, OTHER, 2_u32).unwrap();
+}
+
+#[test]
+fn a_volume_is_not_switched_if_another_member_was_replaced() {
+    let host = MemoryHost::new();
+    let driver = start(&host, KINDS[0]);
+    let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
+    let volumes = &driver.volumes;
+    let of = |other: &'static str| Members::of([id.as_str(), other].into_iter());
+    assert_eq!(of("b"), Members::of(["b", id.as_str(), "b"].into_iter()));
+    let fenced = |members| BeginRevert {
+        members,
+        ..begin(&id, &old, REVERT, 0)
+    };
+    volumes.begin_revert(&fenced(of("b"))).unwrap();
+    volumes.begin_revert(&fenced(of("b"))).unwrap();
+    let refused = volumes.begin_revert(&fenced(of("c"))).unwrap_err();
+    assert!(
+        refused.to_string().contains("of other volumes"),
+        "{refused}"
+    );
+    volumes.prepare_revert(&id, REVERT).unwrap();
+    let refused = volumes.switch_revert(&id, REVERT, of("c")).unwrap_err();
+    assert!(
+        refused.to_string().contains("of other volumes"),
+        "{refused}"
+    );
+    assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
+    // It survives the process and the machine, and is in the report.
+    drop(driver);
+    let driver = start(&host.restart_process().reboot(true), KINDS[0]);
+    let fences = driver.describe().revert_fences;
+    assert_eq!(fences[0].members, of("b"));
+    assert!(driver.volumes.switch_revert(&id, REVERT, of("c")).is_err());
+    driver.volumes.switch_revert(&id, REVERT, of("b")).unwrap();
+    // A router of an earlier release names the number alone.
+    driver.volumes.switch_revert(&id, REVERT, 2_u32).unwrap();
 }
 
 #[test]
@@ -638,7 +678,7 @@ fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
         // The other members of a group wait for a switch.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER, 1).unwrap();
+        volumes.switch_revert(&id, OTHER, 1_u32).unwrap();
         volumes.end_revert(&id, OTHER).unwrap();
         let trash = pool.backend.folder.path.join("trash");
         let left = || driver.host.list_dir(&trash).unwrap().unwrap().len();

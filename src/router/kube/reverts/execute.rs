@@ -12,6 +12,7 @@ use super::read::{parsed, snapshots_api};
 use super::{Revert, RevertController};
 use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
+use crate::operation::Members;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::reconcile::{Outcome, written};
 use crate::router::kube::volume_revert::{
@@ -153,10 +154,11 @@ impl Executor<'_> {
         }
     }
 
-    /// How many members the revert has.
-    fn members(&self) -> u32 {
+    /// The volumes of the revert.
+    fn members(&self) -> Members {
         let status = self.object.status.as_ref();
-        status.map_or(0, |status| status.members.len() as u32)
+        let members = status.iter().flat_map(|status| &status.members);
+        Members::of(members.map(|member| member.handle.as_str()))
     }
 
     fn member(&self, n: usize) -> Result<&RevertMember> {

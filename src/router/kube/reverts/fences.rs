@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::REVERTS;
 use crate::error::Result;
 use crate::model::VolumeId;
+use crate::operation::Members;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::pool::{Health, Pool};
 use crate::router::kube::pool_status::Report;
@@ -36,7 +37,7 @@ pub(in crate::router::kube) struct Fences {
 struct Fenced {
     volume: VolumeId,
     number: u64,
-    members: u32,
+    members: Members,
     is_switched: bool,
 }
 
@@ -130,7 +131,10 @@ fn reported(cluster: &InCluster) -> Vec<Fences> {
         found.entry(uid).or_default().push(Fenced {
             volume,
             number: fence.number,
-            members: fence.members,
+            members: Members {
+                count: fence.members,
+                digest: fence.members_digest.parse().ok(),
+            },
             is_switched: fence.switched,
         });
     }
@@ -220,6 +224,11 @@ mod tests {
     use crate::model::PoolId;
     use crate::router::kube::volume_revert::RevertStatus;
 
+    const MEMBERS: Members = Members {
+        count: 2,
+        digest: Some(Uuid::from_u128(9)),
+    };
+
     fn fences(switched: &[bool], has_revert: bool) -> Fences {
         let volumes = switched.iter().zip(1..).map(|(switched, n)| Fenced {
             volume: VolumeId {
@@ -227,7 +236,7 @@ mod tests {
                 uuid: Uuid::from_u128(n),
             },
             number: 3,
-            members: 2,
+            members: MEMBERS,
             is_switched: *switched,
         });
         Fences {
@@ -245,7 +254,7 @@ mod tests {
         };
         let abort = RevertStep::Abort { number: 3 };
         assert_eq!(step(&fences(&[false, false], false)), Some((1, abort)));
-        let switch = Some((2, RevertStep::Switch { members: 2 }));
+        let switch = Some((2, RevertStep::Switch { members: MEMBERS }));
         assert_eq!(step(&fences(&[true, false], false)), switch);
         let end = Some((1, RevertStep::End));
         assert_eq!(step(&fences(&[true, true], false)), end);
