@@ -217,7 +217,8 @@ release: ## Build a release from a clean checkout, in target/release-VERSION (RE
 
 NODES := 2
 .PHONY: cluster
-cluster: image cluster-of-image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
+cluster: image ## Start a Kubernetes of NODES=2 nodes on this machine and install the driver (root; the first build takes half an hour)
+	@$(MAKE) cluster-of-image
 
 .PHONY: cluster-of-image
 cluster-of-image: # with the image as it is

@@ -196,7 +196,7 @@ impl LinuxHost {
                 fs,
             } => growth::grow(&self.folders, device, mount_point, fs),
             Effect::GrowUnmounted { device } => growth::grow_unmounted(device),
-            _ => Err(HostError::unexpected("change", "", "not of a file system")),
+            _ => Err(HostError::unexpected("change", "", "no file system effect")),
         }
         .map(|()| Done::Plain)
     }

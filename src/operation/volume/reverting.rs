@@ -50,6 +50,7 @@ impl Members {
     }
 }
 
+/// Their number alone, as from a router of an earlier release.
 impl From<u32> for Members {
     fn from(count: u32) -> Members {
         Members {
@@ -201,12 +202,7 @@ impl Volumes {
     /// Gives a volume its new image, with one write of its record. The fence stays. The former image is
     /// in the trash then, for the cleanup: other members of the group wait for this one. If
     /// `members` are others than it was fenced for, the volume is not switched.
-    pub fn switch_revert(
-        &self,
-        volume_id: &str,
-        uid: Uuid,
-        members: impl Into<Members>,
-    ) -> Result<()> {
+    pub fn switch_revert(&self, volume_id: &str, uid: Uuid, members: Members) -> Result<()> {
         let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
@@ -215,7 +211,7 @@ impl Volumes {
             Stage::Done => return Ok(()),
             Stage::Other => return Err(not_fenced(volume_id, uid)),
         };
-        check_members(volume_id, reverting, members.into())?;
+        check_members(volume_id, reverting, members)?;
         // Once the former image is in the trash, its wipe keeps the lock for as long as it takes.
         let _spare = match pool.backend.volumes.get(reverting.spare)? {
             Some(_) => Some(self.pools.locks.acquire(Key::Volume(reverting.spare))?),

@@ -359,7 +359,7 @@ fn blocks_of_a_reverted_volume_are_still_those_of_the_file_until_it_is_gone() {
     volumes.begin_revert(&begin).unwrap();
     volumes.prepare_revert(&id, uid).unwrap();
     assert_eq!(node.own(), 0, "the new image shares the same blocks");
-    volumes.switch_revert(&id, uid, 1_u32).unwrap();
+    volumes.switch_revert(&id, uid, 1_u32.into()).unwrap();
     volumes.end_revert(&id, uid).unwrap();
     node.driver.clean(pool);
     let after = node.shared_record(&volume);

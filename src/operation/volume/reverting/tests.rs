@@ -127,7 +127,7 @@ fn revert(driver: &Driver, id: &str, to: &str, uid: Uuid, number: u64) -> Result
     let volumes = &driver.volumes;
     volumes.begin_revert(&begin(id, to, uid, number))?;
     volumes.prepare_revert(id, uid)?;
-    volumes.switch_revert(id, uid, 1_u32)?;
+    volumes.switch_revert(id, uid, 1_u32.into())?;
     volumes.end_revert(id, uid)
 }
 
@@ -287,7 +287,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
         calls_are_aborted(&driver, &id, &old, false);
         let spare = volumes.reverting(&id, &old).unwrap();
         assert!(spare.is_prepared && !spare.is_switched, "{spare:?}");
-        volumes.switch_revert(&id, REVERT, 1_u32).unwrap();
+        volumes.switch_revert(&id, REVERT, 1_u32.into()).unwrap();
         calls_are_aborted(&driver, &id, &old, true);
         // What ends a use works, and the fence survives the process and the machine.
         unstage(&driver, &id);
@@ -387,7 +387,7 @@ fn a_snapshot_that_goes_before_its_content_is_copied_leaves_the_volume_as_it_was
         volumes.begin_revert(&begin(&id, &last, third, 2)).unwrap();
         volumes.prepare_revert(&id, third).unwrap();
         driver.snapshots.delete_snapshot(&last).unwrap();
-        volumes.switch_revert(&id, third, 1_u32).unwrap();
+        volumes.switch_revert(&id, third, 1_u32.into()).unwrap();
         volumes.end_revert(&id, third).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 5), [1, 2, 3, 5]);
         assert_eq!(records(&driver), 1);
@@ -421,7 +421,7 @@ fn a_request_of_a_revert_that_has_ended_has_no_effect() {
                 assert!(begun.is_err(), "{late} {number}");
             }
             assert!(volumes.prepare_revert(&id, late).is_err());
-            assert!(volumes.switch_revert(&id, late, 1_u32).is_err());
+            assert!(volumes.switch_revert(&id, late, 1_u32.into()).is_err());
             assert!(volumes.end_revert(&id, late).is_err());
             volumes.abort_revert(&id, late, 1).unwrap();
         }
@@ -439,7 +439,7 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         let (id, old) = with_snapshot(&host, &driver, &ext4(), VolumeParameters::default());
         volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
         assert!(
-            volumes.switch_revert(&id, REVERT, 1_u32).is_err(),
+            volumes.switch_revert(&id, REVERT, 1_u32.into()).is_err(),
             "unprepared"
         );
         if steps == 2 {
@@ -450,11 +450,11 @@ fn an_abort_leaves_the_volume_as_it_was_at_every_step_before_the_switch() {
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3]);
         assert_eq!(records(&driver), 1);
         assert!(volumes.prepare_revert(&id, REVERT).is_err());
-        assert!(volumes.switch_revert(&id, REVERT, 1_u32).is_err());
+        assert!(volumes.switch_revert(&id, REVERT, 1_u32.into()).is_err());
         // After the switch there is no way back.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER, 1_u32).unwrap();
+        volumes.switch_revert(&id, OTHER, 1_u32.into()).unwrap();
         assert!(volumes.abort_revert(&id, OTHER, 1).is_err());
         volumes.end_revert(&id, OTHER).unwrap();
         assert_eq!(used(&host, &driver, &id, &ext4(), 4), [1, 4]);
@@ -471,7 +471,7 @@ const STEPS: [(&str, Act); 4] = [
         driver.volumes.prepare_revert(id, REVERT)
     }),
     ("switch", |driver, id, _| {
-        driver.volumes.switch_revert(id, REVERT, 1_u32)
+        driver.volumes.switch_revert(id, REVERT, 1_u32.into())
     }),
     ("end", |driver, id, _| driver.volumes.end_revert(id, REVERT)),
 ];
@@ -586,10 +586,12 @@ fn a_volume_is_not_switched_for_another_group_than_it_was_fenced_for() {
     };
     volumes.begin_revert(&of_three).unwrap();
     volumes.prepare_revert(&id, REVERT).unwrap();
-    let refused = volumes.switch_revert(&id, REVERT, 2_u32).unwrap_err();
+    let refused = volumes
+        .switch_revert(&id, REVERT, 2_u32.into())
+        .unwrap_err();
     assert!(refused.to_string().contains("of 3 volumes"), "{refused}");
     assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
-    volumes.switch_revert(&id, REVERT, 3_u32).unwrap();
+    volumes.switch_revert(&id, REVERT, 3_u32.into()).unwrap();
     volumes.end_revert(&id, REVERT).unwrap();
     // Of a router that does not name it.
     let unnamed = BeginRevert {
@@ -598,7 +600,7 @@ fn a_volume_is_not_switched_for_another_group_than_it_was_fenced_for() {
     };
     volumes.begin_revert(&unnamed).unwrap();
     volumes.prepare_revert(&id, OTHER).unwrap();
-    volumes.switch_revert(&id, OTHER, 2_u32).unwrap();
+    volumes.switch_revert(&id, OTHER, 2_u32.into()).unwrap();
 }
 
 #[test]
@@ -635,7 +637,10 @@ fn a_volume_is_not_switched_if_another_member_was_replaced() {
     assert!(driver.volumes.switch_revert(&id, REVERT, of("c")).is_err());
     driver.volumes.switch_revert(&id, REVERT, of("b")).unwrap();
     // A router of an earlier release names the number alone.
-    driver.volumes.switch_revert(&id, REVERT, 2_u32).unwrap();
+    driver
+        .volumes
+        .switch_revert(&id, REVERT, 2_u32.into())
+        .unwrap();
 }
 
 #[test]
@@ -678,7 +683,7 @@ fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
         // The other members of a group wait for a switch.
         volumes.begin_revert(&begin(&id, &old, OTHER, 1)).unwrap();
         volumes.prepare_revert(&id, OTHER).unwrap();
-        volumes.switch_revert(&id, OTHER, 1_u32).unwrap();
+        volumes.switch_revert(&id, OTHER, 1_u32.into()).unwrap();
         volumes.end_revert(&id, OTHER).unwrap();
         let trash = pool.backend.folder.path.join("trash");
         let left = || driver.host.list_dir(&trash).unwrap().unwrap().len();
