@@ -156,8 +156,8 @@ test_postgresql_is_scheduled_cut_destroyed_and_restored() {
 }
 
 # The leading pods are deleted by force in the middle of what they execute: those of the controller and of
-# snapshot-controller's sidecar while a schedule is run, and that of the controller again and again while a slot
-# of the schedule comes. Each slot has one whole set, and what is not to be kept is deleted.
+# csi-snapshotter while a schedule is run, and that of the controller again and again while a slot of the schedule
+# comes. Each slot has one whole set, and what is not to be kept is deleted.
 test_a_schedule_is_executed_while_leaders_change() {
     local lease pod slot mark expected=()
     with_schedules
