@@ -25,4 +25,25 @@ impl Sweep {
         let (n, of) = part.expect("SLACKWATER_SWEEP is full, or N/M with N less than M");
         Sweep { is_full, n, of }
     }
+
+    /// Those of `all` trials that run.
+    pub fn part<T>(&self, all: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+        all.skip(self.n).step_by(self.of)
+    }
+
+    /// Those of `all` trials that run where `make test` runs all of them, and `make quick` a part.
+    pub fn part_if_quick<T>(&self, all: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+        let of = if self.is_quick() { self.of } else { 1 };
+        all.skip(self.n % of).step_by(of)
+    }
+
+    /// How many of `all` random trials run: in `make quick` as many as proptest runs by default.
+    pub fn random(&self, all: u32) -> u32 {
+        if self.is_quick() { all.min(256) } else { all }
+    }
+
+    /// Whether the parts are as small as those of `make quick`.
+    fn is_quick(&self) -> bool {
+        self.of >= 16
+    }
 }

@@ -404,13 +404,13 @@ impl Fixture {
     async fn lies_about(&mut self, is_meant: impl Fn(&str) -> bool) {
         self.round(None).await;
         let mut told = 0;
-        let Sweep { n, of, .. } = Sweep::requested();
-        for lie in self.lies(is_meant).into_iter().skip(n).step_by(of) {
+        let sweep = Sweep::requested();
+        for lie in sweep.part(self.lies(is_meant).into_iter()) {
             self.round(Some(lie)).await;
             told += self.liar.times_applied();
         }
         // A part may have few lies.
-        assert!(of > 1 || told > 20, "only {told} lies were applied");
+        assert!(sweep.of > 1 || told > 20, "only {told} lies were applied");
         self.round(None).await;
         assert!(
             self.routed.list(0).await.is_ok(),

@@ -14,6 +14,7 @@ use crate::operation::{
 };
 use crate::service::{Rpc, status};
 use nix::errno::Errno;
+use slackwater_testkit::Sweep;
 
 const REVERT: Uuid = Uuid::from_u128(0x0b5e);
 const OTHER: Uuid = Uuid::from_u128(0x07e4);
@@ -487,10 +488,8 @@ fn a_fault_at_any_effect_leaves_the_old_content_or_the_new_one() {
         FaultMode::After(Errno::EIO),
         FaultMode::Before(Errno::ENOSPC),
     ];
-    for (kind, at) in KINDS
-        .into_iter()
-        .flat_map(|kind| (0..STEPS.len()).map(move |at| (kind, at)))
-    {
+    let steps = |kind| (0..STEPS.len()).map(move |at| (kind, at));
+    for (kind, at) in KINDS.into_iter().flat_map(steps) {
         let prepared = || {
             let host = MemoryHost::new();
             let driver = start(&host, kind);
@@ -507,7 +506,8 @@ fn a_fault_at_any_effect_leaves_the_old_content_or_the_new_one() {
         let effects = host.effects() - before;
         assert!(effects > 0, "{name}");
         let each = (1..=effects).flat_map(|n| modes.map(|mode| (n, mode)));
-        for ((n, mode), is_lost) in each.flat_map(|one| [(one, false), (one, true)]) {
+        let each = each.flat_map(|one| [(one, false), (one, true)]);
+        for ((n, mode), is_lost) in Sweep::requested().part(each) {
             for is_aborted in [false, true] {
                 let case = format!("{kind} {name} {n} {mode:?} {is_lost} {is_aborted}");
                 let (host, driver, id, old) = prepared();

@@ -1,5 +1,7 @@
 //! Volumes that move: they are filled from one snapshot after the other, with the differences.
 
+use slackwater_testkit::Sweep;
+
 use super::*;
 use crate::record::{CopyProgress, VolumeRecord};
 
@@ -148,7 +150,7 @@ fn a_target_that_crashes_at_any_effect_never_mixes_two_snapshots() {
         let effects = prepared().host.effect_log();
         let filled_by = effects.iter().filter(|it| it.contains("write_range"));
         let filled_by = filled_by.count();
-        for n in 1..=all {
+        for n in Sweep::requested().part(1..=all) {
             for (power_loss, mode) in [
                 (false, FaultMode::CrashBefore),
                 (true, FaultMode::CrashBefore),

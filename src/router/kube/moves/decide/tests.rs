@@ -6,6 +6,7 @@ mod world;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
+use slackwater_testkit::Sweep;
 
 use super::*;
 use crate::router::kube::volume_move::When;
@@ -124,7 +125,7 @@ fn happen(world: &mut World, late: &mut Option<(Observed, Decision)>, event: Eve
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(Sweep::requested().random(2000)))]
 
     #[test]
     fn whatever_happens_one_copy_is_used_and_nothing_is_left(

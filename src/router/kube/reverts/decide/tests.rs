@@ -3,6 +3,7 @@
 
 use ::kube::api::ObjectMeta;
 use proptest::prelude::*;
+use slackwater_testkit::Sweep;
 
 use super::*;
 use crate::router::kube::volume_revert::{FINALIZER, RevertSpec};
@@ -446,7 +447,7 @@ fn run(world: &mut World, acts: &[Act]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(Sweep::requested().random(3000)))]
 
     #[test]
     fn a_revert_is_of_all_members_or_of_none(acts in acts(), members in 1..4usize, keep_old: bool) {

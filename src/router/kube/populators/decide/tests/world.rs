@@ -6,6 +6,7 @@ mod users;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use slackwater_testkit::Sweep;
 
 use super::cached::{content, snapshot};
 use super::*;
@@ -823,7 +824,7 @@ fn a_source_that_fails_is_tried_ten_times() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(Sweep::requested().random(512)))]
     #[test]
     fn no_sequence_binds_a_volume_that_is_not_filled(all in proptest::collection::vec(anything(), 1..120)) {
         let mut world = World::new();

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use slackwater_testkit::Sweep;
 
 use super::world::{Crash, World};
 use super::*;
@@ -142,7 +143,7 @@ fn pass(world: &mut World, crash: Crash) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(Sweep::requested().random(400)))]
     #[test]
     fn no_history_loses_or_repeats_anything(
         keep in keeps(),
