@@ -305,7 +305,7 @@ pub struct RestoreArguments {
     #[arg(long, value_name = "NAME")]
     pub storage_class: Option<String>,
     /// Create the claims in this namespace: under other names first, from which they are transferred
-    #[arg(long, value_name = "NAME", conflicts_with = "verify")]
+    #[arg(long, value_name = "NAME", conflicts_with = "discard")]
     pub to_namespace: Option<String>,
     #[command(flatten)]
     pub check: Check,
@@ -320,7 +320,8 @@ pub struct RestoreArguments {
 /// A check of restored volumes.
 #[derive(Clone, Debug, Args)]
 pub struct Check {
-    /// Run this command, with `sh -c`, in a pod that has the volumes, read-only, below /restored
+    /// Run this command, with `sh -c`, in a pod that has the volumes, read-only, below /restored; with
+    /// --to-namespace before they are transferred, if it succeeds
     #[arg(long, value_name = "COMMAND", requires = "verify_image")]
     pub verify: Option<String>,
     /// Image of that pod

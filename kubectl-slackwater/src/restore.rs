@@ -49,7 +49,11 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> 
     plan.refuse_pods(cluster).await?;
     verify::refuse(&arguments.check, &plan.copies)?;
     if arguments.check.verify.is_some() {
-        nodes::refuse_apart(cluster, &plan.copies, &plan.classes).await?;
+        let is_at_source = |copy: &Copy| {
+            let class = plan.classes.get(&copy.class);
+            class.is_some_and(|class| class.is_immediate || class.is_at_source)
+        };
+        nodes::refuse_apart(cluster, &plan.copies, is_at_source, "Give a --storage-class with volumeBindingMode WaitForFirstConsumer and without `restore: source`, whose volumes are created on the node of the pod, and another --suffix if claims exist; or check single members by the names of their VolumeSnapshots").await?;
     }
     require(cluster, &plan.needs(cluster, arguments)).await?;
     plan.confirm(cluster, arguments)?;
@@ -166,8 +170,8 @@ impl Plan {
             report::plan(&self.copies, format),
             report::kept(&self.kept)
         );
-        if let Some(command) = &arguments.check.verify {
-            plan = format!("{plan}\n{}", verify::plan(&arguments.check, command));
+        if arguments.check.verify.is_some() {
+            plan = format!("{plan}\n{}", verify::plan(&arguments.check));
         }
         confirm(&arguments.change, &plan)
     }

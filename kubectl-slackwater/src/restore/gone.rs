@@ -35,6 +35,11 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which)
             "--statefulset is not for a content: its claims get the names that they had, or those of --claim".into(),
         ));
     }
+    if arguments.check.verify.is_some() {
+        return Err(Failure::usage(
+            "--verify is not for a content: check the claims once they exist, or a snapshot of them".into(),
+        ));
+    }
     let gone = Gone::read(cluster, arguments, which).await?;
     let (seen, format) = (gone.look().await?, arguments.output.format);
     if gone.has_ended(&seen) {

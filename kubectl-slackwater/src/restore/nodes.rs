@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::class::Classes;
-use super::plan::{Copy, State};
+use super::plan::Copy;
 use crate::cluster::Cluster;
 use crate::failure::{DENIED, Failure, Result};
 use crate::model;
@@ -26,26 +25,28 @@ pub fn of_snapshot<'a>(nodes: &'a Nodes, copy: &Copy) -> Option<&'a str> {
 }
 
 /// Refuses copies that no pod can use together, because their volumes exist on several nodes, or will be
-/// created there: at once, each on the node of its snapshot, or because their class has
-/// `restore: source`. Other classes create the volumes on the node of the pod.
-pub async fn refuse_apart(cluster: &Cluster, copies: &[Copy], classes: &Classes) -> Result<()> {
+/// created there: each on the node of its snapshot, if `is_at_source`. Others are created on the node of
+/// the pod.
+pub async fn refuse_apart(
+    cluster: &Cluster,
+    copies: &[Copy],
+    is_at_source: impl Fn(&Copy) -> bool,
+    advice: &str,
+) -> Result<()> {
     let nodes = read(cluster).await?;
     let mut places = Vec::new();
     for copy in copies {
-        let is_fixed = classes
-            .get(&copy.class)
-            .is_some_and(|class| class.is_immediate || class.is_at_source);
-        let node = match copy.state {
-            State::Bound => of_volume(cluster, &nodes, copy).await?,
-            _ if is_fixed => of_snapshot(&nodes, copy).map(str::to_string),
-            _ => None,
+        let node = match copy.volume.is_empty() {
+            false => of_volume(cluster, &nodes, copy).await?,
+            true if is_at_source(copy) => of_snapshot(&nodes, copy).map(str::to_string),
+            true => None,
         };
         places.extend(node.map(|node| (copy.claim.as_str(), node)));
     }
     match apart(&places) {
         None => Ok(()),
         Some(places) => Err(Failure::failed(format!(
-            "no pod can check all copies, because their volumes are on several nodes: {places}. Give a --storage-class with volumeBindingMode WaitForFirstConsumer and without `restore: source`, whose volumes are created on the node of the pod, and another --suffix if claims exist; or check single members by the names of their VolumeSnapshots"
+            "no pod can check all copies, because their volumes are on several nodes: {places}. {advice}"
         ))),
     }
 }

@@ -9,14 +9,21 @@ use crate::object::{self, Fields};
 use crate::transfer::step::Place;
 use crate::transfer::work::{TRANSFERRED_FROM, record_of};
 
+/// A claim that is there to be transferred, and has a volume.
+pub struct Bound {
+    pub uid: String,
+    /// The name of the PersistentVolume.
+    pub volume: String,
+}
+
 /// How far a copy is.
 pub enum Stage {
     /// No claim exists.
     Absent,
     /// The claim that is there to be transferred has no volume yet.
     Unbound(Box<DynamicObject>),
-    /// It has this PersistentVolume.
-    Bound(String),
+    /// It has a PersistentVolume.
+    Bound(Bound),
     /// Its transfer has begun.
     Moving(String),
     /// The new claim is bound to this PersistentVolume.
@@ -108,7 +115,10 @@ async fn stage(
     }
     match former.text("/status/phase") {
         "Lost" => refuse("has lost its volume"),
-        "Bound" => Ok(Stage::Bound(former.text("/spec/volumeName").into())),
+        "Bound" => Ok(Stage::Bound(Bound {
+            uid: former.metadata.uid.clone().unwrap_or_default(),
+            volume: former.text("/spec/volumeName").into(),
+        })),
         _ => Ok(Stage::Unbound(Box::new(former))),
     }
 }

@@ -23,8 +23,9 @@ const CHECK: &str = "slackwater.dev/check";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(3600);
 
 /// What a plan says about the check.
-pub fn plan(check: &Check, command: &str) -> String {
+pub fn plan(check: &Check) -> String {
     let image = check.verify_image.as_deref().unwrap_or_default();
+    let command = check.verify.as_deref().unwrap_or_default();
     match check.discard {
         false => format!(
             "A pod of the image {image} will run `{command}` with the volumes below {MOUNTS}, read-only, and is deleted then."
@@ -82,11 +83,7 @@ pub async fn run(
     // One of an earlier run that was interrupted can be the same check.
     let pod = match cluster.get_one(&object::POD, namespace, &name).await? {
         Some(found) if is_same(&found, &pod) => found,
-        Some(_) => {
-            return Err(Failure::failed(format!(
-                "pod {namespace}/{name} is of another check of these claims, or is being deleted: delete it, and run the command again when it is gone"
-            )));
-        }
+        Some(_) => return Err(another(namespace, &name)),
         None => create(cluster, change, &object::POD, namespace, pod).await?,
     };
     if change.dry_run {
@@ -116,6 +113,42 @@ pub async fn run(
         _ => failure,
     })?;
     deleted.map(|()| done)
+}
+
+/// One step of a check, which is repeated until the end: creates the pod, waits for its end, or deletes
+/// it then. A pod of an earlier run that was interrupted can be the same check.
+pub async fn step(
+    cluster: &Cluster,
+    arguments: &RestoreArguments,
+    copies: &[Copy],
+) -> Result<Progress> {
+    let limit = arguments.wait.timeout.unwrap_or(DEFAULT_LIMIT);
+    let (pod, name) = (manifest(&arguments.check, limit, copies), name(copies));
+    let (namespace, change) = (&cluster.namespace, &arguments.change);
+    let Some(found) = cluster.get_one(&object::POD, namespace, &name).await? else {
+        create(cluster, change, &object::POD, namespace, pod).await?;
+        return Ok(Progress::Running("the check waits for its volumes".into()));
+    };
+    if found.metadata.deletion_timestamp.is_some() {
+        let line = format!("pod {namespace}/{name} of an earlier check is being deleted");
+        return Ok(Progress::Running(line));
+    }
+    if !is_same(&found, &pod) {
+        return Err(another(namespace, &name));
+    }
+    let progress = progress_of(&found);
+    if let Progress::Ended(_) = progress {
+        let uid = found.metadata.uid.clone().unwrap_or_default();
+        let which = (uid.as_str(), None);
+        delete(cluster, change, &object::POD, namespace, &name, which).await?;
+    }
+    Ok(progress)
+}
+
+fn another(namespace: &str, name: &str) -> Failure {
+    Failure::failed(format!(
+        "pod {namespace}/{name} is of another check of these claims, or is being deleted: delete it, and run the command again when it is gone"
+    ))
 }
 
 /// The name of the pod.

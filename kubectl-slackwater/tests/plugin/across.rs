@@ -18,10 +18,10 @@ use crate::world::{DRIVER, LONG, POOLS, World, id, said};
 
 const SNAPSHOTS: &str = "/apis/snapshot.storage.k8s.io/v1";
 const GROUPS: &str = "/apis/groupsnapshot.storage.k8s.io/v1";
-const NAMES: [&str; 2] = ["data", "log"];
+pub const NAMES: [&str; 2] = ["data", "log"];
 
 /// A group of two members on two nodes, whose claims are in use.
-fn server() -> Shared {
+pub fn server() -> Shared {
     let mut server = Server::default();
     server.put(
         &format!("{GROUPS}/namespaces/shop/volumegroupsnapshots/nightly"),
@@ -132,7 +132,7 @@ fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
     run_with(server, cut, ticks, &[])
 }
 
-fn run_with(server: &Shared, cut: Cut, ticks: usize, more: &[&str]) -> Result<String> {
+pub fn run_with(server: &Shared, cut: Cut, ticks: usize, more: &[&str]) -> Result<String> {
     let words = ["x", "restore", "nightly", "--to-namespace", "test", "--yes"];
     let words = words.iter().chain(more);
     let Command::Restore(arguments) = Cli::parse_from(words).command else {
@@ -154,7 +154,7 @@ fn run_with(server: &Shared, cut: Cut, ticks: usize, more: &[&str]) -> Result<St
 }
 
 #[track_caller]
-fn has_arrived(server: &Shared, context: &str) {
+pub fn has_arrived(server: &Shared, context: &str) {
     let mut server = server.lock().unwrap();
     // What is being deleted goes.
     server.tick();
@@ -187,7 +187,7 @@ fn has_arrived(server: &Shared, context: &str) {
 }
 
 /// All cuts of a run of so many requests.
-fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
+pub fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
     (0..requests).flat_map(|at| [Cut::Before(at), Cut::After(at)])
 }
 
@@ -386,6 +386,17 @@ fn snapshots_are_restored_into_another_namespace() {
         "--statefulset",
         "pg",
     ]));
+    let check = ["--verify", "true", "--verify-image", "x"];
+    for more in [&[][..], &["--discard"]] {
+        all.push(says(&[&["other", "--dry-run"][..], &check, more].concat()));
+    }
+    let content = [
+        "restore",
+        "volumesnapshotcontent/x",
+        "--to-namespace",
+        "other",
+    ];
+    all.push(world.says(&[&content[..], &check].concat()));
     world.plane.start_controllers();
     let words = [&words[..], &for_set, &["--yes"]].concat();
     let mut child = world.command(&words);

@@ -10,6 +10,7 @@
 mod across;
 mod archives;
 mod changes;
+mod checked;
 mod execs;
 mod forward;
 mod gone;

@@ -1,0 +1,170 @@
+//! A restore on its way, and what is refused whenever it is looked at.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+use kube::api::ListParams;
+use serde_json::Value;
+
+use super::super::class::{self, Classes, is_immediate};
+use super::super::names::Slot;
+use super::super::nodes::{self, Nodes};
+use super::super::plan::{self, Copy};
+use super::super::source;
+use super::super::stage::{Stage, from, to};
+use super::super::stateful::{self, Stateful};
+use crate::cli::RestoreArguments;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::object;
+use crate::transfer::work::Transfer;
+
+/// A restore on its way.
+pub struct Across<'a> {
+    pub cluster: &'a Cluster,
+    pub title: String,
+    /// The namespace of the new claims.
+    pub namespace: &'a str,
+    /// The claims that are there to be transferred.
+    pub copies: Vec<Copy>,
+    /// The StatefulSet that will use the new claims, if it is named, and which of its claims they are.
+    pub user: Option<(Vec<Slot>, Stateful)>,
+    pub classes: Classes,
+    pub nodes: Nodes,
+    /// Those for which this run has chosen the node. If the provisioner gives the node up, because it has no
+    /// room, for example, the same node is not chosen again and again.
+    pub chosen: RefCell<BTreeSet<String>>,
+    pub arguments: &'a RestoreArguments,
+    /// Whether this run has seen the check succeed.
+    pub is_checked: Cell<bool>,
+}
+
+impl<'a> Across<'a> {
+    /// Reads what is to be restored.
+    pub async fn read(
+        cluster: &'a Cluster,
+        arguments: &'a RestoreArguments,
+        namespace: &'a str,
+    ) -> Result<Across<'a>> {
+        if namespace == cluster.namespace {
+            return Err(Failure::usage(format!(
+                "the snapshot is in namespace {namespace} already: leave out --to-namespace"
+            )));
+        }
+        let source = source::find(cluster, &arguments.source).await?;
+        source.refuse_unsized()?;
+        if arguments.statefulset.is_some() && arguments.suffix.is_some() {
+            return Err(Failure::usage(format!(
+                "--suffix cannot be combined with --statefulset and --to-namespace: name the StatefulSet of namespace {namespace} that uses the claims"
+            )));
+        }
+        let user = stateful::find(cluster, namespace, arguments.statefulset.as_deref()).await?;
+        let mut copies = plan::copies(cluster, &source, user.as_ref(), arguments).await?;
+        class::resolve(cluster, &mut copies).await?;
+        let classes = class::read(cluster, &copies).await?;
+        let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
+            true => None,
+            false => nodes::read(cluster).await?,
+        };
+        Ok(Across {
+            user: user
+                .map(|set| Ok((set.slots(&source.members)?, set)))
+                .transpose()?,
+            title: source.title,
+            chosen: RefCell::default(),
+            is_checked: Cell::new(false),
+            arguments,
+            cluster,
+            namespace,
+            copies,
+            classes,
+            nodes,
+        })
+    }
+
+    pub fn transfer(&self, copy: &Copy, volume: &str) -> Transfer<'a> {
+        Transfer {
+            cluster: self.cluster,
+            from: from(self.cluster, copy),
+            to: to(copy),
+            volume: volume.into(),
+        }
+    }
+
+    /// Whether the copies are to be checked before the first transfer. Not once one has begun: their
+    /// check has succeeded then, or was not requested.
+    pub fn is_check_due(&self, stages: &[Stage]) -> bool {
+        let begun = |stage: &Stage| matches!(stage, Stage::Moving(_) | Stage::Arrived(_));
+        self.arguments.check.verify.is_some() && !self.is_checked.get() && !stages.iter().any(begun)
+    }
+
+    /// Refuses to create copies beside those that an application may have changed since: they would be of
+    /// different times. No interruption leaves this, because no transfer begins before all copies exist.
+    pub fn refuse_mix(&self, stages: &[Stage]) -> Result<()> {
+        let each = || self.copies.iter().zip(stages);
+        let names = |is: fn(&Stage) -> bool| -> Vec<_> {
+            let found = each().filter(|(_, stage)| is(stage));
+            found.map(|(copy, _)| to(copy).to_string()).collect()
+        };
+        let begun = names(|stage| matches!(stage, Stage::Moving(_) | Stage::Arrived(_)));
+        let absent = names(|stage| matches!(stage, Stage::Absent));
+        if begun.is_empty() || absent.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::failed(format!(
+            "these claims exist since an earlier restore, or their transfer has begun, and an application may have changed their volumes: {}. The others would be of another time: {}. Give another --suffix, or restore single members by the names of their VolumeSnapshots",
+            begun.join(", "),
+            absent.join(", ")
+        )))
+    }
+
+    /// Refuses pods that would start with some of the claims.
+    pub async fn refuse_pods(&self, stages: &[Stage]) -> Result<()> {
+        let each = self.copies.iter().zip(stages);
+        let coming = each.filter(|(_, stage)| !matches!(stage, Stage::Arrived(_)));
+        let coming: Vec<_> = coming.map(|(copy, _)| to(copy).name).collect();
+        let coming: Vec<_> = coming.iter().map(String::as_str).collect();
+        let scope = Scope::Namespace(self.namespace.into());
+        let all = ListParams::default();
+        let pods = self.cluster.get_all(&object::POD, &scope, &all).await?;
+        if let Some((_, set)) = &self.user {
+            set.refuse_pods(self.cluster, &pods).await?;
+        }
+        stateful::refuse_users(&pods, &coming)
+    }
+
+    /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
+    /// chooses it itself.
+    pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
+        if is_immediate(&self.classes, copy) {
+            return Ok(None);
+        }
+        match nodes::of_snapshot(&self.nodes, copy) {
+            Some(node) => Ok(Some(node)),
+            None => Err(Failure::failed(format!(
+                "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of VolumeSnapshot {} is not known, so it cannot be created before it is transferred: you may have to be allowed to list pools.slackwater.dev and volumesnapshotcontents; or give a --storage-class with volumeBindingMode Immediate",
+                copy.class, copy.snapshot.name
+            ))),
+        }
+    }
+
+    /// The claim that is there to be transferred.
+    pub fn former(&self, copy: &Copy) -> Result<Value> {
+        let mut copy = copy.clone();
+        if let Some(node) = self.node(&copy)?.map(str::to_string) {
+            copy.select(&node);
+        }
+        Ok(copy.manifest())
+    }
+
+    pub fn ended(&self) -> String {
+        let claims = match self.copies.len() {
+            1 => "1 claim".to_string(),
+            many => format!("{many} claims"),
+        };
+        format!(
+            "{} is restored into {claims} of namespace {}.",
+            self.title, self.namespace
+        )
+    }
+}

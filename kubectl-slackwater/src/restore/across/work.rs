@@ -1,0 +1,146 @@
+//! The steps of a restore into another namespace.
+
+use serde_json::json;
+
+use super::super::plan::SELECTED_NODE;
+use super::super::stage::{self, Stage};
+use super::super::{verify, wait};
+use super::state::Across;
+use crate::change::{Progress, create, patch};
+use crate::cli::Change;
+use crate::failure::{Failure, Result};
+use crate::object::{self, Fields};
+use crate::text::escaped;
+use crate::transfer::{self, Way};
+
+impl Across<'_> {
+    /// Takes steps until a controller has to do something, or until the end.
+    pub async fn advance(&self) -> Result<Progress> {
+        let (stages, coming) = self.bind().await?;
+        if let Some(progress) = coming {
+            return Ok(progress);
+        }
+        if let Some(progress) = self.check(&stages).await? {
+            return Ok(progress);
+        }
+        let left = self.transfer_all(stages).await?;
+        Ok(left.unwrap_or_else(|| Progress::Ended(Ok(self.ended()))))
+    }
+
+    /// Creates the copies. Returns how far they are, and the progress while a volume does not exist.
+    async fn bind(&self) -> Result<(Vec<Stage>, Option<Progress>)> {
+        let change = Change {
+            yes: true,
+            dry_run: false,
+        };
+        loop {
+            let stages = stage::look(self.cluster, &self.copies).await?;
+            self.refuse_mix(&stages)?;
+            if !self.create(&stages, &change).await? {
+                let coming = self.wait(&stages, &change).await?;
+                return Ok((stages, coming));
+            }
+        }
+    }
+
+    /// Has the copies checked. `None` if nothing is to be checked any more.
+    async fn check(&self, stages: &[Stage]) -> Result<Option<Progress>> {
+        if !self.is_check_due(stages) {
+            return Ok(None);
+        }
+        let mut copies = self.copies.clone();
+        for (copy, stage) in copies.iter_mut().zip(stages) {
+            if let Stage::Bound(bound) = stage {
+                copy.uid.clone_from(&bound.uid);
+            }
+        }
+        Ok(
+            match verify::step(self.cluster, self.arguments, &copies).await? {
+                Progress::Ended(Ok(line)) => {
+                    eprintln!("{}", escaped(&line));
+                    self.is_checked.set(true);
+                    None
+                }
+                other => Some(other),
+            },
+        )
+    }
+
+    /// Creates the claims that are missing. `false` if none is.
+    async fn create(&self, stages: &[Stage], change: &Change) -> Result<bool> {
+        let mut is_any = false;
+        for (copy, stage) in self.copies.iter().zip(stages) {
+            if !matches!(stage, Stage::Absent) {
+                continue;
+            }
+            let namespace = &self.cluster.namespace;
+            let claim = self.former(copy)?;
+            create(self.cluster, change, &object::CLAIM, namespace, claim).await?;
+            self.chosen.borrow_mut().insert(copy.claim.clone());
+            eprintln!("claim {namespace}/{} is created", escaped(&copy.claim));
+            is_any = true;
+        }
+        Ok(is_any)
+    }
+
+    /// Has volumes created that do not exist yet. `None` if all exist.
+    async fn wait(&self, stages: &[Stage], change: &Change) -> Result<Option<Progress>> {
+        let mut coming = None;
+        let mut exist = stages.len();
+        for (copy, stage) in self.copies.iter().zip(stages) {
+            let Stage::Unbound(claim) = stage else {
+                continue;
+            };
+            exist -= 1;
+            coming.get_or_insert(copy.claim.as_str());
+            let node = self.node(copy)?;
+            let Some(node) = node.filter(|_| claim.annotation(SELECTED_NODE).is_empty()) else {
+                continue;
+            };
+            if !self.chosen.borrow_mut().insert(copy.claim.clone()) {
+                let why = wait::last_event(self.cluster, &copy.claim).await?;
+                return Err(Failure::failed(format!(
+                    "the volume of claim {}/{} cannot be created on node {node} now ({why}); run the command again to try it again, or give a --storage-class with volumeBindingMode Immediate after you have deleted the claim",
+                    self.cluster.namespace, copy.claim
+                )));
+            }
+            let fields = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
+            match patch(self.cluster, change, &object::CLAIM, claim, fields).await {
+                Err(failure) if !failure.is_conflict => return Err(failure),
+                // It is read again.
+                Err(_) => {
+                    self.chosen.borrow_mut().remove(&copy.claim);
+                }
+                Ok(_) => {}
+            }
+        }
+        let Some(claim) = coming else {
+            return Ok(None);
+        };
+        let message = wait::last_event(self.cluster, claim).await?;
+        Ok(Some(Progress::Running(format!(
+            "{exist} of {} volumes exist; claim {claim}: {message}",
+            stages.len()
+        ))))
+    }
+
+    /// Transfers one claim after the other. `None` if all have arrived.
+    async fn transfer_all(&self, mut stages: Vec<Stage>) -> Result<Option<Progress>> {
+        for (at, copy) in self.copies.iter().enumerate() {
+            let volume = match &stages[at] {
+                Stage::Bound(bound) => {
+                    self.refuse_pods(&stages).await?;
+                    bound.volume.clone()
+                }
+                Stage::Moving(volume) => volume.clone(),
+                _ => continue,
+            };
+            match transfer::advance(&self.transfer(copy, &volume), Way::There).await? {
+                Progress::Ended(Ok(line)) => eprintln!("{}", escaped(&line)),
+                other => return Ok(Some(other)),
+            }
+            stages[at] = Stage::Arrived(volume);
+        }
+        Ok(None)
+    }
+}
