@@ -82,8 +82,11 @@ pub enum When {
 #[serde(rename_all = "camelCase", default)]
 pub struct MoveStatus {
     pub phase: Phase,
-    /// What it waits for, or what has failed; empty if it proceeds.
+    /// What it waits for, or what has failed; empty if it proceeds. Why it was undone, if it was.
     pub message: String,
+    /// Why it is undone. The message can be about a step of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub abort_reason: Option<String>,
     /// The PersistentVolume.
     pub volume: Option<String>,
     /// Its UID when the move began. What is stored of another one is not of this move.
@@ -314,6 +317,7 @@ mod tests {
         };
         let status = |phase| MoveStatus {
             phase,
+            abort_reason: None,
             message: "delete pod db-0".into(),
             volume: Some("pv".into()),
             volume_uid: Some("pv-1".into()),

@@ -1,4 +1,4 @@
-//! A restore on its way, and what is refused whenever it is looked at.
+//! A restore on its way, and what is refused at each of its steps.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

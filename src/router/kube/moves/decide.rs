@@ -120,6 +120,8 @@ pub(in crate::router::kube) struct Decision {
     /// The reason of the condition, if there is one.
     pub(super) reason: &'static str,
     pub(super) step: Option<Step>,
+    /// Why the move is undone, if it is.
+    pub(super) abort_reason: Option<String>,
 }
 
 /// A move that has begun.
@@ -137,6 +139,7 @@ fn act(phase: Phase, step: Step) -> Decision {
         message: String::new(),
         reason: "Proceeding",
         step: Some(step),
+        abort_reason: None,
     }
 }
 
@@ -146,6 +149,7 @@ fn wait(phase: Phase, reason: &'static str, message: impl Into<String>) -> Decis
         message: message.into(),
         reason,
         step: None,
+        abort_reason: None,
     }
 }
 
@@ -230,7 +234,8 @@ impl Begun<'_> {
             return Some("it is being deleted".into());
         }
         if self.status.phase == Phase::Aborting {
-            return Some(self.status.message.clone());
+            let reason = self.status.abort_reason.as_ref();
+            return Some(reason.unwrap_or(&self.status.message).clone());
         }
         if seen.claim == ClaimState::Gone {
             return Some("its claim does not exist any more".into());

@@ -43,9 +43,16 @@ pub(super) fn shown(seen: &Observed, decision: &Decision) -> MoveStatus {
         .copy
         .as_ref()
         .map_or(before.bytes_done, |copy| bytes_done(copy, total));
+    let abort_reason = before.abort_reason.clone();
+    let abort_reason = abort_reason.or_else(|| decision.abort_reason.clone());
     MoveStatus {
         phase: decision.phase,
-        message: decision.message.clone(),
+        message: match decision.phase {
+            // The events about it expire.
+            Phase::Aborted => abort_reason.clone().unwrap_or_default(),
+            _ => decision.message.clone(),
+        },
+        abort_reason,
         bytes_done: match before.phase.is_final() || before.switched_at.is_some() {
             true => before.bytes_done,
             false => done,

@@ -9,12 +9,16 @@ impl Begun<'_> {
     /// Undoes everything, the application's volume first.
     pub(super) fn abort(&self, why: &str) -> Decision {
         let seen = self.seen;
+        let reason = Some(why.to_string());
         let undo = |step| Decision {
             message: why.to_string(),
+            abort_reason: reason.clone(),
             ..act(Phase::Aborting, step)
         };
-        let unknown =
-            |what: &str, why: &str| wait(Phase::Aborting, "Unreachable", format!("{what}: {why}"));
+        let unknown = |what: &str, why: &str| Decision {
+            abort_reason: reason.clone(),
+            ..wait(Phase::Aborting, "Unreachable", format!("{what}: {why}"))
+        };
         if let Some(live) = seen.live.as_ref().filter(|live| !live.is_leaving()) {
             // The new version of the PersistentVolume ends every step that another router may still
             // be about to do.

@@ -592,10 +592,15 @@ impl World {
             // It keeps the source, which is the only copy.
             let is_stuck = self.is_target_lost
                 && self.source.exists
-                && status.is_some_and(|status| status.switched_at.is_some());
+                && status
+                    .as_ref()
+                    .is_some_and(|status| status.switched_at.is_some());
             let may_stay = never_began || is_stuck;
             assert!(phase.is_final() || may_stay, "{phase:?}: {self:?}");
             assert!(!object.has_finalizer() || may_stay, "{self:?}");
+            let message = status.map(|status| status.message).unwrap_or_default();
+            let has_reason = phase != Phase::Aborted || never_began || !message.is_empty();
+            assert!(has_reason, "no reason: {self:?}");
         }
         if self.was_removed {
             let live = self
