@@ -58,6 +58,7 @@ pub use usage::Usage;
 pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 pub use volume::Volumes;
+pub use volume::describe::{DescribedVolume, MAX_DESCRIBED};
 pub use volume::moving::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
 pub use volume::reverting::{BeginRevert, Members, RevertFence, RevertedVolume};
 

@@ -5,6 +5,7 @@ pub(in crate::operation) mod capability;
 pub(in crate::operation) mod check;
 pub(in crate::operation) mod create;
 pub(in crate::operation) mod delete;
+pub(in crate::operation) mod describe;
 pub(in crate::operation) mod expand;
 pub(in crate::operation) mod fit;
 pub(in crate::operation) mod format;

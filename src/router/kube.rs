@@ -77,7 +77,7 @@ use events::{EventBody, EventRecorder};
 use label::LabelController;
 use lease::Leadership;
 pub use options::Options;
-use orphans::{KnownOrphans, Orphan, OrphanController, Stored};
+use orphans::{DescribedVolume, KnownOrphans, Orphan, OrphanController, Stored};
 pub use page::StatusSource;
 use pool::Pool;
 use pool_status::{PoolController, Report};
@@ -110,6 +110,9 @@ pub trait AgentReports: Send + Sync + 'static {
 
     /// The contents of each pool that is served now. Pools that cannot be asked are missing.
     async fn stored(&self) -> Vec<Stored>;
+
+    /// What the agent of a node reports of volumes that no object names. Nothing of it is checked.
+    async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>>;
 
     /// Deletes a volume or a snapshot on the agent of its node. The agent refuses this for one that is used.
     async fn delete(&self, orphan: &Orphan) -> Result<()>;

@@ -130,6 +130,8 @@ fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
         DeleteSnapshotResponse,
         DescribeRequest,
         DescribeResponse,
+        DescribeVolumesRequest,
+        DescribeVolumesResponse,
         ExportRequest,
         ExportResponse,
         FenceRequest,

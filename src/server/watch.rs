@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 22] = [
+const BESIDE_CSI: [(&str, &str); 23] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -72,6 +72,10 @@ const BESIDE_CSI: [(&str, &str); 22] = [
         "/slackwater.agent.v1.Agent/LookForRevert",
         "Agent.LookForRevert",
     ),
+    (
+        "/slackwater.agent.v1.Agent/DescribeVolumes",
+        "Agent.DescribeVolumes",
+    ),
     ("/slackwater.agent.v1.Peer/Read", "Peer.Read"),
     (
         "/slackwater.agent.v1.Admin/CheckVolume",
@@ -87,7 +91,12 @@ const BESIDE_CSI: [(&str, &str); 22] = [
 ];
 
 /// Those of them that the router repeats all the time.
-const POLLS: [&str; 3] = ["Agent.Describe", "Agent.LookForMove", "Agent.LookForRevert"];
+const POLLS: [&str; 4] = [
+    "Agent.Describe",
+    "Agent.DescribeVolumes",
+    "Agent.LookForMove",
+    "Agent.LookForRevert",
+];
 
 /// The name of a call by its path, and whether it is a poll, which is logged at debug level.
 fn method(path: &str) -> (&'static str, bool) {

@@ -2,6 +2,7 @@
 
 mod cut;
 mod describe;
+mod describe_volumes;
 #[cfg(test)]
 mod fuzz;
 mod moving;
@@ -13,12 +14,13 @@ use super::{RpcResult, Service, answer};
 use crate::agent::agent_server::Agent;
 use crate::agent::{
     CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteMovedRequest, DeleteMovedResponse,
-    DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, FenceRequest,
-    FenceResponse, FindRequest, FindResponse, GetGroupRequest, GetGroupResponse,
-    LookForMoveRequest, LookForMoveResponse, LookForRevertRequest, LookForRevertResponse,
-    OfferRequest, OfferResponse, ReceiveRequest, ReceiveResponse, RevertRequest, RevertResponse,
-    SettleGroupRequest, SettleGroupResponse, SnapshotForCloneRequest, SnapshotForCloneResponse,
-    SnapshotForMoveRequest, SnapshotForMoveResponse,
+    DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, DescribeVolumesRequest,
+    DescribeVolumesResponse, FenceRequest, FenceResponse, FindRequest, FindResponse,
+    GetGroupRequest, GetGroupResponse, LookForMoveRequest, LookForMoveResponse,
+    LookForRevertRequest, LookForRevertResponse, OfferRequest, OfferResponse, ReceiveRequest,
+    ReceiveResponse, RevertRequest, RevertResponse, SettleGroupRequest, SettleGroupResponse,
+    SnapshotForCloneRequest, SnapshotForCloneResponse, SnapshotForMoveRequest,
+    SnapshotForMoveResponse,
 };
 
 pub(super) use describe::Looks;
@@ -108,5 +110,12 @@ impl Agent for Service {
         request: Request<LookForRevertRequest>,
     ) -> RpcResult<LookForRevertResponse> {
         answer(self.reverting(request.into_inner()).await?)
+    }
+
+    async fn describe_volumes(
+        &self,
+        request: Request<DescribeVolumesRequest>,
+    ) -> RpcResult<DescribeVolumesResponse> {
+        answer(self.volumes_described(request.into_inner()).await?)
     }
 }

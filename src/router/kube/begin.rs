@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::certificates::Certificates;
-use super::orphans::{Orphan, Stored};
+use super::orphans::{DescribedVolume, Orphan, Stored};
 use super::pool_status::Report;
 use super::{AgentReports, InCluster, Options, connect};
 use crate::error::{Error, Result};
@@ -89,13 +89,22 @@ impl AgentReports for Later {
         }
     }
 
+    async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
+        match self.agents.get() {
+            Some(agents) => agents.describe(node, volume_ids).await,
+            None => Err(none_yet(node)),
+        }
+    }
+
     async fn delete(&self, orphan: &Orphan) -> Result<()> {
         match self.agents.get() {
             Some(agents) => agents.delete(orphan).await,
-            None => Err(Error::unreachable(
-                format!("the agent of node {}", orphan.node),
-                "this router has no certificate yet",
-            )),
+            None => Err(none_yet(&orphan.node)),
         }
     }
+}
+
+fn none_yet(node: &str) -> Error {
+    let what = format!("the agent of node {node}");
+    Error::unreachable(what, "this router has no certificate yet")
 }

@@ -8,8 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::Request;
 
 use super::AgentReports;
-use super::orphans::{self, Orphan, Stored, What};
+use super::orphans::{self, DescribedVolume, Orphan, Stored, What};
 use super::pool_status::Report;
+use crate::agent::DescribeVolumesRequest;
 use crate::csi::{DeleteSnapshotRequest, DeleteVolumeRequest};
 use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
@@ -83,11 +84,19 @@ impl AgentReports for Agents {
         stored
     }
 
+    async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
+        let agent = self.of_node(node).ok_or_else(|| unknown(node))?;
+        let mut client = agent.client().await?;
+        let mut request = Request::new(DescribeVolumesRequest { volume_ids });
+        request.set_timeout(LIST_TIMEOUT);
+        let answer = client.describe_volumes(request).await;
+        let answer = answer.map_err(|status| agent.error(&status))?;
+        Ok(answer.into_inner().volumes)
+    }
+
     async fn delete(&self, orphan: &Orphan) -> Result<()> {
-        let Some(agent) = self.of_node(&orphan.node) else {
-            let what = format!("the agent of node {}", orphan.node);
-            return Err(Error::unreachable(what, "it is not known any more"));
-        };
+        let agent = self.of_node(&orphan.node);
+        let agent = agent.ok_or_else(|| unknown(&orphan.node))?;
         let mut client = agent.controller().await?;
         let deleted = match orphan.what {
             What::Volume => {
@@ -107,6 +116,11 @@ impl AgentReports for Agents {
         };
         deleted.map_err(|status| agent.error(&status))
     }
+}
+
+fn unknown(node: &str) -> Error {
+    let what = format!("the agent of node {node}");
+    Error::unreachable(what, "it is not known any more")
 }
 
 fn in_time<M>(message: M) -> Request<M> {

@@ -9,6 +9,7 @@
 mod ask;
 mod controller;
 mod deletion;
+mod described;
 mod named;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,8 @@ use ::kube::{Client, Error as KubeError};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
+
+pub use crate::agent::describe_volumes_response::Volume as DescribedVolume;
 
 use super::pool::PoolOrphans;
 use super::{API_TIMEOUT, behind, note};

@@ -227,6 +227,29 @@ pub struct PoolOrphan {
     /// Why it is not deleted, although that is requested.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// What a PersistentVolume of it has to contain; `None` for a snapshot, and if its agent has not
+    /// reported that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<OrphanVolume>,
+}
+
+/// What a PersistentVolume of a volume has to contain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OrphanVolume {
+    pub size_bytes: i64,
+    /// "ext4", "xfs" or "btrfs"; `None` if it is a raw block device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<String>,
+    /// It was created for many readers, and is never written.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub for_readers: bool,
+    /// "namespace/name" of the claim for which it was created; `None` if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
+    /// Why no pod can use it now; empty if one can.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub problem: String,
 }
 
 /// What is left in a pool that is being emptied. Lists are limited.
@@ -383,6 +406,7 @@ mod tests {
             message: group
                 .map(|_| "why it is not deleted".to_string())
                 .unwrap_or_default(),
+            volume: None,
         };
         Pool {
             spec: PoolSpec {
@@ -400,6 +424,19 @@ mod tests {
             }),
             ..new.clone()
         }
+    }
+
+    fn with_described_orphans(new: &Pool, status: PoolStatus) -> Pool {
+        let mut pool = with_orphans(new, status);
+        let orphans = pool.status.as_mut().unwrap().orphans.as_mut().unwrap();
+        orphans.listed[0].volume = Some(OrphanVolume {
+            size_bytes: 10 << 30,
+            file_system: Some("xfs".into()),
+            for_readers: true,
+            claim: Some("shop/data".into()),
+            problem: "why no pod can use it".into(),
+        });
+        pool
     }
 
     fn with_frozen(new: &Pool, status: PoolStatus) -> Pool {
@@ -458,6 +495,18 @@ mod tests {
             ..new.clone()
         }
     }
+
+    type WithPart = fn(&Pool, PoolStatus) -> Pool;
+
+    /// Objects with a part of the status that most do not have.
+    const PARTS: [(&str, WithPart); 6] = [
+        ("evacuating.json", evacuating),
+        ("frozen.json", with_frozen),
+        ("counted.json", counted),
+        ("filling.json", filling),
+        ("orphans.json", with_orphans),
+        ("described-orphans.json", with_described_orphans),
+    ];
 
     #[test]
     fn pool_objects_keep_their_format() {
@@ -521,11 +570,7 @@ mod tests {
             };
             (name.as_str(), pool)
         }));
-        expected.push(("evacuating.json", evacuating(&new, status(Health::Healthy))));
-        expected.push(("frozen.json", with_frozen(&new, status(Health::Healthy))));
-        expected.push(("counted.json", counted(&new, status(Health::Healthy))));
-        expected.push(("filling.json", filling(&new, status(Health::Healthy))));
-        expected.push(("orphans.json", with_orphans(&new, status(Health::Healthy))));
+        expected.extend(PARTS.map(|(name, of)| (name, of(&new, status(Health::Healthy)))));
         let read = |bytes: &[u8]| serde_json::from_slice::<Pool>(bytes).unwrap();
         let write = |pool: &Pool| serde_json::to_vec_pretty(pool).unwrap();
         check_with("pool-object", expected, read, write);

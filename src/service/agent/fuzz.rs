@@ -31,6 +31,16 @@ fn fuzz_find() {
 }
 
 #[test]
+fn fuzz_describe_volumes() {
+    let valid = DescribeVolumesRequest {
+        volume_ids: vec![format!("{ID}.{ID}")],
+    };
+    fuzz_message("DescribeVolumes", &valid, |request| {
+        describe_volumes::ids(request.clone())
+    });
+}
+
+#[test]
 fn fuzz_first_and_last_steps_of_a_cut() {
     let volume = || vec![format!("{ID}.{ID}")];
     let first = Begin {

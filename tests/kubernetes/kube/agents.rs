@@ -14,7 +14,7 @@ use slackwater::error::{Error, Result};
 use slackwater::model::Level;
 use slackwater::router::cluster::{Cluster, Content, Note, Reached};
 use slackwater::router::kube::lease::Pace;
-use slackwater::router::kube::orphans::{Orphan, Stored};
+use slackwater::router::kube::orphans::{DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Enrolment, hand_over};
@@ -50,6 +50,10 @@ impl AgentReports for Agents {
 
     async fn stored(&self) -> Vec<Stored> {
         self.1.lock().unwrap().clone()
+    }
+
+    async fn describe(&self, _node: &str, _ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
+        Ok(Vec::new())
     }
 
     async fn delete(&self, orphan: &Orphan) -> Result<()> {

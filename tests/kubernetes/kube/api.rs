@@ -11,7 +11,7 @@ use slackwater::agent::{DescribeResponse, Pool as Shown};
 use slackwater::error::{Error, Result};
 use slackwater::router::cluster::{Cluster, ObjectRef};
 use slackwater::router::kube::lease::Pace;
-use slackwater::router::kube::orphans::{self, Orphan, Stored};
+use slackwater::router::kube::orphans::{self, DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::router::Orphans;
@@ -99,6 +99,21 @@ impl AgentReports for Agents {
 
     async fn stored(&self) -> Vec<Stored> {
         self.stored.lock().unwrap().clone()
+    }
+
+    /// It reports more than the router asks for.
+    async fn describe(&self, node: &str, ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
+        assert_eq!(node, "node-1");
+        let known = ids.into_iter().chain(["pool.stray".to_string()]);
+        let each = known.map(|volume_id| DescribedVolume {
+            size_bytes: if volume_id.contains("lost") { 7 } else { 0 },
+            volume_id,
+            file_system: "xfs".into(),
+            for_readers: false,
+            claim: "shop/data".into(),
+            problem: String::new(),
+        });
+        Ok(each.collect())
     }
 
     /// The agent refuses to delete a volume with `used` in its ID.
@@ -482,6 +497,11 @@ fn delete_orphans(plane: &Plane, agents: &Agents) {
         let ids = pool(listed);
         ids.contains("pool.lost") && ids.contains("pool.stray")
     });
+    assert_eq!(
+        pool(".status.orphans.listed[*].volume"),
+        r#"{"claim":"shop/data","fileSystem":"xfs","sizeBytes":7}"#,
+        "what its agent reports of the volume, and nothing else"
+    );
     agents.stored.lock().unwrap()[0]
         .volumes
         .push("pool.used".into());

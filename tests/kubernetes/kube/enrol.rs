@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slackwater::error::{Error, Result, chain};
 use slackwater::router::kube::certificates::Certificates;
-use slackwater::router::kube::orphans::{Orphan, Stored};
+use slackwater::router::kube::orphans::{DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Cluster, Enrolment};
@@ -63,6 +63,10 @@ impl AgentReports for NoAgents {
 
     async fn stored(&self) -> Vec<Stored> {
         Vec::new()
+    }
+
+    async fn describe(&self, _node: &str, _ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
+        Ok(Vec::new())
     }
 
     async fn delete(&self, orphan: &Orphan) -> Result<()> {

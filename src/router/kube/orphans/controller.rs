@@ -11,13 +11,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::deletion::{is_due, plan};
+use super::deletion::{is_due, kind, plan};
+use super::described::described;
 use super::named::named;
 use super::{Memory, Orphan, Stored, What, lock, snapshot_handles, unnamed};
 use crate::error::{Result, chain};
 use crate::model::PoolId;
 use crate::router::cluster::{Cluster, ObjectRef};
-use crate::router::kube::pool::Pool;
+use crate::router::kube::pool::{Pool, PoolOrphan};
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, patch};
 use crate::router::kube::{InCluster, VOLUMES, ask};
 use crate::telemetry::router::Orphans;
@@ -88,7 +89,8 @@ impl Controller for OrphanController {
         let snapshots = snapshots.map(|named| &named | &moved);
         let names = |id: &str| cluster.volumes.names(id) || moved.contains(id);
         let unnamed = unnamed(&stored, names, snapshots.as_ref());
-        let requested = self.requested(&stored, &unnamed, snapshots.is_some());
+        let known = snapshots.is_some();
+        let requested = self.requested(&stored, &unnamed, known).await;
         let mut memory = self.memory();
         memory.take(&stored, unnamed, now);
         let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
@@ -109,7 +111,7 @@ impl Controller for OrphanController {
 
 impl OrphanController {
     /// What follows from requests for deletions. What the status of the pools is to show is stored.
-    fn requested(
+    async fn requested(
         &self,
         stored: &[Stored],
         unnamed: &BTreeSet<Orphan>,
@@ -128,7 +130,10 @@ impl OrphanController {
             let its = unnamed.iter().filter(|one| is_its(one.pool, &one.node));
             let its: Vec<&Orphan> = its.collect();
             let waits = self.cluster.options.orphans.deletion;
-            let plan = plan(&pool, &its, waits, now);
+            let mut plan = plan(&pool, &its, waits, now);
+            if let Some(orphans) = &mut plan.shown {
+                self.describe(&there.node, &mut orphans.listed).await;
+            }
             shown.insert(id, (Time(now), plan.shown));
             found.extend(plan.due.into_iter().map(Found::Due));
             let mut settled = BTreeMap::new();
@@ -147,6 +152,22 @@ impl OrphanController {
         }
         *lock(&self.cluster.orphans.shown) = shown;
         found
+    }
+
+    /// Adds what PersistentVolumes of the listed volumes have to contain, as far as their agent reports it.
+    async fn describe(&self, node: &str, listed: &mut [PoolOrphan]) {
+        let volumes = listed.iter().filter(|one| one.kind == kind(What::Volume));
+        let ids: Vec<String> = volumes.map(|one| one.id.clone()).collect();
+        if ids.is_empty() {
+            return;
+        }
+        match self.cluster.agents.describe(node, ids).await {
+            Ok(answer) => described(listed, answer),
+            Err(error) => {
+                let problem = chain(&error);
+                tracing::debug!(node, problem, "failed to describe the orphans of a pool");
+            }
+        }
     }
 
     fn report(&self, orphan: &Orphan) {

@@ -82,6 +82,7 @@ pub(super) fn plan(pool: &Pool, unnamed: &[&Orphan], waits: Waits, now: Timestam
             since: known.map_or(Time(now), |known| known.since.clone()),
             delete_at: None,
             message: String::new(),
+            volume: None,
         };
         if !is_outdated && requested.contains(orphan.id.as_str()) {
             match refused(pool, orphan, waits, shown.since.0, now) {
@@ -128,7 +129,7 @@ pub(super) fn is_due(pool: &Pool, orphan: &Orphan, waits: Waits, now: Timestamp)
     plan(pool, &[orphan], waits, now).due == [orphan.clone()]
 }
 
-fn kind(what: What) -> &'static str {
+pub(super) fn kind(what: What) -> &'static str {
     match what {
         What::Volume => "Volume",
         What::Snapshot => "Snapshot",
