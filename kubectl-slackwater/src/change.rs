@@ -90,9 +90,10 @@ fn shown(need: &Need<'_>) -> String {
         "" => String::new(),
         name => format!("/{name}"),
     };
-    let place = match need.kind.is_namespaced {
-        true => format!(" in namespace {}", need.namespace),
-        false => String::new(),
+    let place = match (need.kind.is_namespaced, need.namespace) {
+        (true, "") => " in all namespaces".to_string(),
+        (true, namespace) => format!(" in namespace {namespace}"),
+        (false, _) => String::new(),
     };
     format!("{} {}{group}{name}{place}", need.verb, need.kind.plural)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::adopt::arguments::AdoptArguments;
 use crate::cluster::{Cluster, Scope};
 use crate::pod_arguments::{
     CheckArguments, Confirmed, DoctorArguments, ExportArguments, ImportArguments,
@@ -71,7 +72,7 @@ pub enum Command {
     /// Have a schedule of snapshots executed now, or show what it will delete
     #[command(subcommand, disable_help_subcommand = true)]
     Schedule(ScheduleCommand),
-    /// List volumes and snapshots that no object names, and have them deleted
+    /// List volumes and snapshots that no object names, use them again, or have them deleted
     Orphans(OrphanArguments),
     /// List file systems that have been frozen for longer than a cut takes
     Frozen(ListArguments),
@@ -240,7 +241,7 @@ pub struct Wait {
     pub timeout: Option<Duration>,
 }
 
-/// What no object names, and what is to be deleted of it.
+/// What no object names, and what is to be used again or deleted of it.
 #[derive(Clone, Debug, Args)]
 pub struct OrphanArguments {
     #[command(flatten)]
@@ -254,6 +255,8 @@ pub struct OrphanArguments {
     /// List what no object names at this moment, or delete these snapshots at once, in a pod of the controller
     #[arg(long, conflicts_with_all = ["watch", "keep", "selector"])]
     pub now: bool,
+    #[command(flatten)]
+    pub adoption: AdoptArguments,
     #[command(flatten)]
     pub pods: Pods,
     #[command(flatten)]

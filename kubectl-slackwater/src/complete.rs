@@ -31,6 +31,8 @@ enum Wanted {
     Words(Vec<String>),
     /// The name of an object of one of these kinds.
     Objects(&'static [&'static Kind]),
+    /// The ID of an orphan.
+    Orphans,
     /// A context of the kubeconfig.
     Contexts,
     /// A file.
@@ -65,6 +67,10 @@ pub async fn run(words: &[String]) {
         }
         Wanted::Objects(kinds) => {
             let found = tokio::time::timeout(TIMEOUT, objects(before, kinds)).await;
+            found.ok().flatten().unwrap_or_default()
+        }
+        Wanted::Orphans => {
+            let found = tokio::time::timeout(TIMEOUT, orphans(before)).await;
             found.ok().flatten().unwrap_or_default()
         }
     };
@@ -128,6 +134,7 @@ fn value_of(argument: &clap::Arg) -> Wanted {
         "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
         "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
         "namespace" | "to_namespace" | "driver_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
+        "adopt" | "delete" | "keep" => Wanted::Orphans,
         "context" => Wanted::Contexts,
         "kubeconfig" | "file" => Wanted::Files,
         _ => {
@@ -137,15 +144,33 @@ fn value_of(argument: &clap::Arg) -> Wanted {
     }
 }
 
-/// Names of objects. Pools are NODE/NAME.
-async fn objects(before: &[String], kinds: &[&Kind]) -> Option<Vec<String>> {
+/// The cluster that the words before name.
+async fn cluster(before: &[String]) -> Option<Cluster> {
     let words = std::iter::once("x").chain(before.iter().map(String::as_str));
     let matches = Cli::command()
         .ignore_errors(true)
         .try_get_matches_from(words)
         .ok()?;
     let connection = Connection::from_arg_matches(&matches).ok()?;
-    let cluster = Cluster::connect(&connection).await.ok()?;
+    Cluster::connect(&connection).await.ok()
+}
+
+/// The IDs of orphans that Pools list.
+async fn orphans(before: &[String]) -> Option<Vec<String>> {
+    let cluster = cluster(before).await?;
+    let params = crate::model::pools_of(&cluster.driver, None);
+    let pools = cluster.find(&object::POOL, &Scope::All, &params).await;
+    let pools = pools.ok()??;
+    let listed = pools
+        .iter()
+        .flat_map(|pool| pool.list("/status/orphans/listed"));
+    let ids = listed.filter_map(|one| one["id"].as_str());
+    Some(ids.map(str::to_string).collect())
+}
+
+/// Names of objects. Pools are NODE/NAME.
+async fn objects(before: &[String], kinds: &[&Kind]) -> Option<Vec<String>> {
+    let cluster = cluster(before).await?;
     let mut names = Vec::new();
     for kind in kinds {
         names.extend(names_of(&cluster, kind).await.unwrap_or_default());
@@ -251,6 +276,11 @@ mod tests {
             after(&["who", "-n"], ""),
             Wanted::Objects(&[&object::NAMESPACE])
         );
+        for option in ["--adopt", "--delete", "--keep"] {
+            assert_eq!(after(&["orphans", option], ""), Wanted::Orphans);
+        }
+        let classes = Wanted::Objects(&[&object::STORAGE_CLASS]);
+        assert_eq!(after(&["orphans", "--class"], ""), classes);
         assert_eq!(after(&["--context"], ""), Wanted::Contexts);
         assert_eq!(after(&["--kubeconfig"], ""), Wanted::Files);
         assert_eq!(after(&["pools"], ""), Wanted::Words(Vec::new()));

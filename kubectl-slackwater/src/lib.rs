@@ -8,6 +8,7 @@
 //! [ADR 0052]: ../../docs/adr/0052-the-plugin-reads-objects-only.md
 //! [ADR 0064]: ../../docs/adr/0064-the-plugin-runs-commands-of-the-driver-in-its-pods.md
 
+pub mod adopt;
 pub mod change;
 pub mod cli;
 pub mod cluster;

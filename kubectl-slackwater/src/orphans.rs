@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
+use crate::adopt;
 use crate::change::{Need, confirm, mark, patch, require, say};
 use crate::cli::{Format, ListArguments, OrphanArguments};
 use crate::cluster::{Cluster, Scope};
@@ -15,13 +16,13 @@ use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{Pool, pools_of};
 use crate::object::{self, Fields, Kind};
 use crate::on_node;
-use crate::text::age;
+use crate::text::{age, size};
 use crate::watch;
 
 /// What it reads.
 const KINDS: [&Kind; 1] = [&object::POOL];
 
-const COLUMNS: [Column; 7] = [
+const COLUMNS: [Column; 10] = [
     column("ID"),
     column("KIND"),
     column("POOL"),
@@ -29,6 +30,9 @@ const COLUMNS: [Column; 7] = [
     column("DELETED AT"),
     column("MESSAGE"),
     wide("GROUP"),
+    wide("SIZE"),
+    wide("FILE SYSTEM"),
+    wide("CREATED FOR"),
 ];
 
 /// As many can be named in `spec.deleteOrphans`.
@@ -36,6 +40,9 @@ const MAX_REQUESTED: usize = 100;
 
 /// Runs the command.
 pub async fn run(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+    if arguments.adoption.adopt.is_some() {
+        return adopt::run(cluster, &arguments.adoption, &arguments.change).await;
+    }
     if arguments.now {
         return at_once(cluster, arguments).await;
     }
@@ -100,6 +107,11 @@ fn row(one: &Value, pool: &Pool, now: Timestamp) -> ((bool, String, String, Stri
     let text = |field: &str| one[field].as_str().unwrap_or_default().to_string();
     let since = text("since").parse::<Timestamp>().ok();
     let (id, delete_at) = (text("id"), text("deleteAt"));
+    let volume = &one["volume"];
+    let file_system = match volume["fileSystem"].as_str() {
+        None if volume.is_object() => "block",
+        file_system => file_system.unwrap_or_default(),
+    };
     let cells = vec![
         id.clone(),
         text("kind"),
@@ -108,6 +120,9 @@ fn row(one: &Value, pool: &Pool, now: Timestamp) -> ((bool, String, String, Stri
         delete_at.clone(),
         text("message"),
         text("group"),
+        volume["sizeBytes"].as_i64().map(size).unwrap_or_default(),
+        file_system.to_string(),
+        volume["claim"].as_str().unwrap_or_default().to_string(),
     ];
     let mut value = one.clone();
     value["pool"] = json!(pool.id);

@@ -8,6 +8,7 @@
 )]
 
 mod across;
+mod adopts;
 mod archives;
 mod changes;
 mod checked;

@@ -51,6 +51,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "kubectl-slackwater",
         &[
+            "adopt",
             "change",
             "cli",
             "cluster",

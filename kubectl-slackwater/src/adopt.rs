@@ -1,0 +1,257 @@
+//! `orphans --adopt`: a volume or a snapshot that no object names gets objects, so that pods can use its
+//! data again.
+//!
+//! The object that names the orphan is created first, with the name of the claim and without its UID, and
+//! the claim afterwards. Before each of both all is read again, so a command that was interrupted is
+//! repeated, and two of them do not give one orphan two PersistentVolumes unless they run at the same time
+//! under different names. In this case neither creates a claim.
+
+pub mod arguments;
+pub mod objects;
+pub mod plan;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+
+use crate::change::{Need, confirm, create, mark, require, say};
+use crate::cli::Change;
+use crate::cluster::{Cluster, Scope};
+use crate::failure::{Failure, Result};
+use crate::model::pools_of;
+use crate::object::{self, Fields, Kind};
+use arguments::AdoptArguments;
+use plan::{Adoption, Todo, View, find, todo};
+
+/// Steps, with those that are repeated because another user has created something.
+const MAX_STEPS: usize = 6;
+
+/// Runs the command.
+pub async fn run(cluster: &Cluster, arguments: &AdoptArguments, change: &Change) -> Result<()> {
+    let now = cluster.server_time().await?;
+    let (adoption, left) = look(cluster, arguments, now).await?;
+    if !left.owner && !left.user {
+        say(&format!(
+            "{} has {} already.",
+            adoption.id,
+            both(&adoption, "")
+        ));
+        return Ok(());
+    }
+    require(cluster, &needs(arguments, &adoption)).await?;
+    class(cluster, arguments, &adoption).await?;
+    confirm(change, &described(&adoption, arguments))?;
+    // What the API server refuses for the second object is found before the first one exists.
+    let dry = Change {
+        yes: true,
+        dry_run: true,
+    };
+    for line in steps(cluster, &adoption, left, &dry).await? {
+        if change.dry_run {
+            say(&line);
+        }
+    }
+    match change.dry_run {
+        true => Ok(()),
+        false => {
+            complete(cluster, arguments, &adoption, now).await?;
+            say(&after(&adoption));
+            Ok(())
+        }
+    }
+}
+
+/// What the cluster has, and what follows from it.
+pub async fn look(
+    cluster: &Cluster,
+    arguments: &AdoptArguments,
+    now: Timestamp,
+) -> Result<(Adoption, Todo)> {
+    let all = ListParams::default();
+    let (scope, pools) = (Scope::All, pools_of(&cluster.driver, None));
+    let owners = match arguments.new_snapshot {
+        Some(_) => &object::SNAPSHOT_CONTENT,
+        None => &object::VOLUME,
+    };
+    let view = View {
+        driver: cluster.driver.clone(),
+        now,
+        pools: cluster.get_all(&object::POOL, &scope, &pools).await?,
+        moves: cluster.get_all(&object::MOVE, &scope, &all).await?,
+        // Last, because one that is created while this is read must be seen.
+        owners: cluster.get_all(owners, &scope, &all).await?,
+    };
+    let adoption = find(arguments, &view)?;
+    let place = &adoption.place;
+    let user = cluster.get_one(adoption.sort.user, &place.namespace, &place.name);
+    let left = todo(&adoption, user.await?.as_ref())?;
+    Ok((adoption, left))
+}
+
+/// Creates what is left, and reads all again before each object.
+pub async fn complete(
+    cluster: &Cluster,
+    arguments: &AdoptArguments,
+    confirmed: &Adoption,
+    now: Timestamp,
+) -> Result<()> {
+    let change = Change {
+        yes: true,
+        dry_run: false,
+    };
+    for _ in 0..MAX_STEPS {
+        let (adoption, left) = look(cluster, arguments, now).await?;
+        let is_same = adoption.place == confirmed.place
+            && (adoption.owner.is_some() || adoption.pair == confirmed.pair);
+        if !is_same {
+            break;
+        }
+        let next = Todo {
+            owner: left.owner,
+            user: left.user && !left.owner,
+        };
+        if !next.owner && !next.user {
+            return Ok(());
+        }
+        match steps(cluster, &adoption, next, &change).await {
+            Ok(lines) => lines.iter().for_each(|line| say(line)),
+            // Another command has created it: the next look decides whether it is the same.
+            Err(failure) if failure.is_conflict => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(Failure::failed(format!(
+        "{} has changed since the plan was made; run the command again",
+        confirmed.id
+    )))
+}
+
+/// Creates objects, and returns a line for each.
+async fn steps(
+    cluster: &Cluster,
+    adoption: &Adoption,
+    left: Todo,
+    change: &Change,
+) -> Result<Vec<String>> {
+    let (sort, pair) = (adoption.sort, &adoption.pair);
+    let all = [
+        (left.owner, sort.owner, &pair.owner),
+        (left.user, sort.user, &pair.user),
+    ];
+    let mut lines = Vec::new();
+    for (_, kind, object) in all.into_iter().filter(|(is_left, _, _)| *is_left) {
+        let namespace = &adoption.place.namespace;
+        let made = create(cluster, change, kind, namespace, object.clone()).await?;
+        let place = match kind.is_namespaced {
+            true => format!(" in namespace {namespace}"),
+            false => String::new(),
+        };
+        let (kind, mark) = (kind.kind.to_lowercase(), mark(change));
+        lines.push(format!("{kind}/{} created{place}{mark}", made.name()));
+    }
+    Ok(lines)
+}
+
+/// The StorageClass of a new volume has to exist: without it, a claim cannot be expanded.
+async fn class(cluster: &Cluster, arguments: &AdoptArguments, adoption: &Adoption) -> Result<()> {
+    let name = arguments.class();
+    let is_new_volume = adoption.owner.is_none() && arguments.new_snapshot.is_none();
+    if !is_new_volume || name.is_empty() {
+        return Ok(());
+    }
+    let found = cluster.get_one(&object::STORAGE_CLASS, "", name).await?;
+    let why = match found {
+        Some(class) if class.text("/provisioner") == cluster.driver => return Ok(()),
+        Some(class) => format!("is of {}", class.text("/provisioner")),
+        None => "does not exist".into(),
+    };
+    Err(Failure::failed(format!(
+        "StorageClass {name} {why}: give one of {} with --class, or --class '' for none",
+        cluster.driver
+    )))
+}
+
+fn needs<'a>(arguments: &AdoptArguments, adoption: &'a Adoption) -> Vec<Need<'a>> {
+    let need = |verb, kind: &'static Kind, namespace| Need {
+        verb,
+        kind,
+        namespace,
+        name: "",
+    };
+    let (sort, namespace) = (adoption.sort, adoption.place.namespace.as_str());
+    let mut needs = vec![
+        need("list", &object::POOL, ""),
+        need("list", &object::MOVE, ""),
+        need("list", sort.owner, ""),
+        need("get", sort.user, namespace),
+        need("create", sort.user, namespace),
+    ];
+    if adoption.owner.is_none() {
+        needs.push(need("create", sort.owner, ""));
+        if arguments.new_snapshot.is_none() && !arguments.class().is_empty() {
+            needs.push(need("get", &object::STORAGE_CLASS, ""));
+        }
+    }
+    needs
+}
+
+/// The objects of the orphan, for people.
+fn both(adoption: &Adoption, policy: &str) -> String {
+    let owner = adoption.pair.owner["metadata"]["name"].as_str();
+    format!(
+        "{} {}{policy} and {} {}",
+        adoption.sort.owner.kind,
+        owner.unwrap_or_default(),
+        adoption.sort.user.kind,
+        adoption.place,
+    )
+}
+
+/// The plan.
+fn described(adoption: &Adoption, arguments: &AdoptArguments) -> String {
+    let mut plan = format!(
+        "The {} {}{} of pool {} gets {}.",
+        adoption.sort.what,
+        adoption.id,
+        adoption.what,
+        adoption.pool,
+        both(adoption, " (policy Retain)")
+    );
+    if adoption.owner.is_some() {
+        plan += " An earlier run has begun this.";
+    }
+    if adoption.is_recorded {
+        plan += "\nBy its record it was created for this claim; --claim gives another one.";
+    }
+    let is_new = adoption.owner.is_none() && arguments.new_snapshot.is_none();
+    if is_new && arguments.class().is_empty() {
+        plan += "\nWithout a StorageClass it cannot be expanded.";
+    }
+    if !adoption.group.is_empty() {
+        plan += &format!("\nIt is a member of group snapshot {}.", adoption.group);
+    }
+    plan
+}
+
+/// What comes next.
+fn after(adoption: &Adoption) -> String {
+    let (sort, place) = (adoption.sort, &adoption.place);
+    let name = adoption.pair.owner["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default();
+    let owner = sort.owner.kind.to_lowercase();
+    let use_it = match sort.what {
+        "snapshot" => format!("VolumeSnapshot {place} can be restored as soon as it is ready."),
+        _ => format!("Pods can use claim {place} as soon as it is bound."),
+    };
+    let delete_it = match adoption.group.as_str() {
+        "" => format!(
+            "To have its data deleted with it: kubectl patch {owner} {name} --type=merge --patch '{{\"spec\":{{\"{}\":\"Delete\"}}}}'",
+            sort.policy
+        ),
+        _ => format!(
+            "When both objects are deleted, `kubectl slackwater orphans --now --delete {}` deletes the snapshot.",
+            adoption.id
+        ),
+    };
+    format!("{use_it} Its data stay when it is deleted.\n{delete_it}")
+}
