@@ -2,8 +2,8 @@
 //! an HttpSource, an OciSource or an S3Source ([ADR 0047]).
 //!
 //! `decide.rs` has all decisions. What must survive is recorded in annotations of the claim and of its
-//! prime claim. Nothing here is used by the router, and nothing here calls an agent: it runs in a
-//! Deployment of its own, with rights of its own.
+//! prime claim. The router uses nothing of it but the objects of sources, for its status page, and nothing
+//! here calls an agent: it runs in a Deployment of its own, with rights of its own.
 //!
 //! [ADR 0047]: ../../../docs/adr/0047-a-controller-of-its-own-fills-claims.md
 
@@ -17,7 +17,7 @@ mod numbers;
 mod observe;
 mod pod;
 mod snapshots;
-mod source;
+pub(super) mod source;
 mod state;
 mod status;
 mod turns;

@@ -9,24 +9,24 @@ use ::kube::api::{ObjectMeta, TypeMeta};
 use ::kube::core::DynamicResourceScope;
 use ::kube::{Resource, ResourceExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::router::kube::own_kind::{GROUP, VERSION};
 
 /// The kind of a data source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Kind {
+pub(in crate::router::kube) enum Kind {
     Http,
     Oci,
     S3,
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 3] = [Kind::Http, Kind::Oci, Kind::S3];
+    pub(in crate::router::kube) const ALL: [Kind; 3] = [Kind::Http, Kind::Oci, Kind::S3];
 
     /// Its name in the API.
-    pub(super) fn word(self) -> &'static str {
+    pub(in crate::router::kube) fn word(self) -> &'static str {
         match self {
             Kind::Http => "HttpSource",
             Kind::Oci => "OciSource",
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    pub(super) fn plural(self) -> &'static str {
+    pub(in crate::router::kube) fn plural(self) -> &'static str {
         match self {
             Kind::Http => "httpsources",
             Kind::Oci => "ocisources",
@@ -45,15 +45,15 @@ impl Kind {
 
 /// A data source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Source {
+pub(in crate::router::kube) struct Source {
     /// Absent from objects in lists.
     #[serde(flatten, default)]
-    pub(super) types: Option<TypeMeta>,
-    pub(super) metadata: ObjectMeta,
+    pub(in crate::router::kube) types: Option<TypeMeta>,
+    pub(in crate::router::kube) metadata: ObjectMeta,
     #[serde(default)]
     pub(super) spec: SourceSpec,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) status: Option<SourceStatus>,
+    pub(in crate::router::kube) status: Option<SourceStatus>,
 }
 
 /// The fields of all kinds. The CRD of a kind has its own ones.
@@ -107,37 +107,48 @@ pub(super) struct Owner {
 /// What the controller shows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct SourceStatus {
+pub(in crate::router::kube) struct SourceStatus {
     /// The numbers of claims that are populated, are not yet, and will not be.
-    pub(super) populated: u64,
-    pub(super) waiting: u64,
-    pub(super) failed: u64,
+    pub(in crate::router::kube) populated: u64,
+    pub(in crate::router::kube) waiting: u64,
+    pub(in crate::router::kube) failed: u64,
     /// Those that are not populated come first. The list is limited.
-    pub(super) claims: Vec<ClaimStatus>,
-    pub(super) conditions: Vec<Condition>,
+    pub(in crate::router::kube) claims: Vec<ClaimStatus>,
+    pub(in crate::router::kube) conditions: Vec<Condition>,
 }
 
 /// A claim that names the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct ClaimStatus {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) uid: String,
-    pub(super) phase: String,
+pub(in crate::router::kube) struct ClaimStatus {
+    pub(in crate::router::kube) namespace: String,
+    pub(in crate::router::kube) name: String,
+    pub(in crate::router::kube) uid: String,
+    pub(in crate::router::kube) phase: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) reason: String,
+    pub(in crate::router::kube) reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) message: String,
+    pub(in crate::router::kube) message: String,
     /// Attempts that have failed since the source was changed last.
-    pub(super) failures: u32,
+    pub(in crate::router::kube) failures: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) received_bytes: Option<u64>,
+    pub(in crate::router::kube) received_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) total_bytes: Option<u64>,
+    pub(in crate::router::kube) total_bytes: Option<u64>,
     /// Of the image of an OciSource.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) digest: Option<String>,
+    pub(in crate::router::kube) digest: Option<String>,
+    /// Since when it has this phase, while it is neither populated nor failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::router::kube) since: Option<Time>,
+    /// When `received_bytes` was read from the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::router::kube) progress_at: Option<Time>,
+    /// When the first number of the attempt was read, and that number: both have the rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::router::kube) progress_since: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::router::kube) progress_since_bytes: Option<u64>,
 }
 
 impl Source {
@@ -305,9 +316,10 @@ mod tests {
                 received_bytes: Some(5),
                 total_bytes: Some(10),
                 digest: words("sha256:00"),
+                ..ClaimStatus::default()
             }],
             conditions: vec![Condition {
-                last_transition_time: time,
+                last_transition_time: time.clone(),
                 message: String::new(),
                 observed_generation: Some(1),
                 reason: "Proceeding".into(),
@@ -315,8 +327,16 @@ mod tests {
                 type_: "Proceeding".into(),
             }],
         };
+        let mut progress = status.clone();
+        for claim in &mut progress.claims {
+            claim.since = Some(time.clone());
+            claim.progress_at = Some(time.clone());
+            claim.progress_since = Some(time.clone());
+            claim.progress_since_bytes = Some(1);
+        }
         let expected = vec![
             ("http.json", source(http(), Some(status))),
+            ("progress.json", source(http(), Some(progress))),
             ("oci.json", source(oci, None)),
             ("s3.json", source(s3, None)),
             ("cached.json", source(cached(), None)),

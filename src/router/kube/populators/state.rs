@@ -70,6 +70,11 @@ pub(super) struct State {
     pub(super) total_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progress_at: Option<Time>,
+    /// When the first progress of the attempt was written, and how many bytes had been received by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) progress_since: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) progress_since_bytes: Option<u64>,
     /// A cached snapshot could not be used for the claim, so a pod fills its volume.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) is_uncached: bool,
@@ -250,9 +255,16 @@ mod tests {
             digest: Some("sha256:00".into()),
             received_bytes: Some(5),
             total_bytes: Some(10),
-            progress_at: Some(time),
-            is_uncached: false,
+            progress_at: Some(time.clone()),
             is_done: true,
+            ..State::default()
+        };
+        let filling = State {
+            received_bytes: Some(9),
+            progress_at: Some(time.clone()),
+            progress_since: Some(time),
+            progress_since_bytes: Some(5),
+            ..State::new("s-1/3".into())
         };
         let uncached = State {
             is_uncached: true,
@@ -262,6 +274,7 @@ mod tests {
             ("new.json", State::new("s-1/3".into())),
             ("failed.json", failed),
             ("uncached.json", uncached),
+            ("filling.json", filling),
         ];
         let read = |bytes: &[u8]| serde_json::from_slice::<State>(bytes).unwrap();
         let write = |state: &State| serde_json::to_vec(state).unwrap();

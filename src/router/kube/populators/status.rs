@@ -134,6 +134,9 @@ fn wanted(
             }
         }
     }
+    for (phase, _, claim) in &mut each {
+        claim.since = since(*phase, claim, &before, now);
+    }
     each.sort_by(|a, b| {
         let key =
             |one: &(Phase, bool, ClaimStatus)| (one.0, one.2.namespace.clone(), one.2.name.clone());
@@ -162,6 +165,16 @@ fn wanted(
         conditions: with_transitions(vec![condition], &before.conditions, generation),
         claims: each.into_iter().map(|one| one.2).take(MAX_CLAIMS).collect(),
     }
+}
+
+/// Since when a claim that is neither populated nor failed has its phase.
+fn since(phase: Phase, claim: &ClaimStatus, before: &SourceStatus, now: Timestamp) -> Option<Time> {
+    if matches!(phase, Phase::Populated | Phase::Failed) {
+        return None;
+    }
+    let mut old = before.claims.iter();
+    let old = old.find(|old| old.uid == claim.uid && old.phase == claim.phase);
+    old.and_then(|old| old.since.clone()).or(Some(Time(now)))
 }
 
 /// Whether a claim is shown in the status of a source. One of another namespace is, as long as a
@@ -201,6 +214,10 @@ fn entry(claim: &PersistentVolumeClaim, state: &State, shown: &Shown) -> ClaimSt
         received_bytes: state.received_bytes,
         total_bytes: state.total_bytes,
         digest: state.digest.clone(),
+        since: None,
+        progress_at: state.progress_at.clone(),
+        progress_since: state.progress_since.clone(),
+        progress_since_bytes: state.progress_since_bytes,
     }
 }
 
@@ -306,5 +323,36 @@ mod tests {
         assert_eq!(again, status);
         let kept = wanted(&source, &claims, &Memory::default(), now);
         assert_eq!(kept.claims[..2], status.claims[..2]);
+    }
+
+    #[test]
+    fn a_claim_has_since_when_it_is_in_its_phase_and_the_numbers_of_its_rate() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let filling = State {
+            received_bytes: Some(7),
+            progress_at: Some(Time(at(6))),
+            progress_since: Some(Time(at(5))),
+            progress_since_bytes: Some(3),
+            ..State::new("s/1".into())
+        };
+        let claims = [claim(0, &filling)];
+        let mut memory = Memory::default();
+        let mut source = in_namespace("shop");
+        let mut shows = |phase: Phase, seconds: i64| {
+            memory.set("c-0", shown(phase, "why", false));
+            let status = wanted(&source, &claims, &memory, at(seconds));
+            source.status = Some(status.clone());
+            status.claims[0].clone()
+        };
+        let since = |claim: ClaimStatus| claim.since.map(|since| since.0.as_second());
+        assert_eq!(since(shows(Phase::Waiting, 1)), Some(1));
+        assert_eq!(since(shows(Phase::Waiting, 2)), Some(1));
+        let populating = shows(Phase::Populating, 3);
+        assert_eq!(populating.progress_at, filling.progress_at);
+        assert_eq!(populating.progress_since, filling.progress_since);
+        assert_eq!(populating.progress_since_bytes, Some(3));
+        assert_eq!(since(populating), Some(3));
+        assert_eq!(since(shows(Phase::Populated, 4)), None);
+        assert_eq!(since(shows(Phase::Failed, 5)), None);
     }
 }

@@ -226,10 +226,19 @@ fn progress(seen: &Seen, state: &State, populating: Decision) -> Decision {
     if is_early || is_same {
         return populating;
     }
+    let now = Some(Time(seen.now));
+    // A pod that begins again with fewer bytes has another rate.
+    let begun = state.progress_since_bytes;
+    let begun = begun.filter(|bytes| last.is_some() && *bytes <= numbers.received);
     let state = State {
         received_bytes: Some(numbers.received),
         total_bytes: numbers.total,
-        progress_at: Some(Time(seen.now)),
+        progress_at: now.clone(),
+        progress_since: match begun {
+            Some(_) => state.progress_since.clone(),
+            None => now,
+        },
+        progress_since_bytes: begun.or(Some(numbers.received)),
         ..state.clone()
     };
     populating.with(Step::Note(Box::new(state)))
@@ -265,6 +274,8 @@ fn fail(
         received_bytes: None,
         total_bytes: None,
         progress_at: None,
+        progress_since: None,
+        progress_since_bytes: None,
         ..state
     };
     retries(&state).with(Step::Note(Box::new(state.clone())))

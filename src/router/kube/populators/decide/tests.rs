@@ -4,6 +4,7 @@ mod cached;
 mod turns;
 mod world;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::*;
@@ -488,6 +489,44 @@ fn progress_is_recorded_every_fifteen_seconds() {
     assert_eq!(failure(&seen).received_bytes, Some(8));
     seen.numbers = Numbers::parse(r#"{"received": 7, "total": 9}"#);
     assert_eq!(reason(&seen), "Populating", "nothing has changed");
+}
+
+#[test]
+fn the_rate_of_an_attempt_begins_with_its_first_number() {
+    let mut seen = with_pod("Running", None);
+    // Of an attempt before, which this one continues.
+    let state = State {
+        received_bytes: None,
+        progress_since: Some(Time(time(-90))),
+        progress_since_bytes: Some(1),
+        ..begun()
+    };
+    set_state(&mut seen, &state);
+    let mut at = |seconds: i64, received: u64| {
+        seen.numbers = Numbers::parse(&format!("{{\"received\": {received}}}"));
+        seen.now = time(seconds);
+        let state = failure(&seen);
+        set_state(&mut seen, &state);
+        let since = state.progress_since.clone().unwrap();
+        (since.0, state.progress_since_bytes, state.progress_at)
+    };
+    let (first, second) = (Some(Time(time(0))), Some(Time(time(20))));
+    assert_eq!(at(0, 5), (time(0), Some(5), first));
+    assert_eq!(at(20, 9), (time(0), Some(5), second));
+    // The content has changed, and is received again.
+    assert_eq!(at(40, 4), (time(40), Some(4), Some(Time(time(40)))));
+    let mut seen = with_pod("Failed", Some(12));
+    let state = State {
+        progress_since: Some(Time(time(0))),
+        progress_since_bytes: Some(1),
+        ..begun()
+    };
+    set_state(&mut seen, &state);
+    let state = failure(&seen);
+    assert_eq!(
+        (state.progress_since, state.progress_since_bytes),
+        (None, None)
+    );
 }
 
 #[test]
