@@ -13,6 +13,7 @@ mod list;
 mod problems;
 mod text;
 pub mod view;
+mod work;
 pub mod world;
 
 use std::net::Ipv4Addr;

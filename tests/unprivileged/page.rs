@@ -149,18 +149,61 @@ fn world(schedule: &str) -> World {
             all: cuts,
             ..Cuts::default()
         },
-        work: vec![Work {
-            resource: "volumemoves",
-            namespace: "shop".into(),
-            name: "away".into(),
-            what: "move of claim shop/data to node node-3".into(),
-            phase: "Copying".into(),
-            done_bytes: 3 << 30,
-            total_bytes: 10 << 30,
-            copying_since: Some(ago(5)),
-            ..Work::default()
-        }],
+        work: work(now, schedule),
+        work_problem: None,
     }
+}
+
+/// A move, an evacuation, a claim whose pod is silent, and a revert.
+fn work(now: Timestamp, source: &str) -> Vec<Work> {
+    let ago = |minutes: i64| Some(now - SignedDuration::from_mins(minutes));
+    let of = |resource: &'static str, name: &str, what: &str, phase: &str| Work {
+        resource,
+        name: name.into(),
+        what: what.into(),
+        phase: phase.into(),
+        since: ago(25),
+        ..Work::default()
+    };
+    let copy = |resource: &'static str, name: &str, what: &str, phase: &str| Work {
+        namespace: "shop".into(),
+        done_bytes: 3 << 30,
+        total_bytes: 10 << 30,
+        copying_since: ago(5),
+        ..of(resource, name, what, phase)
+    };
+    let node = "move of claim shop/data to node node-3";
+    let filled = format!("claim shop/{source} is filled from HttpSource");
+    let evacuation = "evacuation of pool fast of node node-0";
+    vec![
+        copy("volumemoves", "away", node, "Copying"),
+        Work {
+            namespace: String::new(),
+            volumes: Some((3, 8)),
+            message: "in it are 5 volumes of claims".into(),
+            ..copy(
+                "pools",
+                "11111111-2222-4333-8444-000000000000",
+                evacuation,
+                "5 left",
+            )
+        },
+        Work {
+            reported: ago(14),
+            ..copy("httpsources", source, &filled, "Populating")
+        },
+        Work {
+            namespace: "shop".into(),
+            volumes: Some((1, 3)),
+            deadline: ago(-9),
+            ..of(
+                "volumereverts",
+                "back",
+                "revert to snapshot pg-nightly",
+                "Preparing",
+            )
+        },
+    ]
 }
 
 /// The name of a schedule.
@@ -276,6 +319,13 @@ async fn a_browser_logs_no_error_and_no_violation() {
                 "{name}: {document}"
             );
             assert!(document.contains("&lt;script&gt;"), "{name}: {document}");
+            for text in [
+                "3 of 8 volumes",
+                "about 11 min",
+                "outdated</span>, was Populating",
+            ] {
+                assert!(document.contains(text), "{name}: {text}: {document}");
+            }
             assert!(
                 !document.contains("<script") && !document.contains("<img"),
                 "{name}"

@@ -1,21 +1,20 @@
 //! What the status page of a router shows: objects in memory, the last answers of agents, and lists of
-//! snapshots, which are read for each page.
+//! snapshots and data sources, which are read for each page.
 
 mod cuts;
+mod fills;
+mod running;
 
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 
 use ::kube::ResourceExt;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
-use super::evacuated;
 use super::pool::{Health, Pool, PoolGrowth};
-use super::volume_move::{Phase, VolumeMove};
-use super::volume_revert::{RevertPhase, VolumeRevert};
 use super::volumes::Volumes;
-use crate::telemetry::page::world::{self, Source, Work, World};
+use crate::telemetry::page::world::{self, Source, World};
 
 /// A router's cluster as the source of a status page.
 pub struct StatusSource(pub Arc<InCluster>);
@@ -27,16 +26,18 @@ impl Source for StatusSource {
             let schedules = cluster.shown_schedules();
             let mut each = schedules.iter().flatten();
             let has_singles = each.any(|schedule| !schedule.is_group);
-            let cuts = cuts::read(&cluster.client, has_singles).await;
+            let (cuts, fills) = tokio::join!(
+                cuts::read(&cluster.client, has_singles),
+                fills::read(&cluster.client)
+            );
             let pools = cluster.pools.read();
             let pools: Vec<Pool> = {
                 let pools = pools.unwrap_or_else(PoisonError::into_inner);
                 pools.now().values().cloned().collect()
             };
             let reports = cluster.agents.reports().into_iter();
-            let mut work: Vec<Work> = pools.iter().filter_map(evacuation).collect();
-            work.extend(cluster.moves().values().filter_map(running_move));
-            work.extend(cluster.reverts().values().filter_map(running_revert));
+            let mut work = running::work(cluster, &pools);
+            work.extend(fills.work);
             World {
                 now: Timestamp::now(),
                 driver: cluster.options.driver.clone(),
@@ -49,6 +50,7 @@ impl Source for StatusSource {
                 schedules,
                 cuts,
                 work,
+                work_problem: fills.problem,
             }
         })
     }
@@ -120,78 +122,4 @@ fn agent(report: super::pool_status::Report) -> world::Agent {
         node: report.node,
         problem: report.problem,
     }
-}
-
-/// A pool that is being emptied.
-fn evacuation(pool: &Pool) -> Option<Work> {
-    let status = pool.status.clone().unwrap_or_default();
-    let left = status.evacuation.map(|evacuation| evacuation.left);
-    (pool.spec.evacuate && left != Some(0)).then(|| Work {
-        resource: "pools",
-        name: pool.name_any(),
-        what: format!("evacuation of pool {} of node {}", status.name, status.node),
-        phase: left.map_or(String::new(), |left| format!("{left} left")),
-        message: {
-            let mut all = status.conditions.into_iter();
-            let found = all.find(|one| one.type_ == evacuated::EVACUATED);
-            found.map_or(String::new(), |one| one.message)
-        },
-        ..Work::default()
-    })
-}
-
-fn running_move(moved: &VolumeMove) -> Option<Work> {
-    let status = moved.status.clone().unwrap_or_default();
-    if status.phase.is_final() {
-        return None;
-    }
-    let to = status.to.as_ref().map(|to| to.node.as_str());
-    // Later rounds copy differences, and the bytes of earlier ones count with theirs.
-    let is_first = status.phase == Phase::Copying && status.pre_copy.round == 1;
-    let begun = status.pre_copy.begun_at.filter(|_| is_first);
-    Some(Work {
-        resource: "volumemoves",
-        namespace: moved.namespace().unwrap_or_default(),
-        name: moved.name_any(),
-        what: match to {
-            Some(node) => format!("move of claim {} to node {node}", moved.claim()),
-            None => format!("move of claim {}", moved.claim()),
-        },
-        phase: status.phase.word().into(),
-        message: status.message,
-        failing: super::moves::failed_since(moved),
-        done_bytes: status.bytes_done,
-        total_bytes: status.bytes_total,
-        copying_since: begun.map(|begun| begun.0),
-        deadline: None,
-    })
-}
-
-fn running_revert(revert: &VolumeRevert) -> Option<Work> {
-    let status = revert.status.clone().unwrap_or_default();
-    if status.phase.is_final() {
-        return None;
-    }
-    let of = [&revert.spec.group_snapshot, &revert.spec.snapshot];
-    let of = of.into_iter().flatten().next();
-    // From then on there is no way back.
-    let has_switched = status.phase >= RevertPhase::Switching;
-    let created = revert.metadata.creation_timestamp.as_ref();
-    let deadline = created.filter(|_| !has_switched).and_then(|created| {
-        let time = SignedDuration::try_from(revert.deadline().ok()?).ok()?;
-        created.0.checked_add(time).ok()
-    });
-    Some(Work {
-        resource: "volumereverts",
-        namespace: revert.namespace().unwrap_or_default(),
-        name: revert.name_any(),
-        what: match of {
-            Some(snapshot) => format!("revert to snapshot {snapshot}"),
-            None => "revert".into(),
-        },
-        phase: status.phase.word().into(),
-        message: status.message,
-        deadline,
-        ..Work::default()
-    })
 }

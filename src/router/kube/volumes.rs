@@ -5,12 +5,14 @@ use std::sync::{PoisonError, RwLock};
 
 use ::kube::runtime::watcher::Event;
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::adopt::manifest::QUARANTINED_FROM;
 use super::watch::Store;
 use super::{InCluster, VOLUMES};
 use crate::model::{PoolId, VolumeId};
 use crate::router::cluster::Cluster;
+use crate::router::restore_node::quantity::thousandths;
 use crate::telemetry::page::world::Claim;
 use crate::telemetry::volumes::VolumeClaim;
 
@@ -38,6 +40,7 @@ struct Volume {
     /// Its claim is or was deleted because its node is lost.
     is_quarantined: bool,
     homes: Vec<String>,
+    capacity: u64,
 }
 
 /// All PersistentVolumes of this driver.
@@ -132,6 +135,7 @@ impl Volumes {
                 annotations.is_some_and(|all| all.contains_key(QUARANTINED_FROM))
             },
             homes,
+            capacity: spec.capacity.as_ref().map_or(0, capacity),
         })
     }
 
@@ -201,6 +205,14 @@ impl Volumes {
             (name.clone(), volume.handle.clone(), claim)
         });
         each.collect()
+    }
+
+    /// The sizes of the volumes in this pool that are bound to a claim.
+    pub fn claimed_bytes(&self, pool: PoolId) -> Vec<u64> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let all = kept.by_name.now().values();
+        let its = all.filter(|it| it.pool == Some(pool) && it.is_bound && it.claim.is_some());
+        its.map(|volume| volume.capacity).collect()
     }
 
     /// The pool that has the volume of a claim, "namespace/name".
@@ -275,4 +287,11 @@ impl Volumes {
         all.filter(|volume| volume.homes.iter().any(|its| its == home))
             .count()
     }
+}
+
+/// The size of a volume in bytes; 0 if it is not known.
+fn capacity(capacity: &BTreeMap<String, Quantity>) -> u64 {
+    let storage = capacity.get("storage").and_then(thousandths);
+    let bytes = storage.and_then(|all| u64::try_from(all / 1_000).ok());
+    bytes.unwrap_or(0)
 }

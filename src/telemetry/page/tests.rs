@@ -17,6 +17,7 @@ use super::*;
 mod frozen;
 mod images;
 mod lanes;
+mod work;
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
@@ -39,6 +40,7 @@ fn empty() -> World {
         schedules: Some(Vec::new()),
         cuts: Cuts::default(),
         work: Vec::new(),
+        work_problem: None,
     }
 }
 
@@ -339,8 +341,16 @@ fn all_of(text: &str) -> World {
         phase: texts(),
         message: texts(),
         failing: Some(ago(1)),
+        since: Some(ago(9)),
+        reported: Some(ago(8)),
+        volumes: Some((1, 2)),
+        done_bytes: 1,
+        total_bytes: 2,
+        pools: vec![texts()],
+        deadline: Some(ago(-7)),
         ..Work::default()
     }];
+    world.work_problem = Some(texts());
     world
 }
 
@@ -459,6 +469,18 @@ fn the_size_of_the_page_does_not_grow_with_the_cluster() {
             pool.growth = growth((0..claims / 100).map(volume).collect());
             pool.images = Some(Images::default());
         }
+        let running = |n: usize| Work {
+            resource: ["volumemoves", "pools", "httpsources"][n % 3],
+            namespace: "shop".into(),
+            name: format!("work-{n:06}"),
+            what: "claim shop/data is filled".repeat(20),
+            message: "x".repeat(40_000),
+            volumes: Some((1, 2)),
+            pools: world.pools.iter().map(|pool| pool.id.clone()).collect(),
+            ..work::copy()
+        };
+        world.work = (0..claims / 10).map(running).collect();
+        world.work_problem = Some("x".repeat(40_000));
         let shown = view(&world, search);
         let json = json(&shown).unwrap();
         let started_at = Instant::now();

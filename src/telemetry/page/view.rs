@@ -15,8 +15,9 @@ use super::groups::{Group, groups};
 use super::images::{self, GrowingRow, ImagesRow, Part};
 use super::list::{Listed, Search, limited};
 use super::problems::{Problem, is_stale, problems};
-use super::text::{Ahead, When, duration, permille, shown, size};
-use super::world::{Agent, Claim, Pool, Work, World};
+use super::text::{Ahead, When, permille, shown, size};
+use super::work::{self, WorkRow};
+use super::world::{Agent, Claim, Pool, World};
 
 /// The content of a status page.
 #[derive(Clone, Debug, Serialize)]
@@ -43,6 +44,8 @@ pub struct View {
     pub groups_problem: Option<String>,
     pub nodes: Listed<NodeRow>,
     pub work: Listed<WorkRow>,
+    /// Why work is missing.
+    pub work_problem: Option<String>,
     /// Of a search; otherwise empty.
     pub claims: Listed<ClaimRow>,
 }
@@ -103,31 +106,6 @@ pub struct NodeRow {
     pub(super) is_stale: bool,
 }
 
-/// Work that has not ended.
-#[derive(Clone, Debug, Serialize)]
-pub struct WorkRow {
-    /// Its object, such as `volumemoves.slackwater.dev/away`.
-    pub object: String,
-    pub namespace: String,
-    pub what: String,
-    pub phase: String,
-    pub message: String,
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-    /// Seconds until its bytes are copied, at the rate so far; `None` if that is not known.
-    pub left_seconds: Option<i64>,
-    /// It fails if it has not begun to change anything by then.
-    pub deadline: Option<Ahead>,
-    #[serde(skip)]
-    pub(super) done: String,
-    #[serde(skip)]
-    pub(super) total: String,
-    #[serde(skip)]
-    pub(super) left: Option<String>,
-    #[serde(skip)]
-    pub(super) done_part: u64,
-}
-
 /// A claim that the search has found.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClaimRow {
@@ -157,7 +135,8 @@ pub fn view(world: &World, search: &str) -> View {
         groups: groups(world, &by),
         groups_problem: groups_problem(world),
         nodes: nodes(world, &by),
-        work: work(world, &by),
+        work: work::work(world, &by),
+        work_problem: world.work_problem.as_deref().map(shown),
         claims: claims(world, &by),
     }
 }
@@ -268,40 +247,6 @@ fn node_row(node: &str, agent: Option<&Agent>, now: Timestamp) -> NodeRow {
         snapshots: 0,
         is_stale: !is_up,
     }
-}
-
-fn work(world: &World, by: &Search) -> Listed<WorkRow> {
-    let found = |work: &&Work| by.finds(&[&work.namespace, &work.name, &work.what]);
-    let all: Vec<&Work> = world.work.iter().filter(found).collect();
-    limited(&all, |work| {
-        let left = time_left(work, world.now);
-        WorkRow {
-            object: shown(&format!("{}.slackwater.dev/{}", work.resource, work.name)),
-            namespace: shown(&work.namespace),
-            what: shown(&work.what),
-            phase: shown(&work.phase),
-            message: shown(&work.message),
-            done_bytes: work.done_bytes,
-            total_bytes: work.total_bytes,
-            left_seconds: left,
-            deadline: work.deadline.map(|at| Ahead::new(at, world.now)),
-            done: size(work.done_bytes),
-            total: size(work.total_bytes),
-            left: left.map(duration),
-            done_part: permille(work.done_bytes, work.total_bytes),
-        }
-    })
-}
-
-/// Seconds until all bytes are copied, at the mean rate since the copy began.
-fn time_left(work: &Work, now: Timestamp) -> Option<i64> {
-    let since = now.duration_since(work.copying_since?).as_secs();
-    let left = work.total_bytes.checked_sub(work.done_bytes)?;
-    if since <= 0 || work.done_bytes == 0 {
-        return None;
-    }
-    let seconds = i128::from(left) * i128::from(since) / i128::from(work.done_bytes);
-    i64::try_from(seconds).ok()
 }
 
 fn claims(world: &World, by: &Search) -> Listed<ClaimRow> {

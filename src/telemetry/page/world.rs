@@ -31,8 +31,10 @@ pub struct World {
     /// `None` if this installation executes no schedules.
     pub schedules: Option<Vec<Schedule>>,
     pub cuts: Cuts,
-    /// Moves, reverts and evacuations that have not ended.
+    /// Moves, reverts, evacuations, and claims that are filled from data sources, which have not ended.
     pub work: Vec<Work>,
+    /// Why work is missing.
+    pub work_problem: Option<String>,
 }
 
 /// The status of a Pool object.
@@ -231,10 +233,20 @@ pub struct Work {
     pub message: String,
     /// A step has failed since this time.
     pub failing: Option<Timestamp>,
+    /// When it began, if its object has that.
+    pub since: Option<Timestamp>,
+    /// The volumes of which it is done, of all; `None` if it is about one.
+    pub volumes: Option<(u64, u64)>,
     pub done_bytes: u64,
     pub total_bytes: u64,
-    /// When the bytes began to be copied, if all that are done were copied since then.
+    /// When the bytes began to be copied.
     pub copying_since: Option<Timestamp>,
+    /// How many of them had been done by then.
+    pub done_before: u64,
+    /// When its bytes were written last; `None` if that is not known.
+    pub reported: Option<Timestamp>,
+    /// The UUIDs of pools by whose agents its progress is reported.
+    pub pools: Vec<String>,
     /// What has not begun to change anything by then fails.
     pub deadline: Option<Timestamp>,
 }

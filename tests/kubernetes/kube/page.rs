@@ -55,6 +55,7 @@ fn put_objects(api: &ApiServer) {
     let pool = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
         "metadata": {"name": POOL, "resourceVersion": "7", "generation": 1,
             "labels": {"slackwater.dev/driver": DRIVER}},
+        "spec": {"evacuate": true},
         "status": {"node": "node-1", "name": "fast", "health": "Healthy", "lastSeen": ago(0),
             "totalBytes": 100i64 << 30, "availableBytes": 25i64 << 30,
             "promisedBytes": 50i64 << 30, "volumes": 1, "snapshots": 4, "fullAt": "2126-01-02T03:04:05Z",
@@ -93,6 +94,12 @@ fn put_objects(api: &ApiServer) {
         "VolumeRevert",
         &[revert],
     );
+    let source = json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "HttpSource",
+        "metadata": {"name": "base", "namespace": "shop", "resourceVersion": "9"}, "spec": {},
+        "status": {"claims": [{"namespace": "shop", "name": "vm", "uid": "u", "phase": "Populating",
+            "receivedBytes": 5 << 20, "totalBytes": 9 << 20, "since": ago(20), "progressAt": ago(1),
+            "progressSince": ago(11), "progressSinceBytes": 1 << 20}]}});
+    put_list(api, &format!("{OURS}/httpsources"), "HttpSource", &[source]);
     let group = |name: &str, content: &str, labels: Value| {
         json!({"apiVersion": "groupsnapshot.storage.k8s.io/v1beta2", "kind": "VolumeGroupSnapshot",
             "metadata": {"name": name, "namespace": "shop", "labels": labels,
@@ -205,7 +212,7 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
     };
     eventually("all objects are shown", || {
         let view = json();
-        view["groups"]["count"] == 2 && view["work"]["count"] == 2 && view["is_outdated"] == false
+        view["groups"]["count"] == 2 && view["work"]["count"] == 4 && view["is_outdated"] == false
     });
     let view = json();
     let pool = &view["pools"]["first"][0];
@@ -258,7 +265,17 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
         (&json!("application"), &json!(9))
     );
     assert_eq!(rows[1]["state"], "skipped");
-    let revert = &view["work"]["first"][1]["deadline"]["at"];
+    let work = &view["work"]["first"];
+    let evacuation = &work[0];
+    assert_eq!(evacuation["what"], "evacuation of pool fast of node node-1");
+    assert_eq!(evacuation["volumes"], 1, "{evacuation}");
+    let fill = &work[1];
+    assert_eq!(fill["what"], "claim shop/vm is filled from HttpSource");
+    assert_eq!(
+        fill["left_seconds"], 600,
+        "as long as in the last ten minutes"
+    );
+    let revert = &work[3]["deadline"]["at"];
     assert_eq!(
         revert, "2026-01-02T04:04:05Z",
         "an hour after its creation: {view}"
@@ -268,7 +285,7 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
         (&node["claims"], &node["snapshots"]),
         (&json!(1), &json!(4))
     );
-    let work = &view["work"]["first"][0];
+    let work = &view["work"]["first"][2];
     let left = work["left_seconds"].as_i64().unwrap();
     assert!(left >= 1200, "two thirds are left after 10 minutes: {left}");
     let problem = &view["problems"]["first"][0];
@@ -292,6 +309,12 @@ fn a_router_shows_its_objects_on_a_page_and_as_json() {
     let problem = view["groups_problem"].as_str().unwrap_or_default();
     assert!(problem.contains("VolumeGroupSnapshots"), "{view}");
     assert_eq!(view["groups"]["first"][0]["lanes"]["count"], 0);
+    assert_eq!(view["work_problem"], Value::Null);
+    api.forbid(&format!("{OURS}/httpsources"));
+    let view = json();
+    let problem = view["work_problem"].as_str().unwrap_or_default();
+    assert!(problem.contains("HttpSources"), "{view}");
+    assert_eq!(view["work"]["count"], 3, "{view}");
     agents.silence("node-1");
     let view = json();
     assert_eq!(view["nodes"]["first"][0]["is_up"], false, "{view}");

@@ -91,7 +91,8 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
         async move { api.list(&params).await }
     };
     let what = format!("{}s", kind.name);
-    let Some((snapshots, has_more)) = pages(&what, kind.params.clone(), list).await? else {
+    let Some((snapshots, has_more)) = pages(&what, PER_PAGE, kind.params.clone(), list).await?
+    else {
         return Ok(None);
     };
     type Any = PartialObjectMeta<DynamicObject>;
@@ -101,7 +102,9 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
         async move { api.list_metadata(&params).await }
     };
     let what = format!("{}s", contents.kind);
-    let Some((contents, lacks_contents)) = pages(&what, ListParams::default(), list).await? else {
+    let Some((contents, lacks_contents)) =
+        pages(&what, PER_PAGE, ListParams::default(), list).await?
+    else {
         return Ok(None);
     };
     let annotations = contents.into_iter().map(|content| {
@@ -120,15 +123,16 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
 }
 
 /// The first pages of a list; `None` if the cluster does not have the kind.
-async fn pages<T: Clone, F>(
+pub(super) async fn pages<T: Clone, F>(
     what: &str,
+    per_page: u32,
     params: ListParams,
     list: impl Fn(ListParams) -> F,
 ) -> Result<Option<Read<T>>>
 where
     F: Future<Output = Result<ObjectList<T>, KubeError>>,
 {
-    let mut params = params.limit(PER_PAGE);
+    let mut params = params.limit(per_page);
     let mut found = Vec::new();
     for _ in 0..MAX_PAGES {
         let page = async {
