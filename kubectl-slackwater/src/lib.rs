@@ -45,6 +45,7 @@ pub mod volume_move;
 pub mod volumes;
 pub mod watch;
 pub mod who;
+pub mod work;
 
 use std::ffi::OsString;
 use std::path::Path;

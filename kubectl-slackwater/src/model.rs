@@ -48,6 +48,14 @@ pub struct Pool {
     pub problems: Vec<String>,
     /// What is frozen for long, without the names of claims.
     pub frozen: Vec<Frozen>,
+    /// What is left in it while it is emptied; `None` if that is not known.
+    #[serde(skip)]
+    pub left: Option<i64>,
+    /// The same as a sentence, and since when there is something left.
+    #[serde(skip)]
+    pub evacuation: String,
+    #[serde(skip)]
+    pub evacuation_since: Option<Timestamp>,
     #[serde(skip)]
     pub created: Option<Timestamp>,
 }
@@ -62,6 +70,9 @@ impl Pool {
             *kind == "OwnMount" && *status == "False" && *reason != "AnyMount"
         };
         let problems = conditions.filter(is_problem);
+        let mut conditions = object.list("/status/conditions").iter();
+        let evacuated = conditions.find(|it| it["type"] == "Evacuated");
+        let evacuated = |field: &str| evacuated.and_then(|it| it[field].as_str());
         Pool {
             id: object.name().into(),
             node: text("/status/node"),
@@ -88,6 +99,9 @@ impl Pool {
             frozen: freeze::of(object),
             images: Images::of(object),
             growth: Growth::of(object),
+            left: object.at("/status/evacuation/left").as_i64(),
+            evacuation: evacuated("message").unwrap_or_default().into(),
+            evacuation_since: evacuated("lastTransitionTime").and_then(|at| at.parse().ok()),
             created: object.created(),
         }
     }
@@ -360,10 +374,14 @@ impl Move {
 
 /// The VolumeMoves of a scope.
 pub async fn moves(cluster: &Cluster, scope: &Scope) -> Result<Vec<Move>> {
-    let found = cluster
-        .find(&object::MOVE, scope, &ListParams::default())
-        .await?;
+    let found = move_objects(cluster, scope).await?;
     Ok(found.iter().flatten().map(Move::of).collect())
+}
+
+/// The objects of the VolumeMoves of a scope. `None` if the user may not list them.
+pub async fn move_objects(cluster: &Cluster, scope: &Scope) -> Result<Option<Vec<DynamicObject>>> {
+    let all = ListParams::default();
+    cluster.find(&object::MOVE, scope, &all).await
 }
 
 #[cfg(test)]

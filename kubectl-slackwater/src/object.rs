@@ -77,6 +77,9 @@ pub const SCHEDULE: Kind = Kind::new(
     "snapshotschedules",
     true,
 );
+pub const HTTP_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "HttpSource", "httpsources", true);
+pub const OCI_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "OciSource", "ocisources", true);
+pub const S3_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "S3Source", "s3sources", true);
 pub const CLAIM: Kind = Kind::new(
     "",
     V1,

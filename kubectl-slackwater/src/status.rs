@@ -17,11 +17,12 @@ use crate::freeze::{self, Frozen};
 use crate::listing::{self, Column, column, table};
 use crate::model::{self, Move, Pool, Volume};
 use crate::object::{self, Fields, Kind};
-use crate::text::{age, percent, size};
+use crate::text::{age, size};
+use crate::work::{self, Parts, Work};
 use crate::{growth, pools, watch};
 
 /// What it reads.
-const KINDS: [&Kind; 9] = [
+const KINDS: [&Kind; 13] = [
     &object::POOL,
     &object::CLAIM,
     &object::VOLUME,
@@ -29,6 +30,10 @@ const KINDS: [&Kind; 9] = [
     &object::GROUP,
     &object::GROUP_CONTENT,
     &object::MOVE,
+    &object::REVERT,
+    &object::HTTP_SOURCE,
+    &object::OCI_SOURCE,
+    &object::S3_SOURCE,
     &object::EVENT,
     &object::SNAPSHOT,
 ];
@@ -36,6 +41,8 @@ const KINDS: [&Kind; 9] = [
 const MAX_CLAIMS: usize = 3;
 /// Events that are shown.
 const MAX_EVENTS: usize = 10;
+/// Lines of running work.
+const MAX_WORK: usize = 20;
 
 /// A recent warning of the driver.
 #[derive(Debug, Serialize)]
@@ -56,6 +63,7 @@ struct Screen {
     /// The last cut of each selector.
     groups: Vec<Group>,
     moves: Vec<Move>,
+    work: Vec<Work>,
     warnings: Vec<Warning>,
 }
 
@@ -92,10 +100,11 @@ async fn print(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
                 frozen,
                 groups,
                 moves,
+                work,
                 warnings,
             } = &screen;
             let all = json!({ "pools": pools, "volumes": volumes, "frozen": frozen, "lastCuts": groups,
-                "moves": moves, "warnings": warnings, "notes": notes });
+                "moves": moves, "work": work, "warnings": warnings, "notes": notes });
             listing::value(arguments.output.format, &all)?
         }
         _ => draw(&screen),
@@ -108,22 +117,31 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
     let scope = arguments.scope(cluster);
     let selector = arguments.selector.as_deref();
     let pools = model::pools(cluster).await?;
-    let mut moves = model::moves(cluster, &scope).await?;
-    moves.retain(|one| !one.has_ended());
+    let objects = model::move_objects(cluster, &scope).await?;
+    let moves = objects.iter().flatten().map(Move::of);
+    let moves = moves.filter(|one| !one.has_ended()).collect();
     let volumes = model::volumes(cluster, &scope, selector).await?;
     let frozen = pools.iter().flatten();
     let frozen = frozen.flat_map(|(_, pool)| pool.frozen.clone()).collect();
     let claims = claims(&volumes);
+    let pools = pools.map(|pools| {
+        let mut pools: Vec<_> = pools.into_values().collect();
+        pools::sort(&mut pools);
+        let growths = pools.iter_mut().filter_map(|pool| pool.growth.as_mut());
+        growths.for_each(|growth| growth.name(&claims));
+        pools
+    });
+    let parts = Parts {
+        pools: pools.as_deref(),
+        volumes: &volumes,
+        are_all: scope == Scope::All && selector.is_none(),
+        now: Timestamp::now(),
+    };
     Ok(Screen {
+        work: work::read(cluster, &scope, objects.as_deref(), &parts).await?,
         frozen: freeze::named(frozen, &claims),
         volumes,
-        pools: pools.map(|pools| {
-            let mut pools: Vec<_> = pools.into_values().collect();
-            pools::sort(&mut pools);
-            let growths = pools.iter_mut().filter_map(|pool| pool.growth.as_mut());
-            growths.for_each(|growth| growth.name(&claims));
-            pools
-        }),
+        pools,
         groups: last_of_each(cuts::groups(cluster, &scope, selector).await?),
         moves,
         warnings: warnings(cluster, &scope).await?,
@@ -199,7 +217,7 @@ fn draw(screen: &Screen) -> String {
     let parts = [
         drawn_frozen(&screen.frozen, now),
         drawn_groups(&screen.groups, now),
-        drawn_moves(&screen.moves),
+        drawn_work(&screen.work, now),
         drawn_warnings(&screen.warnings, now),
     ];
     text.extend(parts);
@@ -244,32 +262,16 @@ fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
     section("Last group snapshots", &columns.map(column), &rows)
 }
 
-fn drawn_moves(moves: &[Move]) -> String {
-    let rows = moves.iter().map(|one| {
-        let copied = percent(one.bytes_done, one.bytes_total);
-        let copied = copied.map(|part| format!("{part}%")).unwrap_or_default();
-        let cells = [
-            &one.namespace,
-            &one.claim,
-            &one.phase,
-            &one.from,
-            &one.to,
-            &copied,
-            &one.message,
-        ];
-        cells.map(String::clone).to_vec()
-    });
+fn drawn_work(work: &[Work], now: Timestamp) -> String {
+    let rows = work.iter().take(MAX_WORK).map(|one| one.cells(now));
     let rows: Vec<_> = rows.collect();
-    let columns = [
-        "NAMESPACE",
-        "CLAIM",
-        "PHASE",
-        "FROM",
-        "TO",
-        "COPIED",
-        "MESSAGE",
-    ];
-    section("Moves", &columns.map(column), &rows)
+    let mut text = section("Running work", &work::COLUMNS, &rows);
+    let rest = work.len().saturating_sub(MAX_WORK);
+    if rest > 0 {
+        text.truncate(text.trim_end().len());
+        text.push_str(&format!("\n  {rest} more, which -o json has\n\n"));
+    }
+    text
 }
 
 fn drawn_warnings(warnings: &[Warning], now: Timestamp) -> String {
@@ -293,9 +295,9 @@ fn first_line(screen: &Screen) -> String {
         }
     };
     format!(
-        "{pools} Volumes: {}. Moves: {}. Recent warnings: {}.\n\n",
+        "{pools} Volumes: {}. Running work: {}. Recent warnings: {}.\n\n",
         screen.volumes.len(),
-        screen.moves.len(),
+        screen.work.len(),
         screen.warnings.len()
     )
 }

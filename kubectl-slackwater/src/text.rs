@@ -102,9 +102,13 @@ pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     let Some(since) = since else {
         return String::new();
     };
-    let seconds = (now.as_second() - since.as_second()).max(0);
+    duration(now.as_second() - since.as_second())
+}
+
+/// A number of seconds: "5m".
+pub fn duration(seconds: i64) -> String {
     let (minute, hour, day) = (60, 3600, 86400);
-    match seconds {
+    match seconds.max(0) {
         s if s < 2 * minute => format!("{s}s"),
         s if s < 2 * hour => format!("{}m", s / minute),
         s if s < 2 * day => format!("{}h", s / hour),

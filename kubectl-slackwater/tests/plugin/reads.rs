@@ -103,7 +103,71 @@ fn commands_show_what_their_user_may_see() {
     what_stays_frozen_is_listed(&world);
     a_pool_that_fills_shows_when_it_is_full(&world);
     claims_that_grow_pools_are_named_as_far_as_their_user_may_see_them(&world);
+    running_work_has_its_time_left(&world);
     a_watch_prints_lines_that_change(&world);
+}
+
+fn running_work_has_its_time_left(world: &World) {
+    let gib = 1i64 << 30;
+    let claim = |name: &str, reported: &str| {
+        json!({"namespace": "shop", "name": name, "uid": name, "phase": "Populating",
+            "message": "the pod fills\u{1b}[2J the volume", "receivedBytes": 3 * gib,
+            "totalBytes": 5 * gib, "since": days_ago(5), "progressAt": reported,
+            "progressSince": days_ago(4), "progressSinceBytes": gib})
+    };
+    let now = Timestamp::now().to_string();
+    world.put(
+        json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "HttpSource",
+        "metadata": {"name": "base", "namespace": "shop"},
+        "spec": {"url": "https://images.example/base.img", "unverified": true},
+        "status": {"claims": [claim("vm-1", &now), claim("vm-2", &days_ago(2))]}}),
+    );
+    world.put(
+        json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "VolumeRevert",
+        "metadata": {"name": "back", "namespace": "shop"},
+        "spec": {"groupSnapshot": "nightly-2", "deadline": "49h"},
+        "status": {"phase": "Preparing", "members": [
+            {"claim": "data-pg-0", "state": "Prepared", "handle": id(0, 1)},
+            {"claim": "data-pg-1", "state": "Fenced", "handle": id(1, 2)}]}}),
+    );
+    let evacuate = json!({"spec": {"evacuate": true}}).to_string();
+    let pool = format!("pools.slackwater.dev/{}", POOLS[0]);
+    let words = ["patch", &pool, "--type=merge", "-p", &evacuate];
+    world.plane.kubectl(&words);
+    let status = json!({"status": {"evacuation": {"left": 3}, "conditions": [
+        {"type": "Evacuated", "status": "False", "reason": "NotEmpty",
+            "message": "in it are 3 volumes of claims", "lastTransitionTime": days_ago(3)}]}});
+    let status = status.to_string();
+    let words = [
+        "patch",
+        &pool,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &status,
+    ];
+    world.plane.kubectl(&words);
+    assert_snapshot(
+        world,
+        "running_work",
+        &[&["status", "-A"], &["status", "-n", "other"]],
+    );
+    let output = world.command(&["status", "-A", "-o", "json"]).output();
+    let status: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
+    let work = status["work"].as_array().unwrap();
+    let find = |name: &str| {
+        work.iter()
+            .find(|one| one["what"].as_str().unwrap().contains(name))
+    };
+    let filled = find("claim shop/vm-1 ").unwrap();
+    assert_eq!(filled["outdated"], false);
+    let left = filled["secondsLeft"].as_i64().unwrap();
+    assert_eq!(left / 86400, 4, "as long as the first half took");
+    let silent = find("claim shop/vm-2 ").unwrap();
+    assert_eq!(
+        (&silent["outdated"], &silent["secondsLeft"]),
+        (&json!(true), &Value::Null)
+    );
 }
 
 #[track_caller]

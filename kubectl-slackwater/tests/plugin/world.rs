@@ -52,6 +52,7 @@ impl World {
         plane.apply(include_str!(
             "../../../deploy/chart/crds/volumereverts.yaml"
         ));
+        plane.apply(include_str!("../../../deploy/chart/crds/httpsources.yaml"));
         let crds = plane
             .program()
             .ancestors()

@@ -83,6 +83,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "volumes",
             "watch",
             "who",
+            "work",
         ],
     ),
     ("hook", &["host", "model", "error"]),
