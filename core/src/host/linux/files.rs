@@ -73,7 +73,7 @@ pub(super) fn sync_dir(path: &Path) -> Result<()> {
     open_dir(path)?.sync_all().map_err(failed("fsync", path))
 }
 
-/// Syncs files and directories, each in a thread of its own: a journal commits what has changed by then
+/// Syncs files and directories, one in this thread and each other one in a thread of its own: a journal commits what has changed by then
 /// once for all who wait for it, and block devices merge flushes that wait for the same one.
 pub(super) fn sync_all(paths: &[PathBuf]) -> Result<()> {
     paths.chunks(SYNCS_AT_ONCE).try_for_each(sync_at_once)
@@ -88,15 +88,33 @@ fn sync_at_once(paths: &[PathBuf]) -> Result<()> {
         // the file would wait for the next one. An error is reported by fsync.
         let _ = sys::fs::begin_write_back(file);
     }
-    let sync = |(path, file): (&PathBuf, &File)| file.sync_all().map_err(failed("fsync", path));
+    let each: Vec<(&PathBuf, &File)> = paths.iter().zip(&files).collect();
+    at_once(&each, |(path, file)| {
+        file.sync_all().map_err(failed("fsync", path))
+    })
+}
+
+/// Acts on the first one in this thread and on each of the others in another one, and returns the
+/// first error.
+fn at_once<T: Sync>(each: &[T], act: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let Some((first, others)) = each.split_first() else {
+        return Ok(());
+    };
+    let act = &act;
     thread::scope(|scope| {
-        let (mut done, mut threads) = (Ok(()), Vec::new());
-        for one in paths.iter().zip(&files) {
+        let mut threads = Vec::new();
+        // Those for which there is no thread.
+        let mut own = vec![first];
+        for one in others {
             let thread = thread::Builder::new().name("sync".into());
-            match thread.spawn_scoped(scope, move || sync(one)) {
+            match thread.spawn_scoped(scope, move || act(one)) {
                 Ok(thread) => threads.push(thread),
-                Err(_) => done = sync(one).and(done),
+                Err(_) => own.push(one),
             }
+        }
+        let mut done = Ok(());
+        for one in own {
+            done = act(one).and(done);
         }
         let panicked = |_| Err(HostError::unexpected("fsync", "", "a thread panicked"));
         for thread in threads {
@@ -279,4 +297,50 @@ pub(super) fn space_of(file: impl AsFd, path: &Path) -> Result<Space> {
         inodes: found.files(),
         inodes_free: found.files_free(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// The threads that act on so many at once.
+    fn threads_of(count: usize) -> HashSet<thread::ThreadId> {
+        let used = Mutex::new(HashSet::new());
+        let each: Vec<usize> = (0..count).collect();
+        let act = |_: &usize| {
+            used.lock().unwrap().insert(thread::current().id());
+            Ok(())
+        };
+        at_once(&each, act).unwrap();
+        used.into_inner().unwrap()
+    }
+
+    #[test]
+    fn of_several_syncs_the_calling_thread_makes_one() {
+        for count in [1, 2, 5] {
+            let used = threads_of(count);
+            assert_eq!(used.len(), count);
+            assert!(used.contains(&thread::current().id()));
+        }
+        assert!(threads_of(0).is_empty());
+    }
+
+    #[test]
+    fn all_are_tried_and_any_error_is_returned() {
+        for fails in 0..4 {
+            let tried = Mutex::new(0);
+            let act = |n: &usize| {
+                *tried.lock().unwrap() += 1;
+                match *n == fails {
+                    true => Err(HostError::unexpected("fsync", "x", "failed")),
+                    false => Ok(()),
+                }
+            };
+            assert_eq!(at_once(&[0, 1, 2], act).is_err(), fails < 3);
+            assert_eq!(*tried.lock().unwrap(), 3);
+        }
+    }
 }
