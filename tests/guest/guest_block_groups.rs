@@ -23,7 +23,7 @@ const THIN_POOL: &str = "thin=lvm:slackwater-vg/thin,init,rawBlock=unfiltered";
 const POD: &str = "11111111-2222-3333-4444-555555555555";
 
 /// Mounts an xfs on the guest's disk; returns the definition of a pool on it.
-fn file_pool(scratch: &Scratch) -> String {
+pub fn file_pool(scratch: &Scratch) -> String {
     let disk = guest::disk("files");
     run("mkfs.xfs", &["-q", "-f", &disk]);
     let folder = scratch.dir("files");

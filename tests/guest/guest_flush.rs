@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use slackwater_testkit::guest::{self, in_guest, rounds};
 use slackwater_testkit::{Scratch, Server, Sweep, mount, run};
 
+use crate::guest_block_groups::file_pool;
 use crate::guest_lvm::{
     POOL, create_pool, create_pool_on, created, end, end_pool, release, runtime,
 };
@@ -162,49 +163,81 @@ fn what_was_answered_is_there_after_a_power_cut_of_a_disk_that_loses_unflushed_w
     });
 }
 
-/// Flushes that the disk has completed (Documentation/block/stat.rst).
-fn flushes() -> usize {
-    let disk = guest::disk("pool").replace("/dev/", "/sys/block/");
+/// Flushes that a disk of the guest has completed (Documentation/block/stat.rst).
+fn flushes(disk: &str) -> usize {
+    let disk = guest::disk(disk).replace("/dev/", "/sys/block/");
     let line = fs::read_to_string(disk + "/stat").unwrap();
     line.split_whitespace().nth(15).unwrap().parse().unwrap()
 }
 
+/// The flushes of a disk for a group of mounted volumes.
+#[derive(Clone, Copy, Debug)]
+struct Flushes {
+    creation: usize,
+    deletion: usize,
+}
+
+/// The flushes of a group of 4 members and of one of 12.
+async fn flushes_of_groups(scratch: &Scratch, server: &Server, disk: &str) -> [Flushes; 2] {
+    let client = server.client();
+    let mut volumes = Vec::new();
+    for n in 0..12 {
+        let name = format!("v{n}");
+        let volume = created(scratch, &client, &name, mount("ext4")).await;
+        volume.up(&client).await;
+        volumes.push(volume);
+    }
+    let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
+    let mut costs = Vec::new();
+    for count in [4, 12] {
+        let before = flushes(disk);
+        let name = format!("g{count}");
+        let group = client.group(&name, &ids[..count], &[]).await.unwrap();
+        let created = flushes(disk);
+        client.delete_all_of(&group).await;
+        costs.push(Flushes {
+            creation: created - before,
+            deletion: flushes(disk) - created,
+        });
+    }
+    println!("flushes of a group of 4 and of 12 on {disk}: {costs:?}");
+    for volume in volumes {
+        volume.down(&client).await;
+        client.delete(&volume.id).await.unwrap();
+    }
+    costs.try_into().unwrap()
+}
+
 /// Each member of a group has a freeze, write-backs, a message to the pool and a thaw of its own, which
-/// are about 12 flushes. The records of a member are at least another 12, unless those of all members
-/// are written together.
+/// are about 12 flushes, and its deletion a message, which is 3. The records of a member are at least
+/// another 12, and its deletion 6, unless those of all members are written together.
 #[test]
-fn a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_message() {
+fn a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_messages() {
     let test =
-        "guest_flush::a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_message";
+        "guest_flush::a_further_member_of_a_group_costs_the_flushes_of_its_freeze_and_its_messages";
     in_guest(test, &["pool:1G"], || {
         create_pool("640M");
         let scratch = Scratch::new();
         let server = Server::start(&scratch, &[POOL]);
-        runtime().block_on(async {
-            let client = server.client();
-            let mut volumes = Vec::new();
-            for n in 0..12 {
-                let name = format!("v{n}");
-                let volume = created(&scratch, &client, &name, mount("ext4")).await;
-                volume.up(&client).await;
-                volumes.push(volume);
-            }
-            let ids: Vec<String> = volumes.iter().map(|volume| volume.id.clone()).collect();
-            let mut costs = Vec::new();
-            for count in [4, 12] {
-                let before = flushes();
-                let name = format!("g{count}");
-                let group = client.group(&name, &ids[..count], &[]).await.unwrap();
-                costs.push(flushes() - before);
-                client.delete_all_of(&group).await;
-            }
-            println!("flushes of a group of 4 and of 12: {costs:?}");
-            assert!(costs[1] <= costs[0] + 8 * 20, "{costs:?}");
-            for volume in volumes {
-                volume.down(&client).await;
-                client.delete(&volume.id).await.unwrap();
-            }
-        });
+        let [few, many] = runtime().block_on(flushes_of_groups(&scratch, &server, "pool"));
+        assert!(many.creation <= few.creation + 8 * 20, "{few:?}, {many:?}");
+        assert!(many.deletion <= few.deletion + 8 * 4, "{few:?}, {many:?}");
         end_pool(server);
+    });
+}
+
+/// The images of all members are written back and shared by the same file system, which needs no flush
+/// of the disk for each of them beyond what its freeze needs.
+#[test]
+fn a_further_member_of_a_group_on_a_file_pool_costs_the_flushes_of_its_freeze() {
+    let test =
+        "guest_flush::a_further_member_of_a_group_on_a_file_pool_costs_the_flushes_of_its_freeze";
+    in_guest(test, &["files:2G"], || {
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[&file_pool(&scratch)]);
+        let [few, many] = runtime().block_on(flushes_of_groups(&scratch, &server, "files"));
+        assert!(many.creation <= few.creation + 8 * 20, "{few:?}, {many:?}");
+        assert!(many.deletion <= few.deletion + 4, "{few:?}, {many:?}");
+        end(server);
     });
 }

@@ -104,7 +104,9 @@ impl PoolBackend {
                     return Ok(false);
                 }
                 self.folder.sync_all()?;
-                self.folder.empty_trash(name).map(|()| true)
+                self.folder
+                    .empty_trash(std::slice::from_ref(name))
+                    .map(|()| true)
             }
         }
     }

@@ -1,5 +1,7 @@
 //! A snapshot's image and record. The image is created empty before the cut, which fills it.
 
+use uuid::Uuid;
+
 use super::PoolBackend;
 use crate::backend::store::NewImage;
 use crate::backend::{Admit, Image};
@@ -78,6 +80,8 @@ impl PoolBackend {
 
     /// The same for several records. After an error or a crash, each is the old or the new one.
     pub fn update_snapshots(&self, records: &[&SnapshotRecord]) -> Result<()> {
+        let uuids: Vec<Uuid> = records.iter().map(|record| record.uuid).collect();
+        self.snapshots.sync_records(&uuids)?;
         let each = records.iter().map(|record| {
             let before = self.snapshots.get(record.uuid)?;
             let before = before.as_ref().unwrap_or(record);

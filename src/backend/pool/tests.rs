@@ -487,10 +487,10 @@ fn a_wipe_does_not_wait_for_another_one() {
         backend.volumes.delete(record.uuid),
         Err(Error::RollbackFailed { .. })
     ));
-    assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 1);
+    assert_eq!(backend.folder.trash_of(&[record.uuid]).unwrap().len(), 1);
     drop(another);
     backend.volumes.delete(record.uuid).unwrap();
-    assert_eq!(backend.folder.trash_of(record.uuid).unwrap().len(), 0);
+    assert_eq!(backend.folder.trash_of(&[record.uuid]).unwrap().len(), 0);
     assert!(host.violations().is_empty());
 }
 

@@ -130,9 +130,15 @@ impl Folder {
         }
     }
 
-    /// Purges one entry of the trash: wipes it as its record says, frees the blocks, and removes
-    /// the record last.
-    pub(in crate::backend) fn empty_trash(&self, name: &str) -> Result<()> {
+    /// Purges entries of the trash: wipes each as its record says, frees the blocks, and removes
+    /// the record last. After an error, those before are purged. An entry whose removal was not durable
+    /// is purged again after a power loss.
+    pub(in crate::backend) fn empty_trash(&self, names: &[String]) -> Result<()> {
+        names.iter().try_for_each(|name| self.purge(name))?;
+        self.sync(TRASH)
+    }
+
+    fn purge(&self, name: &str) -> Result<()> {
         let doing = || format!("empty trash entry {name}");
         let dir = self.root.join(TRASH).join(name);
         if self.store.has_image(&dir).context(doing)? {
@@ -143,16 +149,17 @@ impl Folder {
             let path = dir.join(file);
             self.perform(Effect::RemoveFile { path: &path }, doing)?;
         }
-        self.perform(Effect::RemoveDir { path: &dir }, doing)?;
-        self.sync(TRASH)
+        self.perform(Effect::RemoveDir { path: &dir }, doing)
     }
 
-    /// Entries of the trash that belonged to this volume or snapshot. The UUIDs of a volume and a
+    /// Entries of the trash that belonged to these volumes or snapshots. The UUIDs of a volume and a
     /// snapshot are never equal.
-    pub(in crate::backend) fn trash_of(&self, uuid: Uuid) -> Result<Vec<String>> {
-        let prefix = format!("{uuid}.");
+    pub(in crate::backend) fn trash_of(&self, uuids: &[Uuid]) -> Result<Vec<String>> {
         let mut names = self.list(TRASH)?;
-        names.retain(|name| name.starts_with(&prefix));
+        names.retain(|name| {
+            let uuid = name.split_once('.').map(|(uuid, _)| Uuid::try_parse(uuid));
+            matches!(uuid, Some(Ok(uuid)) if uuids.contains(&uuid))
+        });
         Ok(names)
     }
 

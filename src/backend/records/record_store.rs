@@ -3,6 +3,7 @@
 //! The directory shows the state of its object: it is created with an intent, its object is
 //! complete once the record says so, and one rename moves it into the trash.
 
+mod delete;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,10 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 use super::folder::Folder;
-use super::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
+use super::{RECORD, SNAPSHOTS, VOLUMES, part};
 use crate::backend::Image;
 use crate::error::{Error, Result, chain};
-use crate::host::Effect;
 use crate::record::{
     self, Record, SnapshotOrigin, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
 };
@@ -235,25 +235,14 @@ impl<R: StoredRecord> RecordStore<R> {
             let Some(entry) = index.entries.get(&uuid) else {
                 return Ok(None);
             };
-            let Some(mark) = index.unsynced.get(&uuid).copied() else {
+            if !index.unsynced.contains_key(&uuid) {
                 return match entry {
                     Entry::Known(record) => Ok(Some(record.as_ref().clone())),
                     Entry::Damaged(problem) => Err(self.is_damaged(uuid, problem.clone())),
                 };
-            };
-            drop(index);
-            let path = self.dir(uuid);
-            let synced = self.folder.perform(Effect::SyncDir { path: &path }, || {
-                format!("sync the record of {} {uuid}", R::NOUN)
-            });
-            synced.map_err(|first| Error::RollbackFailed {
-                first: Box::new(first),
-                undo: "it is unknown whether its record is durable".into(),
-            })?;
-            let mut index = self.index();
-            if index.unsynced.get(&uuid) == Some(&mark) {
-                index.unsynced.remove(&uuid);
             }
+            drop(index);
+            self.sync_records(&[uuid])?;
         }
     }
 
@@ -357,95 +346,6 @@ impl<R: StoredRecord> RecordStore<R> {
     pub(in crate::backend) fn remember(&self, record: &R) {
         let entry = Entry::Known(Box::new(record.clone()));
         self.index().entries.insert(record.uuid(), entry);
-    }
-
-    /// Deletes what remains of a creation that was never acknowledged. The record is read from the
-    /// disk again; it is an error if it cannot be read, or if the object is complete.
-    pub fn delete_unanswered(&self, uuid: Uuid) -> Result<()> {
-        match self.read_entry(uuid) {
-            Some(Entry::Known(record)) if !record.is_unanswered() => Err(Error::Pending {
-                what: format!("{} {uuid} (another call has just completed it)", R::NOUN),
-            }),
-            Some(Entry::Damaged(problem)) => Err(self.is_damaged(uuid, problem)),
-            Some(Entry::Known(_)) | None => self.delete(uuid),
-        }
-    }
-
-    /// Deletes an object that no call continues, and returns whether it was one. Decides by the
-    /// record on disk. Everything else is kept, above all what cannot be read, and an image without
-    /// a record.
-    pub(in crate::backend) fn delete_abandoned(&self, uuid: Uuid) -> Result<bool> {
-        match self.read_entry(uuid) {
-            Some(Entry::Known(record)) if !record.is_abandoned() => Ok(false),
-            Some(Entry::Damaged(_)) => Ok(false),
-            Some(Entry::Known(_)) | None => self.delete(uuid).map(|()| true),
-        }
-    }
-
-    /// Deletes an incomplete copy if it is still one according to the disk, and returns whether it
-    /// was.
-    pub(in crate::backend) fn delete_begun_copy(&self, uuid: Uuid) -> Result<bool> {
-        match self.read_entry(uuid) {
-            Some(Entry::Known(record)) if record.is_begun_copy() => {
-                self.delete(uuid).map(|()| true)
-            }
-            Some(_) | None => Ok(false),
-        }
-    }
-
-    /// Deletes an object: a durable rename hides it, then its blocks are freed, and its record is
-    /// removed last. Also removes what an earlier attempt left of it. It is a success if nothing
-    /// exists. A failure or a crash leaves an entry in the trash, which a repeat or
-    /// [`PoolBackend::clean_up`](crate::backend::PoolBackend::clean_up) purges.
-    pub fn delete(&self, uuid: Uuid) -> Result<()> {
-        self.hide(uuid)?;
-        let folder = &self.folder;
-        let mine = folder.trash_of(uuid)?;
-        if mine.is_empty() {
-            return Ok(());
-        }
-        let ended = folder
-            .sync(TRASH)
-            .and_then(|()| folder.sync(R::PART))
-            .and_then(|()| mine.iter().try_for_each(|name| folder.empty_trash(name)));
-        // The object is hidden, but its blocks are not free. The error is not final, and a repeat
-        // continues.
-        ended.map_err(|first| Error::RollbackFailed {
-            undo: format!("blocks of {} {uuid} are not freed yet", R::NOUN),
-            first: Box::new(first),
-        })
-    }
-
-    /// The first step of [`RecordStore::delete`], which leaves the blocks to
-    /// [`PoolBackend::clean_up`](crate::backend::PoolBackend::clean_up). The rename is not durable
-    /// yet.
-    pub fn hide(&self, uuid: Uuid) -> Result<()> {
-        let doing = || format!("delete {} {uuid}", R::NOUN);
-        let (folder, dir) = (&self.folder, self.dir(uuid));
-        if folder.is_there(&dir, doing)? {
-            let tag = folder.host.random_uuid().simple().to_string();
-            let trash = folder
-                .root
-                .join(TRASH)
-                .join(format!("{uuid}.{}", &tag[..8]));
-            let rename = Effect::Rename {
-                from: &dir,
-                to: &trash,
-            };
-            if let Err(error) = folder.perform(rename, doing)
-                && folder.is_there(&dir, doing)?
-            {
-                return Err(error);
-            }
-        }
-        self.index().entries.remove(&uuid);
-        Ok(())
-    }
-
-    /// Returns the result. On an error the object is deleted durably, or the error says that it is
-    /// not.
-    pub(in crate::backend) fn or_delete<T>(&self, uuid: Uuid, result: Result<T>) -> Result<T> {
-        result.map_err(|first| first.with_undo(self.delete(uuid)))
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::copy::no_sharing;
 use super::cut::used;
+use super::members::by_pool;
 use super::plan::Prepared;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
@@ -21,9 +22,9 @@ use crate::cut::{Attempt, CutMember, Outcome, Use};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
+use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_snapshot, check_promises, check_setup};
-use crate::operation::{Pool, Snapshots};
 use crate::record::{Base, SnapshotRecord, SnapshotState};
 
 /// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
@@ -184,11 +185,9 @@ impl Snapshots {
             })?);
             share.made.push(Prepared { pool, record });
         }
-        each_pool(share.made.iter().zip(&admitted), |pool, members| {
-            let records = members.iter().map(|(_, admitted)| (*admitted).clone());
-            let records: Vec<SnapshotRecord> = records.collect();
-            pool.backend.begin_snapshots(&records)
-        })
+        let pools = share.made.iter().map(|one| one.pool.clone());
+        let mut begun = by_pool(pools.zip(admitted)).into_iter();
+        begun.try_for_each(|(pool, records)| pool.backend.begin_snapshots(&records))
     }
 
     /// Cuts, keeps and commits the members of an attempt that is on this node only. On an error no
@@ -229,10 +228,10 @@ impl Snapshots {
                 judged.push(pool.id());
             }
         }
-        each_pool(share.made.iter().map(|one| (one, ())), |pool, members| {
-            let uuids: Vec<Uuid> = members.iter().map(|(one, ())| one.record.uuid).collect();
-            pool.backend.snapshots.sync_images(&uuids)
-        })?;
+        let each = share.made.iter();
+        for (pool, uuids) in by_pool(each.map(|one| (one.pool.clone(), one.record.uuid))) {
+            pool.backend.snapshots.sync_images(&uuids)?;
+        }
         for (one, member) in share.made.iter_mut().zip(&share.members) {
             one.record.cut_at = kept.cut_at;
             one.record.level = kept.level;
@@ -287,37 +286,13 @@ impl Snapshots {
         };
         // The first member decides about its group. If it cannot be deleted, it may be committed,
         // and the other members must follow it.
-        let lead = share.lead();
-        let leads = lead.and_then(|at| share.made.get(at)).into_iter();
-        let others = share.made.iter().enumerate();
-        let others = others.filter(|(at, _)| Some(*at) != lead);
-        self.undo_snapshots(leads.chain(others.map(|(_, one)| one)), first)
+        self.undo_snapshots(&share.made, share.lead(), first)
     }
 }
 
 /// Replaces the records of members on disk. After an error or a crash, each is the old or the new one.
 fn update<'a>(members: impl IntoIterator<Item = &'a Prepared>) -> Result<()> {
-    let members = members.into_iter().map(|one| (one, ()));
-    each_pool(members, |pool, members| {
-        let records: Vec<_> = members.iter().map(|(one, ())| &one.record).collect();
-        pool.backend.update_snapshots(&records)
-    })
-}
-
-/// Acts on the members of each pool together, until that fails.
-fn each_pool<'a, T: Copy>(
-    members: impl IntoIterator<Item = (&'a Prepared, T)>,
-    act: impl Fn(&Pool, &[(&Prepared, T)]) -> Result<()>,
-) -> Result<()> {
-    let mut pools: Vec<(&Pool, Vec<(&Prepared, T)>)> = Vec::new();
-    for (one, with) in members {
-        match pools
-            .iter_mut()
-            .find(|(pool, _)| pool.id() == one.pool.id())
-        {
-            Some((_, its)) => its.push((one, with)),
-            None => pools.push((&one.pool, vec![(one, with)])),
-        }
-    }
-    pools.iter().try_for_each(|(pool, its)| act(pool, its))
+    let each = members.into_iter();
+    let mut pools = by_pool(each.map(|one| (one.pool.clone(), &one.record))).into_iter();
+    pools.try_for_each(|(pool, records)| pool.backend.update_snapshots(&records))
 }

@@ -19,28 +19,43 @@ use crate::operation::{Pool, Snapshots};
 use crate::record::{Base, SnapshotRecord, SnapshotState};
 
 impl Snapshots {
-    /// Deletes a snapshot that was returned to callers, or makes it the hidden base of its volume. The
-    /// caller holds its lock, and nothing reads it. A crash in between leaves the snapshot without
-    /// the former base, and a repeat continues.
-    pub(super) fn end_snapshot(&self, pool: &Pool, record: SnapshotRecord) -> Result<()> {
-        if record.is_base() {
-            return self
-                .delete_bases(pool, record.source, record.cut_at)
-                .map(drop);
+    /// Deletes snapshots that were returned to callers, or makes each the hidden base of its volume.
+    /// Those without a record may have left blocks. The caller holds their locks, and nothing reads
+    /// them. A crash in between leaves any of them, some without the former base of their volume, and a
+    /// repeat continues.
+    pub(super) fn end_snapshots(
+        &self,
+        pool: &Pool,
+        ends: impl IntoIterator<Item = (Uuid, Option<SnapshotRecord>)>,
+    ) -> Result<()> {
+        let (mut deleted, mut kept, mut locks) = (Vec::new(), Vec::new(), Vec::new());
+        for (uuid, record) in ends {
+            match record {
+                Some(record) if record.is_base() => {
+                    self.delete_bases(pool, record.source, record.cut_at)?;
+                }
+                // A deletion must succeed on a full pool, on which no record can be written.
+                Some(record) if can_become_base(&pool.backend, &record) && !is_full(pool) => {
+                    locks.push(self.delete_base_of(pool, record.source)?);
+                    kept.push(SnapshotRecord {
+                        state: SnapshotState::Preparing,
+                        base: Some(Base::Kept),
+                        // Nothing that concerns its group applies to it any more.
+                        group: None,
+                        ..record
+                    });
+                }
+                Some(_) | None => deleted.push(uuid),
+            }
         }
-        // A deletion must succeed on a full pool, on which no record can be written.
-        if !can_become_base(&pool.backend, &record) || is_full(pool) {
-            return pool.backend.snapshots.delete(record.uuid);
+        if !deleted.is_empty() {
+            pool.backend.snapshots.delete_all(&deleted)?;
         }
-        let _base = self.delete_base_of(pool, record.source)?;
-        let base = SnapshotRecord {
-            state: SnapshotState::Preparing,
-            base: Some(Base::Kept),
-            // Nothing that concerns its group applies to it any more.
-            group: None,
-            ..record
-        };
-        let kept = pool.backend.update_snapshot(&base);
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let kept: Vec<&SnapshotRecord> = kept.iter().collect();
+        let kept = pool.backend.update_snapshots(&kept);
         kept.map_err(Error::into_indeterminate)
     }
 

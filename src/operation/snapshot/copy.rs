@@ -299,7 +299,7 @@ impl Snapshots {
                     pool: pool.clone(),
                     record,
                 }];
-                Err(self.undo_snapshots(&made, first))
+                Err(self.undo_snapshots(&made, None, first))
             }
         }
     }

@@ -158,10 +158,7 @@ impl Snapshots {
         }
         let delete = || {
             let _deleting = self.lent.begin_delete([id.uuid])?;
-            let ended = match found.clone() {
-                Some(record) => self.end_snapshot(&pool, record),
-                None => pool.backend.snapshots.delete(id.uuid),
-            };
+            let ended = self.end_snapshots(&pool, [(id.uuid, found.clone())]);
             ended.map(|()| None)
         };
         let Some((record, of)) = found

@@ -16,6 +16,20 @@ use crate::record::SnapshotRecord;
 /// A member that exists, and its pool.
 pub(in crate::operation) type Member = (Arc<Pool>, SnapshotRecord);
 
+/// What concerns the snapshots of each pool, in which it is done together.
+pub(in crate::operation) fn by_pool<T>(
+    each: impl IntoIterator<Item = (Arc<Pool>, T)>,
+) -> Vec<(Arc<Pool>, Vec<T>)> {
+    let mut pools: Vec<(Arc<Pool>, Vec<T>)> = Vec::new();
+    for (pool, one) in each {
+        match pools.iter_mut().find(|(known, _)| known.id() == pool.id()) {
+            Some((_, its)) => its.push(one),
+            None => pools.push((pool, vec![one])),
+        }
+    }
+    pools
+}
+
 /// The ID of a member, as callers know it.
 pub(in crate::operation) fn id_of((pool, record): &Member) -> String {
     let (pool, uuid) = (pool.id(), record.uuid);
@@ -108,12 +122,20 @@ impl Snapshots {
     /// Reads the records of snapshots by their IDs. An error if one cannot be read, or its pool is
     /// not served: then it is unknown whether the snapshot exists.
     pub(in crate::operation) fn read_each(&self, members: &[String]) -> Result<()> {
-        members.iter().try_for_each(|member| {
+        let mut found = Vec::new();
+        for member in members {
             if let PoolLookup::Pool(pool, id) = self.pools.owner(member)? {
-                pool.backend.snapshots.get(id.uuid)?;
+                found.push((pool, id.uuid));
             }
-            Ok(())
-        })
+        }
+        for (pool, uuids) in by_pool(found) {
+            let snapshots = &pool.backend.snapshots;
+            snapshots.sync_records(&uuids)?;
+            uuids
+                .iter()
+                .try_for_each(|uuid| snapshots.get(*uuid).map(drop))?;
+        }
+        Ok(())
     }
 
     /// An error if a record that cannot be read may belong to a member of this group: an earlier
@@ -177,22 +199,21 @@ impl Snapshots {
         // All records are read before the first member is deleted: if one cannot be read, none is
         // deleted.
         let mut deletes = Vec::new();
-        for (id, pool) in ends {
-            let record = pool.backend.snapshots.get(id.uuid)?;
-            let is_member =
-                |one: &SnapshotRecord| one.group.as_ref().is_some_and(|of| of.id == group);
-            if record.as_ref().is_none_or(is_member) {
-                deletes.push((id, pool, record));
+        for (pool, uuids) in by_pool(ends.into_iter().map(|(id, pool)| (pool, id.uuid))) {
+            pool.backend.snapshots.sync_records(&uuids)?;
+            for uuid in uuids {
+                let record = pool.backend.snapshots.get(uuid)?;
+                let is_member =
+                    |one: &SnapshotRecord| one.group.as_ref().is_some_and(|of| of.id == group);
+                if record.as_ref().is_none_or(is_member) {
+                    deletes.push((pool.clone(), (uuid, record)));
+                }
             }
         }
-        let _deleting = self
-            .lent
-            .begin_delete(deletes.iter().map(|(id, ..)| id.uuid))?;
-        let mut deletes = deletes.into_iter();
-        deletes.try_for_each(|(id, pool, record)| match record {
-            Some(record) => self.end_snapshot(&pool, record),
-            None => pool.backend.snapshots.delete(id.uuid),
-        })
+        let uuids = deletes.iter().map(|(_, (uuid, _))| *uuid);
+        let _deleting = self.lent.begin_delete(uuids)?;
+        let mut pools = by_pool(deletes).into_iter();
+        pools.try_for_each(|(pool, ends)| self.end_snapshots(&pool, ends))
     }
 
     /// Groups with members here that are not committed: their cut is running, or a failed one left

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::members::by_pool;
 use super::source::Source;
 use crate::error::Error;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters};
@@ -85,15 +86,25 @@ impl Snapshots {
         }
     }
 
-    /// Deletes snapshots of a failed attempt, in this order.
-    pub(in crate::operation) fn undo_snapshots<'a>(
+    /// Deletes snapshots of a failed attempt: the one that decides about all first, and then those of
+    /// each pool together.
+    pub(in crate::operation) fn undo_snapshots(
         &self,
-        made: impl IntoIterator<Item = &'a Prepared>,
+        made: &[Prepared],
+        lead: Option<usize>,
         first: Error,
     ) -> Error {
         let _clean_up = CleanUp::after(&first);
-        let mut made = made.into_iter();
-        let undone = made.try_for_each(|one| one.pool.backend.snapshots.delete(one.record.uuid));
+        let each = made.iter().enumerate();
+        let (leads, others): (Vec<_>, Vec<_>) = each.partition(|(at, _)| Some(*at) == lead);
+        let of_pools = |part: Vec<(usize, &Prepared)>| {
+            by_pool(
+                part.iter()
+                    .map(|(_, one)| (one.pool.clone(), one.record.uuid)),
+            )
+        };
+        let mut steps = of_pools(leads).into_iter().chain(of_pools(others));
+        let undone = steps.try_for_each(|(pool, uuids)| pool.backend.snapshots.delete_all(&uuids));
         first.with_undo(undone)
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::members::{Member, id_of};
+use super::members::{Member, by_pool, id_of};
 use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
 use crate::operation::lock::{Key, LockGuard};
@@ -144,25 +144,37 @@ impl Snapshots {
 
     fn resolve(&self, group: Uuid, decision: Option<&GroupDecision>) -> Result<()> {
         // No caller has received these, so they are deleted whatever happens to the other members.
-        for (pool, record) in self.members_of(group, SnapshotState::Preparing) {
-            let ended = pool.backend.snapshots.delete_unanswered(record.uuid);
+        let unanswered = self.members_of(group, SnapshotState::Preparing).into_iter();
+        for (pool, uuids) in by_pool(unanswered.map(|(pool, record)| (pool, record.uuid))) {
+            let ended = pool.backend.snapshots.delete_all_unanswered(&uuids);
             ended.map_err(Error::into_indeterminate)?;
         }
+        let (mut committed, mut undone, mut decided) = (Vec::new(), Vec::new(), Ok(()));
         for (pool, mut record) in self.members_of(group, SnapshotState::Cut) {
-            match self.is_committed(&record, decision)? {
-                Some(true) => {
+            match self.is_committed(&record, decision) {
+                Ok(Some(true)) => {
                     record.state = SnapshotState::Ready;
-                    let committed = pool.backend.update_snapshot(&record);
-                    committed.map_err(Error::into_indeterminate)?;
+                    committed.push((pool, record));
                 }
-                Some(false) => {
-                    let ended = pool.backend.snapshots.delete(record.uuid);
-                    ended.map_err(Error::into_indeterminate)?;
+                Ok(Some(false)) => undone.push((pool, record.uuid)),
+                Ok(None) => {}
+                Err(error) => {
+                    decided = Err(error);
+                    break;
                 }
-                None => {}
             }
         }
-        Ok(())
+        // The record of the first member is not among them, so their order does not matter.
+        for (pool, records) in by_pool(committed) {
+            let records: Vec<&SnapshotRecord> = records.iter().collect();
+            let updated = pool.backend.update_snapshots(&records);
+            updated.map_err(Error::into_indeterminate)?;
+        }
+        for (pool, uuids) in by_pool(undone) {
+            let ended = pool.backend.snapshots.delete_all(&uuids);
+            ended.map_err(Error::into_indeterminate)?;
+        }
+        decided
     }
 
     /// Resolves the group of a member, and checks that none of its members on any node is in doubt.

@@ -1,6 +1,6 @@
 //! Writes records and syncs images.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{RecordStore, StoredRecord};
 use crate::backend::Image;
 use crate::backend::records::VOLUMES;
-use crate::error::{ErrorContext, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::Effect;
 use crate::record;
 
@@ -73,6 +73,37 @@ impl<R: StoredRecord> RecordStore<R> {
             }
         }
         stored
+    }
+
+    /// Syncs those of these records that were read and whose names may not be durable yet.
+    pub fn sync_records(&self, uuids: &[Uuid]) -> Result<()> {
+        let marks: Vec<(Uuid, u64)> = {
+            let index = self.index();
+            let exist = uuids.iter().filter(|uuid| index.entries.contains_key(uuid));
+            let mark = |uuid: &Uuid| Some((*uuid, *index.unsynced.get(uuid)?));
+            exist.filter_map(mark).collect()
+        };
+        let dirs: Vec<PathBuf> = marks.iter().map(|(uuid, _)| self.dir(*uuid)).collect();
+        let sync = match &dirs[..] {
+            [] => return Ok(()),
+            [path] => Effect::SyncDir { path },
+            paths => Effect::SyncAll { paths },
+        };
+        let synced = self.folder.perform(sync, || match &marks[..] {
+            [(uuid, _)] => format!("sync the record of {} {uuid}", R::NOUN),
+            _ => format!("sync the records of {} {}s", marks.len(), R::NOUN),
+        });
+        synced.map_err(|first| Error::RollbackFailed {
+            first: Box::new(first),
+            undo: "it is unknown whether its record is durable".into(),
+        })?;
+        let mut index = self.index();
+        for (uuid, mark) in marks {
+            if index.unsynced.get(&uuid) == Some(&mark) {
+                index.unsynced.remove(&uuid);
+            }
+        }
+        Ok(())
     }
 
     /// Syncs images, which must happen before their records say that they are complete. The records

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::backend::records::SNAPSHOTS;
-use crate::cut::AbortHandle;
+use crate::cut::{AbortHandle, Seams};
 use crate::host::Host;
-use crate::host::memory::MemoryHost;
+use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::{Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, far, served, states};
 use crate::operation::snapshot::session::{Coordinator, ShareAnswer, ShareStep};
-use crate::operation::tests::{driver, volume};
-use crate::operation::{CreateSnapshot, DeleteOne, Driver, Snapshot};
+use crate::operation::tests::{driver, pool, settings, volume};
+use crate::operation::{CreateSnapshot, DeleteOne, Driver, GroupDecision, Snapshot};
 use uuid::Uuid;
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {
@@ -554,23 +554,131 @@ fn the_record_of_a_group_that_is_deleted_together_is_that_of_earlier_releases() 
     }
 }
 
-/// How many times a group of so many volumes syncs, and the number of renames.
-fn syncs_and_renames(count: usize) -> (usize, usize) {
+/// The effects of a call.
+struct Costs {
+    log: Vec<String>,
+}
+
+impl Costs {
+    fn of<T>(host: &MemoryHost, call: impl FnOnce() -> T) -> (Costs, T) {
+        let before = host.effects();
+        let result = call();
+        let log = host.effect_log().split_off(before);
+        (Costs { log }, result)
+    }
+
+    fn count(&self, word: &str) -> usize {
+        self.log
+            .iter()
+            .filter(|line| line.starts_with(word))
+            .count()
+    }
+
+    fn syncs(&self) -> usize {
+        self.count("sync_")
+    }
+}
+
+const KINDS: [&str; 2] = ["default=memory:", "default=memory-thin:"];
+
+/// A pool of a kind with so many volumes.
+fn with_volumes(kind: &str, count: usize) -> (MemoryHost, Driver, Vec<VolumeId>) {
     let host = MemoryHost::new();
-    let driver = driver(&host);
+    let driver = start(&host, kind);
     let names = (0..count).map(|n| format!("v{n}"));
-    let sources: Vec<VolumeId> = names.map(|name| volume(&driver, &name)).collect();
-    let before = host.effects();
-    let made = driver.snapshots.create_group(&request("g", &sources));
-    assert_eq!(made.unwrap().snapshots.len(), count);
-    let log = host.effect_log().split_off(before);
-    let of = |word: &str| log.iter().filter(|line| line.starts_with(word)).count();
-    (of("sync_"), of("rename "))
+    let sources = names.map(|name| volume(&driver, &name)).collect();
+    (host, driver, sources)
+}
+
+fn start(host: &MemoryHost, kind: &str) -> Driver {
+    Driver::start(settings(&[pool(kind)]), Seams::simulated(host.clone())).unwrap()
 }
 
 #[test]
 fn the_records_of_a_group_are_synced_together() {
-    let [(few, of_few), (many, of_many)] = [3, 12].map(syncs_and_renames);
-    assert_eq!((of_few, of_many), (9, 36), "each member has three states");
-    assert_eq!(few, many);
+    for kind in KINDS {
+        let of = |count| {
+            let (host, driver, sources) = with_volumes(kind, count);
+            let create = || driver.snapshots.create_group(&request("g", &sources));
+            let (costs, made) = Costs::of(&host, create);
+            assert_eq!(made.unwrap().snapshots.len(), count);
+            (costs.syncs(), costs.count("rename "))
+        };
+        let [(few, of_few), (many, of_many)] = [3, 12].map(of);
+        assert_eq!((of_few, of_many), (9, 36), "each member has three states");
+        assert_eq!(few, many, "{kind}");
+    }
+}
+
+#[test]
+fn the_members_of_a_group_are_deleted_together() {
+    for (kind, keep_base) in [(KINDS[0], false), (KINDS[1], false), (KINDS[1], true)] {
+        let of = |count| {
+            let (host, driver, sources) = with_volumes(kind, count);
+            let mut asked = request("g", &sources);
+            asked.parameters.keep_base = keep_base;
+            let made = driver.snapshots.create_group(&asked).unwrap();
+            let all = named(made.id, &made.snapshots);
+            let (costs, deleted) = Costs::of(&host, || driver.snapshots.delete_group(&all));
+            deleted.unwrap();
+            assert_eq!(states(&driver, made.id), []);
+            assert_eq!(host.violations(), [""; 0]);
+            // A rename of each member, to the trash or to its name, and one of a counter.
+            let renames = costs.count("rename ");
+            assert!([count, count + 1].contains(&renames), "{renames}");
+            costs.syncs()
+        };
+        let [few, many] = [3, 12].map(of);
+        assert_eq!(few, many, "{kind}, {keep_base}");
+    }
+}
+
+/// What a start after a crash syncs for a group of so many volumes, whose creation ended when so many
+/// records of its members had their name. Returns the number of members that are left, too.
+fn settled_after(kind: &str, count: usize, renames: usize) -> (usize, usize) {
+    let (host, driver, sources) = with_volumes(kind, count);
+    let asked = request("g", &sources);
+    let (probe, other, volumes) = with_volumes(kind, count);
+    let create = || other.snapshots.create_group(&request("g", &volumes));
+    let (costs, made) = Costs::of(&probe, create);
+    made.unwrap();
+    let renamed = costs.log.iter().enumerate();
+    let mut renamed = renamed.filter(|(_, line)| line.starts_with("rename "));
+    let last = renamed.nth(renames - 1).unwrap().0 + 1;
+    host.fail_effect(last, FaultMode::CrashAfter);
+    driver.snapshots.create_group(&asked).unwrap_err();
+    drop(driver);
+    let host = host.restart_process();
+    let driver = start(&host, kind);
+    let group = GroupId::of_name(driver.pools.home(), "g");
+    let resolve = || {
+        driver
+            .snapshots
+            .resolve_group_by(group, &GroupDecision::default())
+    };
+    let (costs, resolved) = Costs::of(&host, resolve);
+    resolved.unwrap();
+    assert!(costs.log.len() > count, "{:?}", costs.log);
+    let left = states(&driver, group);
+    assert!(left.iter().all(|state| *state == SnapshotState::Ready));
+    assert_eq!(host.violations(), [""; 0]);
+    (costs.syncs(), left.len())
+}
+
+#[test]
+fn the_members_that_a_crash_has_left_are_settled_together() {
+    for kind in KINDS {
+        for (renamed, is_committed) in [(1, false), (2, false), (3, true)] {
+            // All members are preparing, all are cut, or the first one is committed.
+            let of = |count: usize| {
+                let renames = count * renamed.min(2) + usize::from(is_committed);
+                let (syncs, left) = settled_after(kind, count, renames);
+                assert_eq!(left, if is_committed { count } else { 0 });
+                // The record of a member is synced before a process that has read it relies on it.
+                syncs
+            };
+            let [few, many] = [3, 12].map(of);
+            assert_eq!(few, many, "{kind}, {renamed}");
+        }
+    }
 }
