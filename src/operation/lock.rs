@@ -3,7 +3,8 @@
 //! anyway and a queue of retries would only grow. A call that holds none of these may wait until
 //! the locks that it needs are free.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -52,7 +53,8 @@ pub struct Locks(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    keys: Mutex<HashSet<Key>>,
+    /// Each with what its operation takes long for, if it does.
+    keys: Mutex<HashMap<Key, Option<String>>>,
     /// Notified when a lock is released.
     freed: Notify,
 }
@@ -67,21 +69,24 @@ pub struct LockGuard {
 impl Locks {
     /// Acquires a lock, or returns [`Error::Pending`] if it is held.
     pub fn acquire(&self, key: Key) -> Result<LockGuard> {
-        if self.held_now().insert(key.clone()) {
-            Ok(LockGuard {
-                locks: self.clone(),
-                key,
-            })
-        } else {
-            Err(Error::Pending {
-                what: key.to_string(),
-            })
+        match self.held_now().entry(key.clone()) {
+            Entry::Vacant(free) => {
+                free.insert(None);
+            }
+            Entry::Occupied(held) => {
+                return Err(Error::pending(match held.get() {
+                    None => key.to_string(),
+                    Some(why) => format!("{key} ({why})"),
+                }));
+            }
         }
+        let locks = self.clone();
+        Ok(LockGuard { locks, key })
     }
 
     /// Whether a lock is held now.
     pub fn is_held(&self, key: &Key) -> bool {
-        self.held_now().contains(key)
+        self.held_now().contains_key(key)
     }
 
     /// Waits until none of these locks is held, or until the time is over. Acquires none of them.
@@ -100,13 +105,22 @@ impl Locks {
         let _ = timeout(patience, free).await;
     }
 
-    fn held_now(&self) -> MutexGuard<'_, HashSet<Key>> {
+    fn held_now(&self) -> MutexGuard<'_, HashMap<Key, Option<String>>> {
         self.0.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of locks held.
     pub fn held(&self) -> usize {
         self.held_now().len()
+    }
+}
+
+impl LockGuard {
+    /// Names what takes long in the errors of calls that need this lock.
+    pub fn describe(&self, why: String) {
+        if let Some(held) = self.locks.held_now().get_mut(&self.key) {
+            *held = Some(why);
+        }
     }
 }
 
@@ -130,6 +144,10 @@ mod tests {
             Err(Error::Pending { .. })
         ));
         assert!(locks.acquire(Key::Path("a".into())).is_ok());
+        guard.describe("its growth".into());
+        let refused = locks.acquire(Key::Name("a".into())).unwrap_err();
+        let said = refused.to_string();
+        assert!(said.contains("name \"a\" (its growth)"), "{said}");
         drop(guard);
         assert!(locks.acquire(Key::Name("a".into())).is_ok());
         assert_eq!(locks.held(), 0);

@@ -58,7 +58,7 @@ pub use freezer::FOREIGN_TOKEN;
 use machine::{Machine, Process};
 pub use pool_setup::PoolSetup;
 #[cfg(any(test, feature = "testing"))]
-pub use testing::{Held, Hung};
+pub use testing::{Delay, Held, Hung};
 pub use unreadable::Unreadable;
 
 /// The directory that exists on every simulated machine, on its pool's disk; pools are created
@@ -221,10 +221,13 @@ impl MemoryHost {
         work: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
     ) -> Result<T> {
         let waits = |machine: &mut Machine| {
-            machine.is_alive(self.process) && machine.waits(self.process, action, subject)
+            machine.is_alive(self.process)
+                && (machine.waits(self.process, action, subject)
+                    || self.is_delayed(machine, action))
         };
         let machine = self.released.wait_while(self.lock(), waits);
         let mut machine = machine.unwrap_or_else(PoisonError::into_inner);
+        machine.pass_delayed(action);
         let done = match machine.is_alive(self.process) {
             true => work(&mut machine),
             false => Err(dead()),

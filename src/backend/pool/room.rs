@@ -22,8 +22,30 @@ use crate::model::Allocation;
 use crate::model::size::image_bytes;
 use crate::record::{SnapshotRecord, VolumeRecord};
 
-/// Bytes that are promised to growths in progress, by volume.
-pub(super) type Growing = HashMap<Uuid, u64>;
+/// A growth in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    /// Bytes by which the volume grows, which are promised.
+    pub(super) more: u64,
+    /// The offset from which on it writes blocks beyond the end of the volume, if it does.
+    pub(super) from: Option<u64>,
+}
+
+/// The growths in progress, by volume.
+pub(super) type Growing = HashMap<Uuid, Growth>;
+
+/// Bytes of blocks that the growth of a volume has written beyond its end. They are no longer free, and
+/// they are what is promised to the growth.
+fn grown(growing: &Growing, record: &VolumeRecord) -> u64 {
+    let growth = growing.get(&record.uuid);
+    let from = growth.and_then(|growth| growth.from);
+    match (growth, from, record.growth) {
+        (Some(growth), Some(from), Some(progress)) => {
+            progress.written.saturating_sub(from).min(growth.more)
+        }
+        _ => 0,
+    }
+}
 
 /// The role of an image in the sharing of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +83,8 @@ struct Occupant {
     image: Image,
     /// Its length, if a record states it.
     bytes: Option<u64>,
+    /// Bytes of blocks that its growth has written beyond its end.
+    grown: u64,
     lineage: Option<Uuid>,
     foreign: u64,
     role: Role,
@@ -116,35 +140,35 @@ impl PoolBackend {
         each: bool,
         planned: Option<&SnapshotRecord>,
     ) -> Result<PoolSpace> {
+        let volumes = self
+            .volumes
+            .map(|uuid, entry| self.entry_of_volume(growing, uuid, entry));
+        let snapshots = self
+            .snapshots
+            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
+        // Read after the progress of growths, so that no block counts as written and as free.
         let there = self.disk()?;
         let mut space = PoolSpace {
             total: there.total,
             available: there.available,
-            promised: growing.values().sum(),
+            promised: growing.values().map(|growth| growth.more).sum(),
             ..PoolSpace::default()
         };
         space.metadata = self.reserve_maps(growing)?;
         let mut held = Vec::new();
         let mut filled = HashMap::new();
-        let volumes = self
-            .volumes
-            .map(|uuid, entry| (uuid, self.entry_of_volume(uuid, entry)));
-        let snapshots = self
-            .snapshots
-            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
-        let occupants = volumes.iter().map(|(_, it)| it).chain(&snapshots);
-        let sizes = self.sizes_of(occupants, each)?;
+        let grown: u64 = volumes.iter().map(|volume| volume.grown).sum();
+        let sizes = self.sizes_of(volumes.iter().chain(&snapshots), each)?;
         let size_of = |occupant: &Occupant| sizes.get(&occupant.image);
-        for (uuid, occupant) in volumes {
+        for occupant in volumes {
             let image = size_of(&occupant);
-            let blocks = image.map_or(0, |image| image.allocated);
+            let blocks = occupant.blocks(image);
             space.allocated += blocks;
-            // A volume whose record cannot be read counts with the length of its image.
             let length = || image.map_or(0, |image| image.length);
             space.promised += occupant.bytes.unwrap_or_else(length);
             space.claimed += self.claim(&occupant, blocks);
             held.push(occupant.held(blocks));
-            filled.insert(uuid, blocks);
+            filled.insert(occupant.image.uuid(), blocks);
         }
         let gets = |occupant: &Occupant| {
             let volume = occupant.gets.and_then(|volume| filled.get(&volume));
@@ -174,9 +198,9 @@ impl PoolBackend {
             }
         }
         if each {
-            space.own = self.own(&held, space.allocated);
+            space.own = self.own(&held, space.allocated) + grown;
             held.retain(|image| image.role != Role::Base);
-            space.own_without_bases = self.own(&held, space.allocated);
+            space.own_without_bases = self.own(&held, space.allocated) + grown;
         }
         Ok(space)
     }
@@ -197,7 +221,7 @@ impl PoolBackend {
         let mut maps = Maps::default();
         let volumes = self.volumes.map(|uuid, entry| match entry {
             Entry::Known(record) => {
-                let more = growing.get(&uuid).copied().unwrap_or(0);
+                let more = growing.get(&uuid).map_or(0, |growth| growth.more);
                 Ok(MapOf::volume(record, more))
             }
             Entry::Damaged(_) => Err(Image::Volume(uuid)),
@@ -258,7 +282,12 @@ impl PoolBackend {
         bytes.saturating_sub(there)
     }
 
-    fn entry_of_volume(&self, uuid: Uuid, entry: &Entry<VolumeRecord>) -> Occupant {
+    fn entry_of_volume(
+        &self,
+        growing: &Growing,
+        uuid: Uuid,
+        entry: &Entry<VolumeRecord>,
+    ) -> Occupant {
         let record = match entry {
             Entry::Known(record) => Some(record),
             Entry::Damaged(_) => None,
@@ -273,6 +302,7 @@ impl PoolBackend {
         Occupant {
             image: Image::Volume(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
+            grown: record.map_or(0, |record| grown(growing, record)),
             lineage: record.map(|record| record.lineage()),
             foreign: record.and_then(|record| record.foreign_bytes).unwrap_or(0),
             to_be_filled: role == Role::Filling
@@ -290,6 +320,7 @@ impl PoolBackend {
             Entry::Damaged(_) => Occupant {
                 image: Image::Snapshot(uuid),
                 bytes: None,
+                grown: 0,
                 lineage: None,
                 foreign: 0,
                 role: Role::Snapshot,
@@ -307,6 +338,7 @@ impl PoolBackend {
         Occupant {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
+            grown: 0,
             lineage: Some(record.lineage()),
             foreign: record.foreign_bytes.unwrap_or(0),
             role: match (unready, record.is_base()) {
@@ -321,6 +353,16 @@ impl PoolBackend {
 }
 
 impl Occupant {
+    /// Bytes of its blocks. Those beyond the end of a volume are counted by its growth, which may have
+    /// ended since its progress was read.
+    fn blocks(&self, image: Option<&ImageSize>) -> u64 {
+        let blocks = image.map_or(0, |image| image.allocated);
+        match self.bytes.filter(|_| self.grown > 0) {
+            Some(bytes) => blocks.min(bytes),
+            None => blocks,
+        }
+    }
+
     fn held(&self, blocks: u64) -> Held {
         Held {
             lineage: self.lineage,

@@ -1,12 +1,13 @@
 //! The life cycle of a volume's image: an intent is recorded before it is created, and a completed
 //! record afterwards; it is filled and grown.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
 use super::PoolBackend;
+use super::room::{Growing, Growth};
 use crate::backend::records::{Entry, StoredRecord};
 use crate::backend::store::NewImage;
 use crate::backend::{Admit, Image, ImageHandle};
@@ -318,15 +319,16 @@ impl PoolBackend {
     ) -> Result<VolumeRecord> {
         let more = image_bytes(size).saturating_sub(image_bytes(record.size));
         self.admit(admit, |growing| {
-            growing.insert(record.uuid, more);
+            growing.insert(record.uuid, Growth { more, from: None });
             Ok(())
         })?;
         let grown = self.grow_admitted(record, size, reserve);
-        self.growing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&record.uuid);
+        self.growing().remove(&record.uuid);
         grown
+    }
+
+    fn growing(&self) -> MutexGuard<'_, Growing> {
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn grow_admitted(
@@ -393,6 +395,9 @@ impl PoolBackend {
             written: begun.map_or(from, |begun| begun.written.max(from)),
         };
         self.save_growth(record, growth)?;
+        if let Some(running) = self.growing().get_mut(&record.uuid) {
+            running.from = Some(growth.written);
+        }
         Ok((opened, growth))
     }
 

@@ -19,7 +19,7 @@ impl Volumes {
     /// the growth.
     pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
         let (pool, id, _) = self.pools.find(&request.volume_id)?;
-        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.find(&request.volume_id)?;
         fits(&record, request.capability.as_ref())?;
         let wanted = request.capacity.required.max(record.size);
@@ -33,6 +33,7 @@ impl Volumes {
             });
         }
         if wanted > record.size {
+            lock.describe(format!("its growth to {wanted} bytes"));
             self.snapshots.grow(&pool, &record, wanted)?;
         }
         Ok(Expanded {

@@ -4,12 +4,43 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
+use super::MemoryHost;
 use super::disk::Ino;
 use super::loops::Backing;
 use super::machine::{Machine, Process};
 use crate::error::HostCause;
 
+/// Effects of one name that wait until a test ends that.
+#[derive(Debug)]
+pub(super) struct Delayed {
+    pub(super) name: String,
+    /// How many do not wait before.
+    pub(super) passes: usize,
+    /// One waits.
+    pub(super) is_reached: bool,
+}
+
+impl MemoryHost {
+    /// Whether an action waits until a test ends that.
+    pub(super) fn is_delayed(&self, machine: &mut Machine, action: &str) -> bool {
+        let delayed = machine.delayed.as_mut().filter(|it| it.name == action);
+        let Some(delayed) = delayed.filter(|it| it.passes == 0) else {
+            return false;
+        };
+        if !std::mem::replace(&mut delayed.is_reached, true) {
+            self.released.notify_all();
+        }
+        true
+    }
+}
+
 impl Machine {
+    pub(super) fn pass_delayed(&mut self, action: &str) {
+        if let Some(delayed) = self.delayed.as_mut().filter(|it| it.name == action) {
+            delayed.passes = delayed.passes.saturating_sub(1);
+        }
+    }
+
     /// Whether an inode lies on a dead disk.
     pub(super) fn is_dead(&self, ino: Ino) -> bool {
         self.is_on(ino, self.dead.iter())

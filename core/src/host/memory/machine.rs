@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::disk::{Data, Disk, Ino, Node, ROOT, Slot};
 use super::fault::Faults;
 use super::freezer::{Froze, GuardState};
+use super::lasting::Delayed;
 use super::loops::LoopDev;
 use super::mounts::{Mounted, Super};
 use super::thin::ThinPool;
@@ -69,6 +70,8 @@ pub(super) struct Machine {
     pub(super) dead: BTreeSet<Ino>,
     /// Directories whose disk hangs.
     pub(super) hung: BTreeSet<Ino>,
+    /// Effects that wait.
+    pub(super) delayed: Option<Delayed>,
     /// Files whose content cannot be read.
     pub(super) unreadable: BTreeMap<Ino, Flawed>,
     pub(super) openers: BTreeMap<u64, Opener>,
@@ -106,6 +109,7 @@ impl Machine {
             full: false,
             dead: BTreeSet::new(),
             hung: BTreeSet::new(),
+            delayed: None,
             unreadable: BTreeMap::new(),
             openers: BTreeMap::new(),
             alive: BTreeSet::new(),

@@ -9,4 +9,4 @@ mod user;
 mod watch;
 
 pub use foreign::Held;
-pub use lasting::Hung;
+pub use lasting::{Delay, Hung};

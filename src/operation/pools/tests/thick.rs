@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::size::{GIB, GRAIN};
 use crate::model::{Allocation, CapacityRange, SnapshotParameters};
-use crate::operation::{CreateSnapshot, ExpandVolume};
+use crate::operation::{CreateGroup, CreateSnapshot, ExpandVolume, NamedGroup};
 use crate::record::ContentSource;
 
 fn thick(name: &str, bytes: u64) -> CreateVolume {
@@ -283,6 +283,101 @@ fn thick_volumes_need_a_pool_that_keeps_its_promises() {
     let refused = chain(&driver.snapshots.create_snapshot(&asked).unwrap_err());
     assert!(refused.contains("overcommit=1"), "{refused}");
     assert_eq!(thin_ids(&host), [1, 2, 3]);
+}
+
+/// The bytes after which the progress of a growth is durable, in steps.
+const STEPS_OF_PROGRESS: usize = 32;
+
+#[test]
+fn while_a_thick_volume_grows_calls_for_other_volumes_do_not_wait_and_have_the_same_space() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin_thick(&driver);
+    let [of, beside] = ["of", "beside"].map(|name| volume(&driver, name).to_string());
+    let all = capacity(&driver, Allocation::Thick);
+    assert!(all > 8 * GIB, "{all}");
+    let (size, rest) = (all - GIB, 2 * GIB);
+    let delay = host.delay_effects("rewrite", STEPS_OF_PROGRESS * 12);
+    std::thread::scope(|scope| {
+        let delay = delay;
+        let growing = scope.spawn(|| driver.volumes.expand_volume(&growth(&id, size)));
+        assert!(delay.is_reached());
+        for allocation in [Allocation::Thin, Allocation::Thick] {
+            assert_eq!(capacity(&driver, allocation), rest, "{allocation:?}");
+        }
+        let created = driver.volumes.create_volume(&new_volume("new")).unwrap();
+        let asked = snapshot(&of);
+        let snapshots = &driver.snapshots;
+        let made = snapshots.create_snapshot(&asked).unwrap().id.to_string();
+        let group = |sources: &[&String]| CreateGroup {
+            name: "g".into(),
+            source_volume_ids: sources.iter().map(|id| id.to_string()).collect(),
+            parameters: SnapshotParameters::default(),
+        };
+        let members = snapshots.create_group(&group(&[&of, &beside])).unwrap();
+        let named = NamedGroup {
+            group_id: members.id.to_string(),
+            snapshot_ids: Vec::new(),
+        };
+        snapshots.delete_group(&named).unwrap();
+        snapshots.delete_snapshot(&made).unwrap();
+        driver
+            .volumes
+            .expand_volume(&growth(&of, GIB + GRAIN))
+            .unwrap();
+        let deleted = created.id.to_string();
+        driver.volumes.delete_volume(&deleted).unwrap();
+
+        // Calls for the volume itself name the growth and have changed nothing.
+        let refused = [
+            snapshots.create_snapshot(&snapshot(&id)).map(drop),
+            snapshots.create_group(&group(&[&of, &id])).map(drop),
+            driver.volumes.expand_volume(&growth(&id, size)).map(drop),
+            driver.volumes.delete_volume(&id),
+        ];
+        for refused in refused {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
+            let said = chain(&refused).to_string();
+            assert!(
+                said.contains(&format!("its growth to {size} bytes")),
+                "{said}"
+            );
+        }
+        assert_eq!(driver.pools.locks_held(), 1);
+        drop(delay);
+        growing.join().unwrap().unwrap();
+    });
+    assert_eq!(capacity(&driver, Allocation::Thin), rest - GRAIN);
+    assert_eq!(driver.volumes.get_volume(&id).unwrap().size, size);
+    assert_eq!(host.thin_devices(NAME).unwrap()[&3], size);
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn blocks_of_a_growth_never_count_twice_as_space() {
+    let host = MemoryHost::new();
+    let driver = keeping_promises(&host);
+    let id = begin_thick(&driver);
+    let size = capacity(&driver, Allocation::Thick) / 2 / GIB * GIB;
+    let after = capacity(&driver, Allocation::Thin) + GIB - size;
+    let again = STEPS_OF_PROGRESS + 5;
+    for passes in [0, 1, again, 2 * again] {
+        let delay = host.delay_effects("rewrite", passes);
+        std::thread::scope(|scope| {
+            let delay = delay;
+            let growing = scope.spawn(|| driver.volumes.expand_volume(&growth(&id, size)));
+            assert!(delay.is_reached());
+            let now = capacity(&driver, Allocation::Thin);
+            let unsaved = (passes % STEPS_OF_PROGRESS) as u64 * (16 << 20);
+            assert_eq!(now, after - unsaved, "{passes}");
+            host.fail_effect(1, FaultMode::Before(nix::errno::Errno::EIO));
+            drop(delay);
+            growing.join().unwrap().unwrap_err();
+        });
+        assert_eq!(capacity(&driver, Allocation::Thin), after + size - GIB);
+    }
+    assert_eq!(host.violations(), Vec::<String>::new());
 }
 
 /// Whether a fault at effect `n` of the creation was the last one there.

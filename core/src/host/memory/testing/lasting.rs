@@ -1,11 +1,14 @@
 //! Disks of a simulated machine that die or hang, until a test ends that.
 
 use std::path::Path;
+use std::sync::PoisonError;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
 use super::super::MemoryHost;
 use super::super::disk::Ino;
+use super::super::lasting::Delayed;
 use super::super::machine::Machine;
 use super::super::user::Answer;
 
@@ -18,6 +21,35 @@ pub struct Hung {
 impl Drop for Hung {
     fn drop(&mut self) {
         self.host.lock().hung.remove(&self.ino);
+        self.host.released.notify_all();
+    }
+}
+
+/// Effects that wait, until this is dropped.
+pub struct Delay {
+    host: MemoryHost,
+}
+
+impl Delay {
+    /// Waits until one of the effects waits, and returns whether one does after a minute at the latest.
+    pub fn is_reached(&self) -> bool {
+        let machine = self.host.lock();
+        let is_due = |machine: &mut Machine| {
+            let delayed = machine.delayed.as_ref();
+            delayed.is_some_and(|delayed| !delayed.is_reached)
+        };
+        let minute = Duration::from_secs(60);
+        let waited = self
+            .host
+            .released
+            .wait_timeout_while(machine, minute, is_due);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl Drop for Delay {
+    fn drop(&mut self) {
+        self.host.lock().delayed = None;
         self.host.released.notify_all();
     }
 }
@@ -73,6 +105,17 @@ impl MemoryHost {
     /// Whether unmounting the mount at a path waits for a disk that hangs.
     pub fn unmount_waits(&self, mount_point: &Path) -> bool {
         self.lock().waits(self.process, "unmount", mount_point)
+    }
+
+    /// Effects of this name wait until the returned value is dropped, except for the next `passes`; all
+    /// others do not, as on a disk that is slow.
+    pub fn delay_effects(&self, name: &str, passes: usize) -> Delay {
+        self.lock().delayed = Some(Delayed {
+            name: name.into(),
+            passes,
+            is_reached: false,
+        });
+        Delay { host: self.clone() }
     }
 
     /// The disk of a directory hangs: every access waits until the returned value is dropped.
