@@ -411,8 +411,9 @@ impl PoolBackend {
 
     /// Frees the blocks that an unfinished growth has left beyond the end of a volume, and returns
     /// whether there was one. No record ever states blocks that were freed, or omits some that were
-    /// not.
-    pub(super) fn end_growth(&self, uuid: Uuid) -> Result<bool> {
+    /// not. A copy of the volume would share these blocks, and no space is reserved for the volume to
+    /// write them then.
+    pub fn end_growth(&self, uuid: Uuid) -> Result<bool> {
         let record = self.volumes.get(uuid)?;
         let Some((GrowthProgress { end, .. }, record)) =
             record.and_then(|it| Some((it.growth?, it)))

@@ -258,6 +258,9 @@ impl Snapshots {
             self.check_unchanged(source)?;
             let uses = self.uses_of(&sources)?;
             let mut locks = Some(locks);
+            for source in &sources {
+                source.pool.backend.end_growth(source.record.uuid)?;
+            }
             self.filled(pool, record, || {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;

@@ -486,6 +486,36 @@ fn a_repeat_writes_only_the_blocks_that_were_not_written_before_a_crash() {
 }
 
 #[test]
+fn no_copy_shares_the_blocks_of_a_growth_that_was_interrupted() {
+    let snapshots: Call<'_> =
+        &|driver, id| driver.snapshots.create_snapshot(&snapshot(id)).map(drop);
+    let clones: Call<'_> = &|driver, id| {
+        let mut copy = new_volume("b");
+        copy.content_source = Some(ContentSource::Volume(id.into()));
+        driver.volumes.create_volume(&copy).map(drop)
+    };
+    let grows: Call<'_> =
+        &|driver, id| driver.volumes.expand_volume(&growth(id, 2 * GIB)).map(drop);
+    let step = find_step(50, begin_thick, grows);
+    for copies in [snapshots, clones] {
+        let host = MemoryHost::new();
+        let driver = keeping_promises(&host);
+        let id = begin_thick(&driver);
+        host.fail_effect(step, FaultMode::CrashBefore);
+        grows(&driver, &id).unwrap_err();
+        drop(driver);
+        let host = host.reboot(true);
+        let driver = keeping_promises(&host);
+        assert!(host.thin_devices(NAME).unwrap()[&3] > GIB);
+        copies(&driver, &id).unwrap();
+        assert_eq!(host.thin_devices(NAME).unwrap()[&3], GIB);
+        grows(&driver, &id).unwrap();
+        assert_eq!(host.thin_devices(NAME).unwrap()[&3], 2 * GIB);
+        assert_eq!(host.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn a_thick_volume_is_written_at_the_rate_of_copies_and_within_their_number() {
     let host = MemoryHost::new();
     let driver = keeping_promises(&host);
