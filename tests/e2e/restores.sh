@@ -377,6 +377,62 @@ test_a_group_is_restored_whose_namespace_is_gone() {
     NS=$own
 }
 
+# A volume of which no object is left gets a PersistentVolume and a claim, and is used again.
+test_an_orphan_is_adopted() {
+    local volume id
+    [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater"; exit 77; }
+    claim data 100Mi
+    pod writer -c "echo precious > /v/file; sync; sleep 100000" data:/v
+    ready pod/writer
+    has_file() { [ "$(inside "$1" 'cat /v/file')" = precious ]; }
+    eventually 60 has_file writer
+    volume=$(get pvc/data .spec.volumeName)
+    id=$(kubectl get "pv/$volume" -o 'jsonpath={.spec.csi.volumeHandle}')
+    kubectl patch "pv/$volume" --type merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}' >/dev/null
+    gone pod/writer
+    gone pvc/data
+    kubectl delete pv "$volume" --wait --timeout="$WAIT" >/dev/null
+    is_listed() { [[ $(slackwater orphans -o wide) == *"$id"*"$NS/data"* ]]; }
+    eventually 600 is_listed # the controller looks for orphans every 5 minutes
+    note "$(slackwater orphans -o wide | grep "$id")"
+    slackwater orphans --adopt "$id" --yes | sed 's/^/       /'
+    slackwater orphans --adopt "$id" --yes >/dev/null # a repeat finds it adopted
+    pod reader data:/v
+    ready pod/reader
+    has_file reader || fail "the file is gone" || return 1
+    # Everything can be deleted.
+    gone pod/reader
+    volume=$(get pvc/data .spec.volumeName)
+    kubectl patch "pv/$volume" --type merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}' >/dev/null
+    gone pvc/data
+    kubectl wait --for=delete "pv/$volume" --timeout="$WAIT" >/dev/null
+}
+
+# With --verify, a copy reaches another namespace only if its check succeeds.
+test_a_copy_is_checked_before_its_transfer() {
+    local other=$NS-there
+    [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater"; exit 77; }
+    kubectl create namespace "$other" >/dev/null
+    # shellcheck disable=SC2064 # now
+    trap "kubectl delete namespace $other --ignore-not-found --wait=false >/dev/null" EXIT
+    claim data 100Mi
+    pod writer -c "echo precious > /v/file; sync; sleep 100000" data:/v
+    ready pod/writer
+    eventually 60 inside writer 'grep -q precious /v/file'
+    snapshot before data
+    to_other() { slackwater restore volumesnapshot/before --to-namespace "$other" --yes --verify-image docker.io/library/busybox:1.35.0 --verify "$1"; }
+    ! to_other 'grep absent /restored/data/file' >"$LOGS/$NS.refused" 2>&1 || fail "the check has failed" || return 1
+    has "the refusal" "$(cat "$LOGS/$NS.refused")" 'the check failed: exit code 1'
+    is "claims there" "$(kubectl -n "$other" get pvc -o name | wc -l)" 0
+    to_other 'cat /restored/data/file && ! touch /restored/data/new' 2>&1 | sed 's/^/       /'
+    is "the claim there" "$(kubectl -n "$other" get pvc/data -o 'jsonpath={.status.phase}')" Bound
+    is "pods of checks" "$(k get pods -l app.kubernetes.io/name=slackwater-verify -o name | wc -l)" 0
+    gone pod --all
+    (NS=$other; pod reader data:/v; ready pod/reader; has "the file" "$(inside reader 'cat /v/file')" precious; gone pod/reader)
+    kubectl delete namespace "$other" --wait --timeout="$WAIT" >/dev/null
+    gone volumesnapshot --all
+}
+
 # The claims of PostgreSQL in another namespace are used by a StatefulSet there.
 starts_in() { # NAMESPACE
     kubectl -n "$1" create configmap slackwater-hooks --from-file="$EXAMPLES/hooks" >/dev/null
