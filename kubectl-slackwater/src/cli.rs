@@ -11,6 +11,7 @@ use crate::pod_arguments::{
     CheckArguments, Confirmed, DoctorArguments, ExportArguments, ImportArguments,
     ImportVolumeArguments, Pods, word,
 };
+use crate::text::seconds;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -398,24 +399,18 @@ pub struct Target {
 
 /// A number of seconds, minutes or hours.
 fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text} is not a time such as 90s, 10m or 2h");
-    let unit = match text.chars().last() {
-        Some('s') => 1,
-        Some('m') => 60,
-        Some('h') => 3600,
-        _ => return Err(wrong()),
-    };
-    let number: u32 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    Ok(Duration::from_secs(unit * u64::from(number)))
+    let seconds = seconds(text).filter(|_| !text.ends_with('d'));
+    match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
+        Some(seconds) => Ok(Duration::from_secs(seconds)),
+        None => Err(format!("{text} is not a time such as 90s, 10m or 2h")),
+    }
 }
 
 /// A duration as fields of objects have it.
 fn deadline(text: &str) -> Result<String, String> {
-    let number = text.strip_suffix(['s', 'm', 'h', 'd']);
-    let is_number = |number: &str| number.parse::<u32>().is_ok();
-    match number.is_some_and(is_number) {
-        true => Ok(text.to_string()),
-        false => Err(format!("{text} is not a time such as 90s, 10m, 2h or 1d")),
+    match seconds(text) {
+        Some(_) => Ok(text.to_string()),
+        None => Err(format!("{text} is not a time such as 90s, 10m, 2h or 1d")),
     }
 }
 

@@ -105,6 +105,16 @@ pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     duration(now.as_second() - since.as_second())
 }
 
+/// The seconds of a time such as 90s, 10m, 2h or 1d; `None` for any other text.
+pub fn seconds(text: &str) -> Option<i64> {
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86400)];
+    let mut units = units.into_iter();
+    let of = |(unit, seconds)| Some((text.strip_suffix(unit)?, seconds));
+    let (number, seconds): (&str, i64) = units.find_map(of)?;
+    let number: u32 = number.parse().ok()?;
+    Some(i64::from(number) * seconds)
+}
+
 /// A number of seconds: "5m".
 pub fn duration(seconds: i64) -> String {
     let (minute, hour, day) = (60, 3600, 86400);

@@ -14,7 +14,7 @@ use crate::failure::Result;
 use crate::listing::{Column, column};
 use crate::model::{Move, Pool, Volume};
 use crate::object::{self, Fields, Kind, pool_of};
-use crate::text::{age, duration, size};
+use crate::text::{age, duration, seconds, size};
 
 /// The columns of a table.
 pub const COLUMNS: [Column; 8] = [
@@ -230,20 +230,13 @@ fn of_revert(object: &DynamicObject) -> Option<Work> {
 fn deadline(object: &DynamicObject) -> Option<Timestamp> {
     let time = match object.text("/spec/deadline") {
         "" => DEADLINE,
-        text => {
-            let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86400)];
-            let mut units = units.into_iter();
-            let of = |(unit, seconds)| Some((text.strip_suffix(unit)?, seconds));
-            let (number, seconds) = units.find_map(of)?;
-            let number: i64 = number.parse().ok()?;
-            SignedDuration::from_secs(number.checked_mul(seconds)?)
-        }
+        text => SignedDuration::from_secs(seconds(text)?),
     };
     object.created()?.checked_add(time).ok()
 }
 
 /// The claims of a data source that are not filled yet.
-fn of_source(kind: &Kind, source: &DynamicObject) -> Vec<Work> {
+fn of_source(kind: &'static Kind, source: &DynamicObject) -> Vec<Work> {
     let claims = source.list("/status/claims").iter();
     let open = claims.filter(|claim| {
         let has_ended = matches!(claim["phase"].as_str(), Some("Populated" | "Failed"));
@@ -256,10 +249,7 @@ fn of_source(kind: &Kind, source: &DynamicObject) -> Vec<Work> {
         // In another phase, its numbers are those of the phase before.
         let is_filling = text("phase") == "Populating";
         Work {
-            resource: SOURCES
-                .iter()
-                .find(|one| **one == kind)
-                .map_or("", |one| one.plural),
+            resource: kind.plural,
             namespace: source.namespace().into(),
             name: source.name().into(),
             what: format!(

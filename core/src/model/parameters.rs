@@ -236,12 +236,19 @@ fn sorted<'a>(
 /// logs; anything else counts as no PVC.
 fn parse_claim(map: &BTreeMap<&str, &str>) -> Option<String> {
     let (namespace, name) = (map.get(CLAIM_NAMESPACE)?, map.get(CLAIM_NAME)?);
-    // A PVC's name is a DNS subdomain, and its namespace is a DNS label.
-    let plain = is_label(namespace)
-        && namespace.len() <= LABEL_BYTES
-        && name.split('.').all(is_label)
-        && name.len() <= SUBDOMAIN_BYTES;
-    plain.then(|| format!("{namespace}/{name}"))
+    let claim = format!("{namespace}/{name}");
+    is_claim(&claim).then_some(claim)
+}
+
+/// Whether a text can be the namespace and the name of a PVC, as [`VolumeParameters::claim`] has them: a
+/// DNS label and a DNS subdomain.
+pub fn is_claim(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(namespace, name)| {
+        is_label(namespace)
+            && namespace.len() <= LABEL_BYTES
+            && name.split('.').all(is_label)
+            && name.len() <= SUBDOMAIN_BYTES
+    })
 }
 
 fn unknown(field: &str, key: &str, known: &str) -> Error {

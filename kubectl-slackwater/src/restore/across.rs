@@ -93,7 +93,7 @@ impl Across<'_> {
         let check = &self.arguments.check;
         if !self.is_check_due(stages) {
             if check.verify.is_some() {
-                let note = "the transfer has begun, so the copies are not checked again";
+                let note = "the transfer has begun, so the copies are not checked any more";
                 self.cluster.note(note.into());
             }
             return Ok(());

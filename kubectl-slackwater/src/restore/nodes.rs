@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::class::{Classes, is_immediate};
 use super::plan::Copy;
 use crate::cluster::Cluster;
 use crate::failure::{DENIED, Failure, Result};
@@ -22,6 +23,27 @@ pub async fn read(cluster: &Cluster) -> Result<Nodes> {
 pub fn of_snapshot<'a>(nodes: &'a Nodes, copy: &Copy) -> Option<&'a str> {
     let node = nodes.as_ref()?.get(&copy.snapshot.pool)?;
     (!node.is_empty()).then_some(node)
+}
+
+/// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
+/// chooses it itself. `unknown` is what a user reads if the node is not known.
+pub fn of_new<'a>(
+    nodes: &'a Nodes,
+    classes: &Classes,
+    copy: &Copy,
+    unknown: impl FnOnce() -> String,
+) -> Result<Option<&'a str>> {
+    if is_immediate(classes, copy) {
+        return Ok(None);
+    }
+    match of_snapshot(nodes, copy) {
+        Some(node) => Ok(Some(node)),
+        None => Err(Failure::failed(format!(
+            "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of {}; or give a --storage-class with volumeBindingMode Immediate",
+            copy.class,
+            unknown()
+        ))),
+    }
 }
 
 /// Refuses copies that no pod can use together, because their volumes exist on several nodes, or will be

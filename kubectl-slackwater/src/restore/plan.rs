@@ -353,9 +353,13 @@ impl Copy {
         self
     }
 
-    /// Lets its volume be created on this node, although no pod uses it.
-    pub fn select(&mut self, node: &str) {
-        self.annotations.insert(SELECTED_NODE.into(), node.into());
+    /// The claim, whose volume is created on this node, although no pod uses it.
+    pub fn manifest_on(&self, node: Option<&str>) -> Value {
+        let mut claim = self.manifest();
+        if let Some(node) = node {
+            claim["metadata"]["annotations"][SELECTED_NODE] = node.into();
+        }
+        claim
     }
 
     /// The claim as it is created.

@@ -18,8 +18,8 @@ const MOUNTS: &str = "/restored";
 const DEVICES: &str = "/dev/restored";
 /// The annotation of the pod with the UIDs of the claims, and whether they are writable.
 const CHECK: &str = "slackwater.dev/check";
-/// The time after which a check is ended if the user has given none. The program waits as long, too: a
-/// pod that no node can run has no deadline.
+/// The time after which a check is ended if the user has given none. [`run`] waits as long, too: a pod
+/// that no node can run has no deadline.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(3600);
 
 /// What a plan says about the check.

@@ -11,6 +11,7 @@ use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
 use serde_json::{Value, json};
 
+use crate::across::READER;
 use crate::memory::{Cut, Server, Shared, client, requests};
 use crate::transfers::{cuts, place};
 use crate::world::{DRIVER, POOLS, World, days_ago, id};
@@ -254,19 +255,7 @@ fn orphans_get_their_objects_from_a_real_api_server() {
              provisioner: {provisioner}}}"
         ));
     }
-    world.plane.apply(
-        "apiVersion: rbac.authorization.k8s.io/v1\n\
-         kind: ClusterRole\n\
-         metadata: {name: reader}\n\
-         rules:\n\
-         - {apiGroups: ['*'], resources: ['*'], verbs: [get, list]}\n\
-         ---\n\
-         apiVersion: rbac.authorization.k8s.io/v1\n\
-         kind: ClusterRoleBinding\n\
-         metadata: {name: reader}\n\
-         roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}\n\
-         subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]\n",
-    );
+    world.plane.apply(READER);
     fill(&world);
     let volume = |more: &[&str]| said(&world, 91, more);
     let claim = ["--claim", "shop/found"];
@@ -340,16 +329,7 @@ fn fill(world: &World) {
         (POOLS[2], recent.as_str(), third),
     ] {
         let orphans = json!({"checked": checked, "count": 6, "listed": listed});
-        let status = json!({"status": {"orphans": orphans}}).to_string();
-        world.plane.kubectl(&[
-            "patch",
-            "pool",
-            pool,
-            "--type=merge",
-            "--subresource=status",
-            "-p",
-            &status,
-        ]);
+        world.status(&format!("pool/{pool}"), json!({"orphans": orphans}));
     }
     let requested = json!({"spec": {"deleteOrphans": [id(0, 96)]}}).to_string();
     world

@@ -41,16 +41,7 @@ fn orphans(world: &World) {
         (second, 1, json!([due]), json!([id(1, 93)])),
     ] {
         let orphans = json!({"checked": "2026-11-27T00:00:00Z", "count": count, "listed": listed});
-        let status = json!({"status": {"orphans": orphans}}).to_string();
-        let of_status = [
-            "patch",
-            "pool",
-            pool,
-            "--type=merge",
-            "--subresource=status",
-            "-p",
-        ];
-        world.plane.kubectl(&[&of_status[..], &[&status]].concat());
+        world.status(&format!("pool/{pool}"), json!({"orphans": orphans}));
         let spec = json!({"spec": {"deleteOrphans": requested}}).to_string();
         world
             .plane

@@ -136,25 +136,17 @@ impl<'a> Across<'a> {
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
     /// chooses it itself.
     pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
-        if is_immediate(&self.classes, copy) {
-            return Ok(None);
-        }
-        match nodes::of_snapshot(&self.nodes, copy) {
-            Some(node) => Ok(Some(node)),
-            None => Err(Failure::failed(format!(
-                "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of VolumeSnapshot {} is not known, so it cannot be created before it is transferred: you may have to be allowed to list pools.slackwater.dev and volumesnapshotcontents; or give a --storage-class with volumeBindingMode Immediate",
-                copy.class, copy.snapshot.name
-            ))),
-        }
+        nodes::of_new(&self.nodes, &self.classes, copy, || {
+            format!(
+                "VolumeSnapshot {} is not known, so it cannot be created before it is transferred: you may have to be allowed to list pools.slackwater.dev and volumesnapshotcontents",
+                copy.snapshot.name
+            )
+        })
     }
 
     /// The claim that is there to be transferred.
     pub fn former(&self, copy: &Copy) -> Result<Value> {
-        let mut copy = copy.clone();
-        if let Some(node) = self.node(&copy)?.map(str::to_string) {
-            copy.select(&node);
-        }
-        Ok(copy.manifest())
+        Ok(copy.manifest_on(self.node(copy)?))
     }
 
     pub fn ended(&self) -> String {

@@ -168,24 +168,16 @@ impl Gone {
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
     /// chooses it itself.
     pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
-        if is_immediate(&self.classes, copy) {
-            return Ok(None);
-        }
-        match nodes::of_snapshot(&self.nodes, copy) {
-            Some(node) => Ok(Some(node)),
-            None => Err(Failure::failed(format!(
-                "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of the snapshot of VolumeSnapshotContent {} is not known: you may have to be allowed to list pools.slackwater.dev; or give a --storage-class with volumeBindingMode Immediate",
-                copy.class, copy.snapshot.content
-            ))),
-        }
+        nodes::of_new(&self.nodes, &self.classes, copy, || {
+            format!(
+                "the snapshot of VolumeSnapshotContent {} is not known: you may have to be allowed to list pools.slackwater.dev",
+                copy.snapshot.content
+            )
+        })
     }
 
     /// The claim as it is created.
     pub fn claim(&self, copy: &Copy) -> Result<Value> {
-        let mut copy = copy.clone();
-        if let Some(node) = self.node(&copy)?.map(str::to_string) {
-            copy.select(&node);
-        }
-        Ok(copy.manifest())
+        Ok(copy.manifest_on(self.node(copy)?))
     }
 }

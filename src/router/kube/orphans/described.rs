@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 
 use super::deletion::kind;
 use super::{DescribedVolume, What};
-use crate::model::FsType;
+use crate::model::{FsType, is_claim};
 use crate::router::kube::pool::{OrphanVolume, PoolOrphan};
 
 /// Characters of a problem that are kept.
 const MAX_PROBLEM: usize = 300;
-/// Characters of the name of a namespace, and of a claim.
-const MAX_NAMES: (usize, usize) = (63, 253);
 
 /// Adds to the volumes in the list what their agent reports. What it reports of others is ignored.
 pub(super) fn described(listed: &mut [PoolOrphan], answer: Vec<DescribedVolume>) {
@@ -37,22 +35,6 @@ fn checked(volume: DescribedVolume) -> Option<OrphanVolume> {
         for_readers: volume.for_readers,
         claim: Some(volume.claim).filter(|claim| is_claim(claim)),
         problem: volume.problem.chars().take(MAX_PROBLEM).collect(),
-    })
-}
-
-/// Whether a text can be the namespace and the name of a claim.
-fn is_claim(text: &str) -> bool {
-    let (longest_namespace, longest_name) = MAX_NAMES;
-    let is_label = |text: &str| {
-        let is_inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let is_end = |c: Option<char>| c.is_some_and(|c| c != '-');
-        text.chars().all(is_inside) && is_end(text.chars().next()) && is_end(text.chars().last())
-    };
-    text.split_once('/').is_some_and(|(namespace, name)| {
-        namespace.len() <= longest_namespace
-            && name.len() <= longest_name
-            && is_label(namespace)
-            && name.split('.').all(is_label)
     })
 }
 
