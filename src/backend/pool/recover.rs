@@ -95,7 +95,7 @@ impl PoolBackend {
             Leftover::Snapshot(uuid) => self.snapshots.delete_abandoned(*uuid),
             Leftover::Copy(Image::Volume(uuid)) => self.volumes.delete_begun_copy(*uuid),
             Leftover::Copy(Image::Snapshot(uuid)) => self.snapshots.delete_begun_copy(*uuid),
-            Leftover::Growth(uuid) => self.end_growth(*uuid),
+            Leftover::Growth(uuid) => self.abort_growth(*uuid),
             Leftover::Spare(uuid) => self.delete_unnamed_spare(*uuid),
             // Whether it was complete before is not known, so nothing is logged.
             Leftover::Switched(uuid) => self.end_switch(*uuid).map(|()| false),

@@ -53,7 +53,7 @@ impl PoolBackend {
         self.snapshots.begin(records)?;
         records.iter().try_for_each(|record| {
             let uuid = record.uuid;
-            self.end_growth(record.source)?;
+            self.abort_growth(record.source)?;
             let doing = || format!("create snapshot {uuid}");
             let source = Image::Volume(record.source);
             // An image whose growth failed is longer than its record says.

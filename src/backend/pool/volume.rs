@@ -356,7 +356,7 @@ impl PoolBackend {
                     .shorten(image, before.max(image_bytes(record.size)))
                     .context(doing)
                     .and_then(|()| self.volumes.sync_image(record.uuid))
-                    .and_then(|()| self.end_growth(record.uuid).map(drop));
+                    .and_then(|()| self.abort_growth(record.uuid).map(drop));
                 return Err(first.with_undo(undo));
             }
         }
@@ -413,7 +413,7 @@ impl PoolBackend {
     /// whether there was one. No record ever states blocks that were freed, or omits some that were
     /// not. A copy of the volume would share these blocks, and no space is reserved for the volume to
     /// write them then.
-    pub fn end_growth(&self, uuid: Uuid) -> Result<bool> {
+    pub fn abort_growth(&self, uuid: Uuid) -> Result<bool> {
         let record = self.volumes.get(uuid)?;
         let Some((GrowthProgress { end, .. }, record)) =
             record.and_then(|it| Some((it.growth?, it)))

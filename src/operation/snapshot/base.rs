@@ -23,7 +23,7 @@ impl Snapshots {
     /// Those without a record may have left blocks. The caller holds their locks, and nothing reads
     /// them. A crash in between leaves any of them, some without the former base of their volume, and a
     /// repeat continues.
-    pub(super) fn end_snapshots(
+    pub(super) fn delete_or_keep_as_bases(
         &self,
         pool: &Pool,
         ends: impl IntoIterator<Item = (Uuid, Option<SnapshotRecord>)>,

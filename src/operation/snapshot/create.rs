@@ -158,7 +158,7 @@ impl Snapshots {
         }
         let delete = || {
             let _deleting = self.lent.begin_delete([id.uuid])?;
-            let ended = self.end_snapshots(&pool, [(id.uuid, found.clone())]);
+            let ended = self.delete_or_keep_as_bases(&pool, [(id.uuid, found.clone())]);
             ended.map(|()| None)
         };
         let Some((record, of)) = found

@@ -213,7 +213,7 @@ impl Snapshots {
         let uuids = deletes.iter().map(|(_, (uuid, _))| *uuid);
         let _deleting = self.lent.begin_delete(uuids)?;
         let mut pools = by_pool(deletes).into_iter();
-        pools.try_for_each(|(pool, ends)| self.end_snapshots(&pool, ends))
+        pools.try_for_each(|(pool, ends)| self.delete_or_keep_as_bases(&pool, ends))
     }
 
     /// Groups with members here that are not committed: their cut is running, or a failed one left

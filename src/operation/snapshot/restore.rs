@@ -259,7 +259,7 @@ impl Snapshots {
             let uses = self.uses_of(&sources)?;
             let mut locks = Some(locks);
             for source in &sources {
-                source.pool.backend.end_growth(source.record.uuid)?;
+                source.pool.backend.abort_growth(source.record.uuid)?;
             }
             self.filled(pool, record, || {
                 let copies = [Image::Volume(record.uuid)];

@@ -73,8 +73,9 @@ pub(super) fn sync_dir(path: &Path) -> Result<()> {
     open_dir(path)?.sync_all().map_err(failed("fsync", path))
 }
 
-/// Syncs files and directories, one in this thread and each other one in a thread of its own: a journal commits what has changed by then
-/// once for all who wait for it, and block devices merge flushes that wait for the same one.
+/// Syncs files and directories, one in this thread and each other one in a thread of its own: a journal
+/// commits what has changed by then once for all who wait for it, and block devices merge flushes that
+/// wait for the same one.
 pub(super) fn sync_all(paths: &[PathBuf]) -> Result<()> {
     paths.chunks(SYNCS_AT_ONCE).try_for_each(sync_at_once)
 }
