@@ -325,7 +325,7 @@ pub struct RestoreArguments {
 #[derive(Clone, Debug, Args)]
 pub struct Check {
     /// Run this command, with `sh -c`, in a pod that has the volumes, read-only, below /restored; with
-    /// --to-namespace before they are transferred, if it succeeds
+    /// --to-namespace the restore is completed only if it succeeds
     #[arg(long, value_name = "COMMAND", requires = "verify_image")]
     pub verify: Option<String>,
     /// Image of that pod

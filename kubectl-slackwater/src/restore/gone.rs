@@ -16,10 +16,11 @@ use std::fmt::Write as _;
 use super::class::is_immediate;
 use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
-use super::wait;
+use super::{nodes, verify, wait};
 use crate::change::{Need, confirm, create, mark, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
+use crate::cuts::uid_of;
 use crate::failure::{Failure, Result};
 use crate::listing;
 use crate::object::{self, Fields, Kind};
@@ -35,11 +36,6 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which)
             "--statefulset is not for a content: its claims get the names that they had, or those of --claim".into(),
         ));
     }
-    if arguments.check.verify.is_some() {
-        return Err(Failure::usage(
-            "--verify is not for a content: check the claims once they exist, or a snapshot of them".into(),
-        ));
-    }
     let gone = Gone::read(cluster, arguments, which).await?;
     let (seen, format) = (gone.look().await?, arguments.output.format);
     if gone.has_ended(&seen) {
@@ -49,9 +45,14 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which)
         return gone.print(&seen, format);
     }
     gone.refuse_seen(&seen).await?;
-    require(&gone.cluster, &gone.needs()).await?;
-    gone.confirm(arguments, &seen)?;
+    gone.refuse_check(&seen).await?;
+    let is_check_due = gone.is_check_due(&seen);
+    require(&gone.cluster, &gone.needs(is_check_due)).await?;
+    gone.confirm(&seen)?;
     gone.try_out(&seen, &arguments.change, format).await?;
+    if is_check_due {
+        verify::try_out(&gone.cluster, arguments, &gone.checked(&seen)).await?;
+    }
     if arguments.change.dry_run {
         return gone.print(&seen, format);
     }
@@ -63,9 +64,25 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which)
     Ok(())
 }
 
-impl Gone {
+impl Gone<'_> {
+    /// Refuses a check that is not possible, or that could change a claim.
+    async fn refuse_check(&self, seen: &[Seen]) -> Result<()> {
+        let check = &self.arguments.check;
+        if !self.is_check_due(seen) {
+            if check.verify.is_some() {
+                let note = "the claims are restored, so they are not checked any more";
+                self.cluster.note(note.into());
+            }
+            return Ok(());
+        }
+        let copies = self.copies(seen);
+        verify::refuse(check, &copies)?;
+        let advice = "Restore single members as volumesnapshotcontent/NAME, or leave out --verify";
+        nodes::refuse_apart(&self.cluster, &copies, |_| true, advice).await
+    }
+
     /// All permissions of all steps.
-    fn needs(&self) -> Vec<Need<'_>> {
+    fn needs(&self, is_check_due: bool) -> Vec<Need<'_>> {
         let mut verbs: Vec<(&str, &Kind)> = Vec::new();
         for kind in [&object::SNAPSHOT_CONTENT, &object::SNAPSHOT, &object::CLAIM] {
             verbs.extend([("get", kind), ("create", kind)]);
@@ -79,6 +96,9 @@ impl Gone {
         if self.members.iter().any(chooses) {
             verbs.push(("patch", &object::CLAIM));
         }
+        if is_check_due {
+            verbs.extend(["create", "get", "delete"].map(|verb| (verb, &object::POD)));
+        }
         let need = |(verb, kind)| Need {
             verb,
             kind,
@@ -89,24 +109,42 @@ impl Gone {
     }
 
     /// The copies, with how far they are.
-    fn shown(&self, seen: &[Seen]) -> Vec<Copy> {
+    fn copies(&self, seen: &[Seen]) -> Vec<Copy> {
         let each = self.members.iter().zip(seen);
         let each = each.map(|(member, seen)| {
             let mut shown = member.copy.clone();
-            shown
-                .snapshot
-                .name
-                .clone_from(&member.copy.snapshot.content);
             (shown.state, shown.since) = match &seen.claim {
                 None => (State::Planned, None),
                 Some(claim) if seen.is_bound() => (State::Bound, claim.created()),
                 Some(claim) => (State::Exists, claim.created()),
             };
+            shown.uid = seen.claim.as_ref().map(uid_of).unwrap_or_default();
             let volume = seen.claim.as_ref();
             shown.volume = volume.map_or("", |it| it.text("/spec/volumeName")).into();
             shown
         });
         each.collect()
+    }
+
+    /// The same as a person reads them: each snapshot has the name of its content.
+    fn shown(&self, seen: &[Seen]) -> Vec<Copy> {
+        let mut shown = self.copies(seen);
+        for copy in &mut shown {
+            copy.snapshot.name.clone_from(&copy.snapshot.content);
+        }
+        shown
+    }
+
+    /// The same for the pod of a check, where each volume has the name of its former claim: that of the new
+    /// one, if the former is not known.
+    fn checked(&self, seen: &[Seen]) -> Vec<Copy> {
+        let mut checked = self.copies(seen);
+        for copy in &mut checked {
+            if copy.snapshot.claim.is_empty() {
+                copy.snapshot.claim.clone_from(&copy.claim);
+            }
+        }
+        checked
     }
 
     fn print(&self, seen: &[Seen], format: Format) -> Result<()> {
@@ -117,8 +155,8 @@ impl Gone {
     }
 
     /// Prints the plan. Programs get it as they get the result.
-    fn confirm(&self, arguments: &RestoreArguments, seen: &[Seen]) -> Result<()> {
-        let (format, change) = (arguments.output.format, &arguments.change);
+    fn confirm(&self, seen: &[Seen]) -> Result<()> {
+        let (format, change) = (self.arguments.output.format, &self.arguments.change);
         if !is_for_people(format) {
             if change.yes || change.dry_run {
                 return Ok(());
@@ -142,9 +180,16 @@ impl Gone {
             .collect();
         let _ = write!(
             plan,
-            "\nThe VolumeSnapshots {} and contents for them, which are Retain, are created first, and are deleted when all claims are bound. The contents that exist now stay, with their snapshots.",
+            "\nThe VolumeSnapshots {} and contents for them, which are Retain, are created first, and are deleted when all claims are bound",
             names.join(", ")
         );
+        if self.is_check_due(seen) {
+            let what = verify::plan(&self.arguments.check);
+            let _ = write!(plan, " and their check has succeeded. {what}");
+        } else {
+            plan.push('.');
+        }
+        plan.push_str(" The contents that exist now stay, with their snapshots.");
         let chosen = self.members.iter();
         let chosen = chosen.filter_map(|member| self.node(&member.copy).ok()?);
         let chosen: BTreeSet<_> = chosen.collect();

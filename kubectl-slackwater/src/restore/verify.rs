@@ -1,5 +1,6 @@
 //! A pod that has the copies, runs a check, and is deleted.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use kube::api::DynamicObject;
@@ -11,6 +12,7 @@ use crate::cli::{Change, Check, RestoreArguments, Wait};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::object::{self, Fields};
+use crate::text::escaped;
 
 /// Where the volumes are in the pod, each in a directory (or as a device) with the name of the claim of
 /// which its snapshot was taken.
@@ -117,7 +119,7 @@ pub async fn run(
 
 /// One step of a check, which is repeated until the end: creates the pod, waits for its end, or deletes
 /// it then. A pod of an earlier run that was interrupted can be the same check.
-pub async fn step(
+async fn step(
     cluster: &Cluster,
     arguments: &RestoreArguments,
     copies: &[Copy],
@@ -143,6 +145,23 @@ pub async fn step(
         delete(cluster, change, &object::POD, namespace, &name, which).await?;
     }
     Ok(progress)
+}
+
+/// Takes one [`step`], and records in `is_checked` that the check has succeeded. `None` if it has.
+pub async fn until_success(
+    cluster: &Cluster,
+    arguments: &RestoreArguments,
+    copies: &[Copy],
+    is_checked: &Cell<bool>,
+) -> Result<Option<Progress>> {
+    Ok(match step(cluster, arguments, copies).await? {
+        Progress::Ended(Ok(line)) => {
+            eprintln!("{}", escaped(&line));
+            is_checked.set(true);
+            None
+        }
+        other => Some(other),
+    })
 }
 
 fn another(namespace: &str, name: &str) -> Failure {

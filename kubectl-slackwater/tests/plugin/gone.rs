@@ -187,6 +187,83 @@ fn a_restore_without_its_namespace_that_is_killed_at_any_request_is_completed_by
     assert_eq!(whole.lock().unwrap().changes.len(), before);
 }
 
+const CHECK: [&str; 4] = ["--verify", "true", "--verify-image", "x"];
+
+/// The same group on one node, and a kubelet whose pods end in this phase.
+fn on_one_node(phase: fn(&mut Server, &http::Method, &str)) -> Shared {
+    let server = server();
+    let second = format!("/apis/slackwater.dev/v1alpha1/pools/{}", POOLS[1]);
+    edit(&server, &second, |pool| {
+        pool["status"]["node"] = json!("node-0")
+    });
+    server.lock().unwrap().before = Some(phase);
+    server
+}
+
+fn pods_end(server: &mut Server, status: &Value) {
+    for (path, object) in &mut server.objects {
+        if path.contains("/pods/slackwater-verify") {
+            object["status"] = status.clone();
+        }
+    }
+}
+
+fn succeed(server: &mut Server, method: &http::Method, path: &str) {
+    let pod = |change: &String| change.contains("/pods/slackwater-verify");
+    let is_end = method == http::Method::DELETE && path.contains("/restore-");
+    if is_end && !server.changes.iter().any(pod) {
+        server.broken.push("nothing was checked".into());
+    }
+    pods_end(server, &json!({"phase": "Succeeded"}));
+}
+
+fn fail(server: &mut Server, _: &http::Method, _: &str) {
+    let status = json!({"phase": "Failed", "reason": "Evicted", "message": "no room"});
+    pods_end(server, &status);
+}
+
+#[test]
+fn claims_without_their_namespace_are_checked_whatever_kills_the_command() {
+    let words = [&[GROUP], &CHECK[..]].concat();
+    let whole = on_one_node(succeed);
+    run_with(&whole, Cut::Never, 1, &words).unwrap();
+    is_restored(&whole, "whole");
+    let changes = whole.lock().unwrap().changes.clone();
+    let pods = changes.iter().filter(|it| it.contains("/test/pods"));
+    assert_eq!((changes.len(), pods.count()), (17, 2), "{changes:?}");
+    for cut in cuts(requests(&whole)) {
+        let server = on_one_node(succeed);
+        let first = run_with(&server, cut, 1, &words);
+        let context = format!("{cut:?}: {first:?}");
+        run_with(&server, Cut::Never, 1, &words)
+            .unwrap_or_else(|error| panic!("{context}: {error:?}"));
+        is_restored(&server, &context);
+    }
+    // What is restored is not checked again.
+    let before = whole.lock().unwrap().changes.len();
+    run_with(&whole, Cut::Never, 1, &words).unwrap();
+    assert_eq!(whole.lock().unwrap().changes.len(), before);
+}
+
+#[test]
+fn claims_without_their_namespace_whose_check_fails_are_checked_again() {
+    let words = [&[GROUP], &CHECK[..]].concat();
+    let server = on_one_node(fail);
+    for _ in 0..2 {
+        let said = run_with(&server, Cut::Never, 1, &words).unwrap_err();
+        let why = "the check failed: Evicted: no room";
+        assert!(said.message.contains(why), "{said:?}");
+        let mut now = server.lock().unwrap();
+        now.tick();
+        let temporary = now.objects.keys().filter(|it| it.contains("/restore-"));
+        assert!(temporary.count() >= 6, "{:?}", now.objects.keys());
+        assert!(!now.objects.keys().any(|it| it.contains("/pods/")));
+    }
+    server.lock().unwrap().before = Some(succeed);
+    run_with(&server, Cut::Never, 1, &words).unwrap();
+    is_restored(&server, "checked again");
+}
+
 #[test]
 fn contents_that_are_deleted_in_the_middle_are_not_needed_any_more() {
     let whole = server();

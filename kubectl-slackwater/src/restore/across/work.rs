@@ -54,16 +54,7 @@ impl Across<'_> {
                 copy.uid.clone_from(&bound.uid);
             }
         }
-        Ok(
-            match verify::step(self.cluster, self.arguments, &copies).await? {
-                Progress::Ended(Ok(line)) => {
-                    eprintln!("{}", escaped(&line));
-                    self.is_checked.set(true);
-                    None
-                }
-                other => Some(other),
-            },
-        )
+        verify::until_success(self.cluster, self.arguments, &copies, &self.is_checked).await
     }
 
     /// Creates the claims that are missing. `false` if none is.

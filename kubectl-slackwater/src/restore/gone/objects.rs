@@ -78,6 +78,15 @@ impl Seen {
         claim.is_some_and(|claim| claim.text("/status/phase") == "Bound")
     }
 
+    /// Both temporary objects exist, and none is being deleted.
+    pub fn has_temporary(&self) -> bool {
+        let stays = |it: &Option<DynamicObject>| {
+            let object = it.as_ref();
+            object.is_some_and(|it| it.metadata.deletion_timestamp.is_none())
+        };
+        stays(&self.content) && stays(&self.snapshot)
+    }
+
     /// Claims can be created from the snapshot.
     pub fn is_ready(&self) -> bool {
         let snapshot = self.snapshot.as_ref();

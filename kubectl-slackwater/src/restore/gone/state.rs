@@ -1,6 +1,6 @@
 //! What a restore whose source namespace is gone is about, and what it refuses.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use kube::api::ListParams;
@@ -20,7 +20,7 @@ use crate::object;
 use crate::transfer::work::namespace_hindrance;
 
 /// A restore on its way.
-pub struct Gone {
+pub struct Gone<'a> {
     /// Its namespace is that of the new claims.
     pub cluster: Cluster,
     pub title: String,
@@ -30,15 +30,18 @@ pub struct Gone {
     /// The claims for which this run has chosen the node. If the provisioner gives the node up, the same node
     /// is not chosen again and again.
     pub chosen: RefCell<BTreeSet<String>>,
+    pub arguments: &'a RestoreArguments,
+    /// Whether this run has seen the check succeed.
+    pub is_checked: Cell<bool>,
 }
 
-impl Gone {
+impl<'a> Gone<'a> {
     /// Reads what is to be restored.
     pub async fn read(
         cluster: &Cluster,
-        arguments: &RestoreArguments,
+        arguments: &'a RestoreArguments,
         which: &Which,
-    ) -> Result<Gone> {
+    ) -> Result<Gone<'a>> {
         let Some(to) = &arguments.to_namespace else {
             return Err(Failure::usage(
                 "a content is restored into the namespace of --to-namespace".into(),
@@ -65,6 +68,8 @@ impl Gone {
             classes,
             nodes,
             chosen: RefCell::default(),
+            arguments,
+            is_checked: Cell::new(false),
         })
     }
 
@@ -85,6 +90,13 @@ impl Gone {
     pub fn has_ended(&self, seen: &[Seen]) -> bool {
         let is_clean = |it: &Seen| it.is_bound() && it.snapshot.is_none() && it.content.is_none();
         seen.iter().all(is_clean)
+    }
+
+    /// Whether the claims are to be checked before the first temporary object is deleted. Not once one is:
+    /// their check has succeeded then, or was not requested.
+    pub fn is_check_due(&self, seen: &[Seen]) -> bool {
+        let begun = |it: &Seen| it.is_bound() && !it.has_temporary();
+        self.arguments.check.verify.is_some() && !self.is_checked.get() && !seen.iter().any(begun)
     }
 
     pub fn ended(&self) -> String {

@@ -4,7 +4,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use super::super::plan::SELECTED_NODE;
-use super::super::wait;
+use super::super::{verify, wait};
 use super::find;
 use super::objects::Seen;
 use super::state::Gone;
@@ -23,7 +23,7 @@ const REAL: Change = Change {
     dry_run: false,
 };
 
-impl Gone {
+impl Gone<'_> {
     /// Takes steps until a controller has to do something, or until the end.
     pub async fn advance(&self) -> Result<Progress> {
         match self.steps().await {
@@ -37,6 +37,11 @@ impl Gone {
             let seen = self.look().await?;
             self.refuse_mix(&seen)?;
             if seen.iter().all(Seen::is_bound) {
+                if self.is_check_due(&seen)
+                    && let Some(progress) = self.check(&seen).await?
+                {
+                    return Ok(progress);
+                }
                 if self.remove(&seen).await? {
                     continue;
                 }
@@ -178,6 +183,12 @@ impl Gone {
             "{exist} of {} volumes exist; claim {claim}: {message}",
             seen.len()
         )))
+    }
+
+    /// Has the claims checked. `None` if the check has succeeded.
+    async fn check(&self, seen: &[Seen]) -> Result<Option<Progress>> {
+        let copies = self.checked(seen);
+        verify::until_success(&self.cluster, self.arguments, &copies, &self.is_checked).await
     }
 
     /// Deletes temporary objects, the VolumeSnapshots first: a content that is bound is deleted after its
