@@ -118,11 +118,6 @@ impl Pool {
     pub fn used_percent(&self) -> Option<i64> {
         percent(self.total_bytes - self.available_bytes, self.total_bytes)
     }
-
-    /// An agent serves it, and nothing needs repair.
-    pub fn is_healthy(&self) -> bool {
-        self.health == "Healthy" && self.problems.is_empty()
-    }
 }
 
 /// The parameters that select the pools of the driver.

@@ -78,35 +78,59 @@ pub fn size_of(pool: &Pool, bytes: i64) -> String {
 /// The status of a pool that was reported before this time says nothing about its present state.
 const STALE: SignedDuration = SignedDuration::from_mins(3);
 
+fn is_fresh(pool: &Pool, now: Timestamp) -> bool {
+    let is_recent = |seen: Timestamp| now.duration_since(seen) <= STALE;
+    pool.last_seen.is_some_and(is_recent)
+}
+
+/// Its status is called the present one, but is too old for that. That of a pool whose agent cannot be
+/// reached, or which is gone, is not called so.
+fn is_outdated(pool: &Pool, now: Timestamp) -> bool {
+    let is_old = matches!(pool.health.as_str(), "Unreachable" | "Lost" | "Forgotten");
+    !is_old && !is_fresh(pool, now)
+}
+
+/// An agent serves it, reports it, and nothing needs repair.
+pub fn is_healthy(pool: &Pool, now: Timestamp) -> bool {
+    pool.health == "Healthy" && pool.problems.is_empty() && !is_outdated(pool, now)
+}
+
 /// How long it takes until it is full, if it fills as it did in the last day; empty if this is not known.
 pub fn full_in(pool: &Pool, now: Timestamp) -> String {
-    let is_fresh = |seen: Timestamp| now.duration_since(seen) <= STALE;
-    let full = pool
-        .full_at
-        .filter(|_| pool.last_seen.is_some_and(is_fresh));
+    let full = pool.full_at.filter(|_| is_fresh(pool, now));
     full.map(|full| age(Some(now), full)).unwrap_or_default()
 }
 
-/// Its health, with what an administrator has decided.
-pub fn health(pool: &Pool) -> String {
-    let health = match pool.health.as_str() {
-        "" => "Unknown",
-        health => health,
+/// Its health, with what an administrator has decided, and whether it is known at all.
+pub fn health(pool: &Pool, now: Timestamp) -> String {
+    let mut health = match pool.health.as_str() {
+        "" => "Unknown".to_string(),
+        health => health.into(),
     };
-    match pool.evacuate {
-        true => format!("{health},Evacuating"),
-        false => health.into(),
+    if is_outdated(pool, now) {
+        health.push_str(",Outdated");
     }
+    if pool.evacuate {
+        health.push_str(",Evacuating");
+    }
+    health
 }
 
 /// Why it is not healthy.
-pub fn message(pool: &Pool) -> String {
+pub fn message(pool: &Pool, now: Timestamp) -> String {
     let reason = match pool.lost_reason.as_str() {
         "" => String::new(),
         reason => format!("lost: {reason}"),
     };
     let mut all = vec![pool.message.clone(), reason];
     all.extend(pool.problems.iter().cloned());
+    if is_outdated(pool, now) {
+        let seen = match pool.last_seen {
+            None => "it was never reported".to_string(),
+            seen => format!("it was reported {} ago", age(seen, now)),
+        };
+        all.push(format!("{seen}: see whether the controller runs"));
+    }
     all.retain(|text| !text.is_empty());
     all.join("; ")
 }
@@ -118,7 +142,7 @@ fn row(pool: &Pool, now: Timestamp) -> Row {
         cells: vec![
             pool.title(),
             pool.kind.clone(),
-            health(pool),
+            health(pool, now),
             used(pool),
             size_of(pool, pool.total_bytes),
             size_of(pool, pool.available_bytes),
@@ -135,7 +159,7 @@ fn row(pool: &Pool, now: Timestamp) -> Row {
             pool.file_system.clone(),
             pool.mount.clone(),
             pool.home.clone(),
-            message(pool),
+            message(pool, now),
         ],
         value: json!(pool),
     }

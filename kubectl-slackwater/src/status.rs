@@ -212,7 +212,7 @@ fn section(title: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
 
 fn draw(screen: &Screen) -> String {
     let now = Timestamp::now();
-    let mut text = first_line(screen);
+    let mut text = first_line(screen, now);
     text.push_str(&drawn_pools(screen, now));
     let parts = [
         drawn_frozen(&screen.frozen, now),
@@ -286,11 +286,12 @@ fn drawn_warnings(warnings: &[Warning], now: Timestamp) -> String {
 }
 
 /// Whether something is wrong.
-fn first_line(screen: &Screen) -> String {
+fn first_line(screen: &Screen, now: Timestamp) -> String {
     let pools = match &screen.pools {
         None => "Pools are not shown.".to_string(),
         Some(pools) => {
-            let ill = pools.iter().filter(|pool| !pool.is_healthy()).count();
+            let ill = pools.iter().filter(|pool| !pools::is_healthy(pool, now));
+            let ill = ill.count();
             format!("Pools: {}, with problems: {ill}.", pools.len())
         }
     };
@@ -311,7 +312,7 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         let promised = percent_of(pool.promised_bytes, pool.total_bytes);
         vec![
             pool.title(),
-            pools::health(pool),
+            pools::health(pool, now),
             pools::used(pool),
             promised,
             pools::size_of(pool, pool.available_bytes),
@@ -336,11 +337,13 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         &growth::COLUMNS,
         &rows,
     ));
-    let ill: Vec<_> = pools.iter().filter(|pool| !pool.is_healthy()).collect();
+    let ill = pools.iter().filter(|pool| !pools::is_healthy(pool, now));
+    let ill: Vec<_> = ill.collect();
     if !ill.is_empty() {
-        let rows = ill
-            .iter()
-            .map(|pool| vec![pool.title(), pools::health(pool), pools::message(pool)]);
+        let rows = ill.iter().map(|pool| {
+            let (health, message) = (pools::health(pool, now), pools::message(pool, now));
+            vec![pool.title(), health, message]
+        });
         let rows: Vec<_> = rows.collect();
         let columns = ["POOL", "HEALTH", "MESSAGE"];
         text.push_str(&section("Problems", &columns.map(column), &rows));

@@ -36,6 +36,11 @@ pub fn listed(handles: &[String]) -> Value {
     json!({"volumeSnapshotInfoList": each.collect::<Vec<_>>()})
 }
 
+/// When a pool was reported that is reported now. It is in the future, so that a slow test does not outdate it.
+pub fn now_seen() -> String {
+    days_ago(-1)
+}
+
 /// A time of some days ago, so that its age is the same in each run.
 pub fn days_ago(days: i64) -> String {
     (Timestamp::now() - SignedDuration::from_hours(24 * days + 1)).to_string()
@@ -205,6 +210,8 @@ impl World {
     }
 
     fn pools(&self) {
+        // The first one is reported, and the others were days ago.
+        let seen = [now_seen(), days_ago(3), days_ago(3)];
         let pool = |n: usize, node: &str, health: &str, message: &str, free: i64| {
             json!({"apiVersion": "slackwater.dev/v1alpha1", "kind": "Pool",
             "metadata": {"name": POOLS[n], "labels": {"slackwater.dev/driver": DRIVER}},
@@ -214,7 +221,7 @@ impl World {
                 "capacity": "100 GiB", "available": "x", "totalBytes": 100 * GIB,
                 "availableBytes": free * GIB, "promisedBytes": 65 * GIB, "volumes": 3,
                 "snapshots": 2, "health": health, "message": message,
-                "lastSeen": days_ago(3)}})
+                "lastSeen": seen[n]}})
         };
         self.put(pool(0, "node-1", "Healthy", "", 12));
         self.put(pool(1, "node-2", "Healthy", "", 80));
