@@ -11,12 +11,12 @@ pub mod objects;
 pub mod plan;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 
 use crate::change::{Need, confirm, create, mark, require, say};
 use crate::cli::Change;
 use crate::cluster::{Cluster, Scope};
-use crate::failure::{Failure, Result};
+use crate::failure::{DENIED, Failure, Result};
 use crate::model::pools_of;
 use crate::object::{self, Fields, Kind};
 use arguments::AdoptArguments;
@@ -38,7 +38,7 @@ pub async fn run(cluster: &Cluster, arguments: &AdoptArguments, change: &Change)
         return Ok(());
     }
     require(cluster, &needs(arguments, &adoption)).await?;
-    class(cluster, arguments, &adoption).await?;
+    refuse_class(cluster, arguments, &adoption)?;
     confirm(change, &described(&adoption, arguments))?;
     // What the API server refuses for the second object is found before the first one exists.
     let dry = Change {
@@ -80,7 +80,9 @@ pub async fn look(
         // Last, because one that is created while this is read must be seen.
         owners: cluster.get_all(owners, &scope, &all).await?,
     };
-    let adoption = find(arguments, &view)?;
+    let mut adoption = find(arguments, &view)?;
+    adoption.class = class(cluster, arguments, &adoption).await?;
+    adoption.set_mount_options();
     let place = &adoption.place;
     let user = cluster.get_one(adoption.sort.user, &place.namespace, &place.name);
     let left = todo(&adoption, user.await?.as_ref())?;
@@ -151,21 +153,40 @@ async fn steps(
     Ok(lines)
 }
 
-/// The StorageClass of a new volume has to exist: without it, a claim cannot be expanded.
-async fn class(cluster: &Cluster, arguments: &AdoptArguments, adoption: &Adoption) -> Result<()> {
-    let name = arguments.class();
-    let is_new_volume = adoption.owner.is_none() && arguments.new_snapshot.is_none();
-    if !is_new_volume || name.is_empty() {
+/// The StorageClass of a new volume. `None` also if the user may not read it, which [`needs`] says.
+async fn class(
+    cluster: &Cluster,
+    arguments: &AdoptArguments,
+    adoption: &Adoption,
+) -> Result<Option<DynamicObject>> {
+    if !has_class(arguments, adoption) {
+        return Ok(None);
+    }
+    let found = cluster.get_one(&object::STORAGE_CLASS, "", arguments.class());
+    match found.await {
+        Err(failure) if failure.code == DENIED => Ok(None),
+        found => found,
+    }
+}
+
+/// Whether a PersistentVolume with a class is to be created.
+fn has_class(arguments: &AdoptArguments, adoption: &Adoption) -> bool {
+    adoption.owner.is_none() && arguments.new_snapshot.is_none() && !arguments.class().is_empty()
+}
+
+/// The class has to exist: without it, a claim cannot be expanded.
+fn refuse_class(cluster: &Cluster, arguments: &AdoptArguments, adoption: &Adoption) -> Result<()> {
+    if !has_class(arguments, adoption) {
         return Ok(());
     }
-    let found = cluster.get_one(&object::STORAGE_CLASS, "", name).await?;
-    let why = match found {
+    let why = match &adoption.class {
         Some(class) if class.text("/provisioner") == cluster.driver => return Ok(()),
         Some(class) => format!("is of {}", class.text("/provisioner")),
         None => "does not exist".into(),
     };
     Err(Failure::failed(format!(
-        "StorageClass {name} {why}: give one of {} with --class, or --class '' for none",
+        "StorageClass {} {why}: give one of {} with --class, or --class '' for none",
+        arguments.class(),
         cluster.driver
     )))
 }
@@ -187,7 +208,7 @@ fn needs<'a>(arguments: &AdoptArguments, adoption: &'a Adoption) -> Vec<Need<'a>
     ];
     if adoption.owner.is_none() {
         needs.push(need("create", sort.owner, ""));
-        if arguments.new_snapshot.is_none() && !arguments.class().is_empty() {
+        if has_class(arguments, adoption) {
             needs.push(need("get", &object::STORAGE_CLASS, ""));
         }
     }

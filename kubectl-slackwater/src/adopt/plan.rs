@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::DynamicObject;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::arguments::AdoptArguments;
 use super::objects::{Content, Pair, Sort, content_of, pair};
@@ -50,6 +50,20 @@ pub struct Adoption {
     pub pair: Pair,
     /// The PersistentVolume or VolumeSnapshotContent that an earlier run has created.
     pub owner: Option<Owner>,
+    /// The StorageClass of a PersistentVolume that is still to be created, if it exists.
+    pub class: Option<DynamicObject>,
+}
+
+impl Adoption {
+    /// As the provisioner does: a new PersistentVolume has the mount options of its class.
+    pub fn set_mount_options(&mut self) {
+        let spec = &mut self.pair.owner["spec"];
+        let class = self.class.as_ref();
+        let options = class.map_or(&[][..], |class| class.list("/mountOptions"));
+        if spec["volumeMode"] == "Filesystem" && !options.is_empty() {
+            spec["mountOptions"] = json!(options);
+        }
+    }
 }
 
 /// A PersistentVolume or VolumeSnapshotContent that names the orphan.
@@ -171,6 +185,7 @@ fn begun(
         group: String::new(),
         pair: sort.pair_of(object),
         owner: Some(owner),
+        class: None,
     }
 }
 
@@ -219,6 +234,7 @@ fn new(
         group: text("group").into(),
         pair,
         owner: None,
+        class: None,
     })
 }
 

@@ -185,6 +185,28 @@ fn what_has_changed_since_the_plan_is_noticed() {
     );
 }
 
+/// A provisioner would give them to it, too.
+#[test]
+fn a_volume_gets_the_mount_options_of_its_class() {
+    for (fs, expected) in [("ext4", json!(["noatime"])), ("", Value::Null)] {
+        let server = server("Volume");
+        {
+            let mut server = server.lock().unwrap();
+            let mut pool = server.objects[POOL_PATH].clone();
+            pool["status"]["orphans"]["listed"][0]["volume"]["fileSystem"] = json!(fs);
+            server.put(POOL_PATH, pool);
+            let class = json!({"metadata": {"name": "slackwater"}, "provisioner": DRIVER,
+                "mountOptions": ["noatime"]});
+            let path = "/apis/storage.k8s.io/v1/storageclasses/slackwater";
+            server.put(path, class);
+        }
+        run(&server, Cut::Never, &arguments("Volume"), |_| {}).unwrap();
+        let server = server.lock().unwrap();
+        let volume = &server.objects[&paths("Volume")[0]];
+        assert_eq!(volume["spec"]["mountOptions"], expected, "{fs:?}");
+    }
+}
+
 /// Both have seen no PersistentVolume. A volume with two of them could be used through both.
 #[test]
 fn of_two_adoptions_under_different_names_none_creates_a_claim() {
