@@ -176,6 +176,10 @@ const DEGRADED: &str = "slackwater_pools{namespace='s',pod='a',health='Degraded'
 const DEGRADED_B: &str = "slackwater_pools{namespace='s',pod='b',health='Degraded'}";
 const MISSED_A: &str = "slackwater_schedule_missed_slots{pod='a',schedule='shop/pg'}";
 const MISSED_B: &str = "slackwater_schedule_missed_slots{pod='b',schedule='shop/pg'}";
+const FAILING_A: &str = "slackwater_schedule_failing{schedule='shop/pg',condition='Cut',pod='a'}";
+const FAILING_B: &str = "slackwater_schedule_failing{schedule='shop/pg',condition='Cut',pod='b'}";
+const OVERDUE_A: &str = "slackwater_schedule_overdue_seconds{schedule='shop/pg',pod='a'}";
+const OVERDUE_B: &str = "slackwater_schedule_overdue_seconds{schedule='shop/pg',pod='b'}";
 const DEFECTS: &str = "slackwater_calls_total{method='CreateVolume',code='INTERNAL'}";
 const FAILED_CUTS: &str = "slackwater_cut_failures_total{reason='lost'}";
 
@@ -223,6 +227,10 @@ const CASES: &[Case] = &[
     ("PoolDegraded", false, 16, &[(DEGRADED, "1+0x13 stale"), ("slackwater_pools{namespace='s',pod='a',health='Healthy'}", "1+0x20")]),
     ("Orphans", true, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x70")]),
     ("Orphans", false, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x50 0 1+0x20")]),
+    // Another router becomes the leader, and has checked after 20 minutes: there are still some, or none.
+    ("Orphans", true, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x30 stale"), ("slackwater_orphans{kind='volume',pod='b'}", "_x50 1+0x30")]),
+    ("Orphans", false, 61, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x30 stale"), ("slackwater_orphans{kind='volume',pod='b'}", "_x50 0+0x30")]),
+    ("Orphans", false, 70, &[("slackwater_orphans{kind='volume',pod='a'}", "1+0x30 stale")]),
     ("AgentLost", true, 6, &[("slackwater_agent_up{agent='n',pod='a'}", "0+0x10"), ("slackwater_agent_up{agent='n',pod='b'}", "0+0x10")]),
     ("AgentLost", false, 10, &[("slackwater_agent_up{agent='n',pod='a'}", "0+0x10"), ("slackwater_agent_up{agent='n',pod='b'}", "1+0x10")]),
     ("NobodyLeads", true, 6, &[("slackwater_router_leads{pod='a'}", "0+0x10"), ("slackwater_router_leads{pod='b'}", "0+0x10")]),
@@ -244,6 +252,11 @@ const CASES: &[Case] = &[
     ("ScheduleSlotsMissed", false, 90, &[(MISSED_A, "3+0x65"), (MISSED_B, "_x66 3+0x60")]),
     ("ScheduleFails", true, 61, &[("slackwater_schedule_failing{schedule='shop/pg',condition='Cut'}", "1+0x70")]),
     ("ScheduleFails", false, 61, &[("slackwater_schedule_failing{schedule='shop/pg',condition='Cut'}", "1+0x50")]),
+    // Another router becomes the leader: nothing reports schedules for two minutes.
+    ("ScheduleFails", true, 61, &[(FAILING_A, "1+0x30 stale"), (OVERDUE_A, "0+0x30 stale"), (FAILING_B, "_x33 1+0x40"), (OVERDUE_B, "_x33 0+0x40")]),
+    ("ScheduleFails", false, 61, &[(FAILING_A, "1+0x30 stale"), (OVERDUE_A, "0+0x30 stale"), (OVERDUE_B, "_x33 0+0x40")]),
+    // The condition is well again.
+    ("ScheduleFails", false, 61, &[(FAILING_A, "1+0x58 stale"), (OVERDUE_A, "0+0x70")]),
     ("CutsFail", true, 60, &[(FAILED_CUTS, "0+0x30 4+0x40")]),
     ("CutsFail", false, 60, &[(FAILED_CUTS, "0+0x30 2+0x40")]),
     ("Defects", true, 60, &[(DEFECTS, "0+0x30 1+0x40")]),
