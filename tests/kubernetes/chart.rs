@@ -126,6 +126,7 @@ fn the_chart_renders_to_the_reviewed_snapshots() {
             "populators" => &[
                 "--show-only=templates/populators.yaml",
                 "--show-only=templates/populators-admission.yaml",
+                "--show-only=templates/rbac-users.yaml",
             ],
             _ => &[],
         };
