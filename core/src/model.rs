@@ -20,7 +20,9 @@ pub use alpha::Alpha;
 pub use capability::{AccessMode, AccessType, Capability, FsType};
 pub use id::{GroupId, HomeId, PoolId, SnapshotId, VolumeId};
 pub use mount_rule::MountRule;
-pub use parameters::{Allocation, MutableParameters, Restore, VolumeParameters, Wipe, is_claim};
+pub use parameters::{
+    Allocation, MutableParameters, Restore, VolumeParameters, Wipe, is_claim, is_object_name,
+};
 pub use pool::{PoolDefinition, PoolOptions, PoolPlace};
 pub use raw_block::RawBlock;
 pub use size::CapacityRange;

@@ -244,11 +244,13 @@ fn parse_claim(map: &BTreeMap<&str, &str>) -> Option<String> {
 /// DNS label and a DNS subdomain.
 pub fn is_claim(text: &str) -> bool {
     text.split_once('/').is_some_and(|(namespace, name)| {
-        is_label(namespace)
-            && namespace.len() <= LABEL_BYTES
-            && name.split('.').all(is_label)
-            && name.len() <= SUBDOMAIN_BYTES
+        is_label(namespace) && namespace.len() <= LABEL_BYTES && is_object_name(name)
     })
+}
+
+/// Whether a text can be the name of an object of Kubernetes: a DNS subdomain.
+pub fn is_object_name(name: &str) -> bool {
+    name.split('.').all(is_label) && name.len() <= SUBDOMAIN_BYTES
 }
 
 fn unknown(field: &str, key: &str, known: &str) -> Error {

@@ -5,6 +5,7 @@
 //! [`decide`] has all decisions. What must not be forgotten is in the names of the sets, and in the
 //! status of the schedule.
 
+mod check;
 mod cron;
 mod decide;
 mod duty;
@@ -84,6 +85,7 @@ struct ScheduleController {
     cluster: Arc<InCluster>,
     /// Passes in a row that have failed.
     failures: AtomicU32,
+    checks: Arc<check::Cache>,
 }
 
 impl ScheduleController {
@@ -102,8 +104,11 @@ impl InCluster {
     pub fn schedule_snapshots(self: &Arc<InCluster>) {
         self.spawn(follow(Arc::clone(self), SCHEDULES, |it| &it.schedules));
         let changes = Some(self.changes.subscribe());
-        let (cluster, failures) = (Arc::clone(self), AtomicU32::default());
-        let controller = Arc::new(ScheduleController { cluster, failures });
+        let controller = Arc::new(ScheduleController {
+            cluster: Arc::clone(self),
+            failures: AtomicU32::default(),
+            checks: Arc::default(),
+        });
         self.control(controller, self.options.look_every * 3, changes);
     }
 
@@ -191,7 +196,7 @@ impl Controller for ScheduleController {
             self.record_read(Ok(()));
             return Some(Vec::new());
         }
-        let pass = observe::pass(cluster).await;
+        let pass = observe::pass(cluster, &self.checks).await;
         self.record_read(pass.as_ref().map(drop).map_err(|error| chain(error)));
         let pass = match pass {
             Ok(pass) => {

@@ -16,6 +16,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::check::Found;
 use super::duty::{MAX_AHEAD, Now};
 use super::object::{Expired, ScheduleStatus, SnapshotSchedule};
 use super::retention::{Keep, Reason, State, victims};
@@ -57,6 +58,8 @@ pub(super) struct Seen {
     pub(super) unread: Option<String>,
     /// Members, levels and uses of the sets are read. Otherwise, each ready set counts as good.
     pub(super) is_complete: bool,
+    /// The CronJob that checks restores; `None` if the spec names none.
+    pub(super) check: Option<Found>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -104,6 +107,7 @@ pub(super) fn decide(seen: &Seen) -> Decision {
             return shown.decided(None, false);
         }
     };
+    shown.check(&plan);
     if seen.object.spec.suspend {
         settle_suspended(seen, &plan, &mut shown);
         record_needed(seen, &plan, &mut shown);

@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::decide::show::{
-    CREATE_FAILED, CUT, DELETE_FAILED, FORMER_SETS, RETENTION, SCHEDULING, SUSPENDED, condition,
-    replace,
+    CREATE_FAILED, CUT, DELETE_FAILED, FORMER_SETS, RESTORE_CHECKED, RETENTION, SCHEDULING,
+    SUSPENDED, condition, replace,
 };
 use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
@@ -234,6 +234,7 @@ impl Writer<'_> {
             (SCHEDULING, "NotScheduled"),
             (CUT, "CutFailed"),
             (RETENTION, "RetentionWaits"),
+            (RESTORE_CHECKED, "RestoreCheckFailed"),
         ] {
             let of = |status: &ScheduleStatus| {
                 let mut all = status.conditions.iter();

@@ -54,6 +54,20 @@ pub(super) struct ScheduleSpec {
     /// A slot that could not be executed for this long is skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) starting_deadline: Option<String>,
+    /// What checks that its sets can be restored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) check: Option<CheckSpec>,
+}
+
+/// What checks that the sets of a schedule can be restored.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct CheckSpec {
+    /// A CronJob in the namespace of the schedule.
+    pub(super) cron_job: String,
+    /// How long ago the last check that succeeded may have ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_age: Option<String>,
 }
 
 /// Labels of claims.
@@ -165,13 +179,15 @@ impl ScheduleStatus {
 }
 
 impl SnapshotSchedule {
+    /// Its namespace and name.
+    pub(super) fn key(&self) -> (String, String) {
+        (self.namespace().unwrap_or_default(), self.name_any())
+    }
+
     /// "namespace/name".
     pub(super) fn path(&self) -> String {
-        format!(
-            "{}/{}",
-            self.namespace().unwrap_or_default(),
-            self.name_any()
-        )
+        let (namespace, name) = self.key();
+        format!("{namespace}/{name}")
     }
 }
 

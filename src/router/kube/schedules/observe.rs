@@ -14,10 +14,12 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
+use super::check::Cache;
 use super::decide::{Class, Seen, decide};
 use super::names::Names;
 use super::object::SnapshotSchedule;
 use super::sets::{SCHEDULE_UID, Set, level_of, text};
+use super::spec;
 use super::uses::{Namespace, Shared, World, wanted};
 use crate::error::{Error, Result, chain};
 use crate::model::{PoolId, SnapshotParameters};
@@ -53,6 +55,7 @@ pub(super) struct Pass {
     shared: Mutex<Kept<Shared>>,
     /// The same of single namespaces.
     namespaces: Mutex<BTreeMap<String, Arc<Mutex<Kept<Namespace>>>>>,
+    checks: Arc<Cache>,
 }
 
 pub(super) fn snapshots_api() -> ApiResource {
@@ -125,7 +128,7 @@ impl Pass {
 }
 
 /// Reads what all schedules need.
-pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
+pub(super) async fn pass(cluster: &InCluster, checks: &Arc<Cache>) -> Result<Pass> {
     let client = &cluster.client;
     let (now, skew) = clocks((cluster.options.clock)(), server_time(client).await?);
     let ours = ListParams::default().labels(SCHEDULE_UID).limit(PER_PAGE);
@@ -139,6 +142,7 @@ pub(super) async fn pass(cluster: &InCluster) -> Result<Pass> {
         groups: Vec::new(),
         shared: Mutex::default(),
         namespaces: Mutex::default(),
+        checks: Arc::clone(checks),
     };
     for kind in note::group_contents() {
         let kind = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
@@ -276,8 +280,15 @@ async fn read(cluster: &InCluster, pass: &Pass, object: SnapshotSchedule) -> Res
         others: Vec::new(),
         unread: None,
         is_complete: false,
+        check: None,
         object,
     };
+    if let Some(Ok(check)) = seen.object.spec.check.as_ref().map(spec::check) {
+        let read = pass
+            .checks
+            .read(cluster, &seen.object, &check.cron_job, pass.now);
+        seen.check = Some(read.await);
+    }
     let (all, others) = match is_group {
         true => (&pass.groups, &pass.snapshots),
         false => (&pass.snapshots, &pass.groups),

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
+use super::check::{Check, DEFAULT_MAX_AGE};
 use super::names::Names;
-use super::object::{KeepSpec, ScheduleSpec, SnapshotSchedule};
+use super::object::{CheckSpec, KeepSpec, ScheduleSpec, SnapshotSchedule};
 use super::retention::Keep;
 use super::slots::{self, Timetable};
+use crate::model::is_object_name;
 use crate::router::kube::duration::duration;
 
 const NANOSECONDS_PER_MINUTE: i128 = 60 * 1_000_000_000;
@@ -23,6 +25,8 @@ pub(super) struct Plan {
     pub(super) deadline: Option<SignedDuration>,
     /// One more slot, which is due at once.
     pub(super) run_at: Option<Timestamp>,
+    /// If it is wrong, snapshots are taken all the same.
+    pub(super) check: Option<Result<Check, String>>,
     pub(super) names: Names,
 }
 
@@ -57,6 +61,7 @@ impl Plan {
                 .map(|text| time("startingDeadline", text))
                 .transpose()?,
             run_at: spec.run_at.as_deref().map(minute).transpose()?,
+            check: spec.check.as_ref().map(check),
             names,
         })
     }
@@ -126,6 +131,22 @@ fn keep(spec: &KeepSpec) -> Result<Option<Keep>, String> {
             .map(|text| time("keep.maxAge", text))
             .transpose()?,
     }))
+}
+
+/// Checks what a schedule names to check restores.
+pub(super) fn check(spec: &CheckSpec) -> Result<Check, String> {
+    let name = &spec.cron_job;
+    if !is_object_name(name) {
+        return Err(format!(
+            "check.cronJob {name:?} is not the name of a CronJob"
+        ));
+    }
+    let max_age = spec.max_age.as_deref();
+    let max_age = max_age.map(|text| time("check.maxAge", text)).transpose()?;
+    Ok(Check {
+        cron_job: spec.cron_job.clone(),
+        max_age: max_age.unwrap_or(DEFAULT_MAX_AGE),
+    })
 }
 
 /// A time in whole minutes, as all slots are.

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{Decision, Deletion, Seen, Step};
 use crate::router::kube::reconcile::with_transitions;
+use crate::router::kube::schedules::check::verdict;
 use crate::router::kube::schedules::duty::needed_after;
 use crate::router::kube::schedules::object::{Due, ScheduleStatus, SnapshotSchedule};
 use crate::router::kube::schedules::retention::Reason;
@@ -19,6 +20,8 @@ pub(in crate::router::kube::schedules) const SCHEDULING: &str = "Scheduling";
 pub(in crate::router::kube::schedules) const CUT: &str = "Cut";
 /// The condition: whether nothing is left to be deleted.
 pub(in crate::router::kube::schedules) const RETENTION: &str = "Retention";
+/// The condition: whether a check of a restore has succeeded lately; only if the spec has one.
+pub(in crate::router::kube::schedules) const RESTORE_CHECKED: &str = "RestoreChecked";
 /// A reason of Scheduling: the API server has refused an object.
 pub(in crate::router::kube::schedules) const CREATE_FAILED: &str = "CreateFailed";
 /// A reason of Scheduling: a person has suspended the schedule.
@@ -30,7 +33,7 @@ pub(in crate::router::kube::schedules) const DELETE_FAILED: &str = "DeleteFailed
 /// A reason of Retention: sets of a former spec stay.
 pub(in crate::router::kube::schedules) const FORMER_SETS: &str = "FormerSets";
 /// In this order.
-const CONDITIONS: [&str; 3] = [SCHEDULING, CUT, RETENTION];
+const CONDITIONS: [&str; 4] = [SCHEDULING, CUT, RETENTION, RESTORE_CHECKED];
 /// Sets that are to be deleted, in the status. An object has at most 1.5 MiB.
 const MAX_DELETIONS: usize = 100;
 /// A set that is not ready after this time has failed.
@@ -141,6 +144,16 @@ impl<'a> Shown<'a> {
         self.retention(true, FORMER_SETS, message);
     }
 
+    /// The checks of restores.
+    pub(super) fn check(&mut self, plan: &Plan) {
+        let (status, reason, message) = match (&plan.check, &self.seen.check) {
+            (Some(Err(why)), _) => ("False", "Invalid", why.clone()),
+            (Some(Ok(check)), Some(found)) => verdict(check, found, self.seen.now),
+            (Some(Ok(_)), None) | (None, _) => return,
+        };
+        self.set(RESTORE_CHECKED, status, reason, message);
+    }
+
     /// The newest sets.
     pub(super) fn cuts(&mut self, plan: &Plan) {
         let now = self.seen.now;
@@ -190,7 +203,8 @@ impl<'a> Shown<'a> {
         let generation = self.seen.object.metadata.generation;
         let mut all = with_transitions(self.conditions, &before, generation);
         for old in before {
-            if !all.iter().any(|new| new.type_ == old.type_) {
+            let is_gone = old.type_ == RESTORE_CHECKED && self.seen.object.spec.check.is_none();
+            if !is_gone && !all.iter().any(|new| new.type_ == old.type_) {
                 all.push(old);
             }
         }

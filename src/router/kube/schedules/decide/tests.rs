@@ -1,5 +1,6 @@
 //! What is done about a schedule, from every state in which a router may find it.
 
+mod checks;
 mod former;
 mod overdue;
 mod random;

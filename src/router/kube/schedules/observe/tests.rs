@@ -91,6 +91,7 @@ fn empty_pass() -> Pass {
         groups: Vec::new(),
         shared: Mutex::default(),
         namespaces: Mutex::default(),
+        checks: Arc::default(),
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) struct World {
     pub(super) used: BTreeSet<String>,
     /// The volumes of sets that do not have the one that is named like the claim.
     pub(super) volumes: BTreeMap<String, String>,
+    /// What is known of the CronJob that checks restores.
+    pub(super) check: Option<Found>,
     pub(super) created: Vec<String>,
     pub(super) deleted: Vec<String>,
     /// How often the status was written.
@@ -87,6 +89,7 @@ impl World {
             levels: BTreeMap::new(),
             used: BTreeSet::new(),
             volumes: BTreeMap::new(),
+            check: None,
             created: Vec::new(),
             deleted: Vec::new(),
             writes: 0,
@@ -180,6 +183,7 @@ impl World {
             others: Vec::new(),
             unread: None,
             is_complete: false,
+            check: self.check.clone(),
         };
         let names = Names::of(&self.schedule).unwrap();
         for object in self.objects.values() {
