@@ -43,7 +43,6 @@ pub use snapshot::archive::{
     content_identity,
 };
 pub use snapshot::attempt::Kept;
-pub use snapshot::copies::CopyStatus;
 pub use snapshot::cut_counts::{CutCounts, LongFreeze};
 pub use snapshot::for_clone::{request_for_clone, snapshot_id_for_clone};
 pub use snapshot::group::{of_another_moment, same_members, same_request};
@@ -53,6 +52,7 @@ pub use snapshot::remote::{
     Checksum, Offer, Purpose, Ranges, RemoteSnapshot, SentRange, SnapshotSource, Ticket, Wanted,
 };
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
+pub use snapshot::running::{CopyKind, CopyOf, CopyStatus};
 pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
 pub use usage::Usage;
 pub use usage::not_grown::NotGrown;

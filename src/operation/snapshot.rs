@@ -23,6 +23,7 @@ pub(in crate::operation) mod plan;
 pub(in crate::operation) mod remote;
 pub(in crate::operation) mod resolve;
 pub(in crate::operation) mod restore;
+pub(in crate::operation) mod running;
 pub(in crate::operation) mod session;
 pub(in crate::operation) mod source;
 pub(in crate::operation) mod thick_space_watchdog;

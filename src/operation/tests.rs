@@ -3,10 +3,10 @@
 use crate::cut::Seams;
 use crate::host::memory::MemoryHost;
 use crate::model::{
-    AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, VolumeId,
+    AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, PoolId, VolumeId,
     VolumeParameters,
 };
-use crate::operation::{CreateVolume, Driver, Settings};
+use crate::operation::{CopyKind, CopyOf, CreateVolume, Driver, Settings};
 
 /// The path of the node record.
 pub(super) const NODE_RECORD: &str = "/var/lib/slackwater/node.json";
@@ -49,6 +49,20 @@ pub(super) fn ext4() -> Capability {
             mount_flags: Vec::new(),
         },
         access_mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+/// A copy for a claim.
+pub(super) fn copy_for(claim: Option<&str>) -> CopyOf {
+    CopyOf {
+        kind: CopyKind::Restore,
+        id: VolumeId {
+            pool: PoolId(uuid::Uuid::nil()),
+            uuid: uuid::Uuid::nil(),
+        },
+        name: String::new(),
+        claim: claim.map(str::to_string),
+        source_node: None,
     }
 }
 

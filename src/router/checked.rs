@@ -6,6 +6,8 @@
 //! contradicts this is refused: the caller gets UNAVAILABLE, the Node an event, and a metric counts
 //! it. So a compromised or faulty agent can harm only volumes of its own node.
 
+mod copies;
+
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -41,8 +43,6 @@ const MOST_FENCES: usize = 256;
 const MOST_LONG_FREEZES: usize = 64;
 /// Maximum number of volumes of a pool that an agent may report as those that grew most.
 const MOST_GROWN: usize = 10;
-/// Maximum number of running copies that an agent may report.
-const MOST_COPIES: usize = 64;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
 const MOST_PARTS: usize = 10_000;
 /// Maximum length of a name, or of a version.
@@ -385,11 +385,7 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
     fences.retain(|fence| is_fence(&fence.volume_id, &fence.revert_uid));
     fences.truncate(MOST_FENCES);
     keep_freezes(&mut description.long_freezes, &ids);
-    description.copies.truncate(MOST_COPIES);
-    description
-        .copies
-        .iter_mut()
-        .for_each(|copy| cut(&mut copy.volume_name, NAME_BYTES));
+    copies::keep(&mut description.copies, &ids);
     description.missing.truncate(MOST_POOLS);
     description
         .missing

@@ -1,5 +1,6 @@
 //! The Agent service: the router's requests that are not part of CSI.
 
+mod copies;
 mod cut;
 mod describe;
 mod describe_volumes;

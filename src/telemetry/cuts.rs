@@ -38,7 +38,9 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
         ConstCounter::new(count).encode(metric)?;
     }
     let help = "Copies into volumes that are running";
-    gauge(encoder, "copies_running", help, snapshots.copies().len())?;
+    let mut copies = snapshots.copies();
+    copies.retain(|copy| !copy.of.name.is_empty());
+    gauge(encoder, "copies_running", help, copies.len())?;
     let help = "Copies of snapshots to other nodes that are running";
     gauge(encoder, "sends_running", help, snapshots.readers())?;
     frozen(encoder, driver)

@@ -1,12 +1,13 @@
-//! The copies that run, and how far they are: their number and their rate are limited.
+//! The copies that run: their number and their rate are limited.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::running::{CopyEntry, CopyOf, RunningCopies};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::PoolId;
@@ -38,27 +39,8 @@ pub(in crate::operation) struct Copies {
     running: Mutex<Vec<Option<String>>>,
     /// When the next step may begin, for each pool.
     paces: Mutex<HashMap<PoolId, Instant>>,
-    /// The volumes that are filled.
-    into: Mutex<Vec<Arc<Into>>>,
-}
-
-/// A volume that is filled.
-#[derive(Debug)]
-struct Into {
-    name: String,
-    /// The bytes that are filled, of all.
-    reached: Mutex<(u64, u64)>,
-    /// The copy is to end.
-    is_unwanted: AtomicBool,
-}
-
-/// A copy into a volume that runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyStatus {
-    /// The request name of the volume.
-    pub volume: String,
-    pub copied: u64,
-    pub total: u64,
+    /// What runs, with its progress.
+    pub(super) listed: RunningCopies,
 }
 
 /// A running copy. Dropping it removes it from the list.
@@ -70,7 +52,7 @@ pub(in crate::operation) struct Copying<'a> {
     pools: [PoolId; 2],
     /// The source volume, and whether its copy was aborted.
     of: Option<(Uuid, Arc<AtomicBool>)>,
-    into: Option<Arc<Into>>,
+    entry: CopyEntry<'a>,
 }
 
 impl Copies {
@@ -82,7 +64,7 @@ impl Copies {
             of: Mutex::default(),
             running: Mutex::default(),
             paces: Mutex::default(),
-            into: Mutex::default(),
+            listed: RunningCopies::default(),
         }
     }
 
@@ -112,7 +94,8 @@ impl Copies {
 
     /// Adds a copy to those that run. No namespace has more than half of them, so that the claims
     /// of one namespace do not delay those of all others.
-    pub(super) fn begin(&self, claim: Option<&str>, pools: [PoolId; 2]) -> Result<Copying<'_>> {
+    pub(super) fn begin(&self, of: CopyOf, pools: [PoolId; 2]) -> Result<Copying<'_>> {
+        let claim = of.claim.as_deref();
         let namespace = claim.and_then(|claim| Some(claim.split_once('/')?.0.to_string()));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let of_namespace = running.iter().filter(|one| **one == namespace).count();
@@ -132,7 +115,7 @@ impl Copies {
             namespace,
             pools,
             of: None,
-            into: None,
+            entry: self.listed.begin(of),
         })
     }
 
@@ -153,31 +136,6 @@ impl Copies {
         let next = (due + step).min(now + MAX_STEP_DELAY);
         paces.extend(pools.map(|pool| (pool, next)));
         next
-    }
-
-    fn all_into(&self) -> MutexGuard<'_, Vec<Arc<Into>>> {
-        self.into.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends a copy into a volume.
-    pub(super) fn end(&self, name: &str) {
-        let all = self.all_into();
-        for into in all.iter().filter(|into| into.name == name) {
-            into.is_unwanted.store(true, Ordering::SeqCst);
-        }
-    }
-
-    pub(super) fn of_volumes(&self) -> Vec<CopyStatus> {
-        let all = self.all_into();
-        let each = all.iter().map(|into| {
-            let (copied, total) = *into.reached.lock().unwrap_or_else(PoisonError::into_inner);
-            CopyStatus {
-                volume: into.name.clone(),
-                copied,
-                total,
-            }
-        });
-        each.collect()
     }
 
     /// Whether a volume is being copied.
@@ -209,22 +167,9 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Registers the volume that is filled.
-    pub(super) fn fills(&mut self, name: &str) {
-        let into = Arc::new(Into {
-            name: name.to_string(),
-            reached: Mutex::default(),
-            is_unwanted: AtomicBool::default(),
-        });
-        self.copies.all_into().push(into.clone());
-        self.into = Some(into);
-    }
-
-    pub(super) fn reached(&self, copied: u64, total: u64) {
-        if let Some(into) = &self.into {
-            let mut reached = into.reached.lock().unwrap_or_else(PoisonError::into_inner);
-            *reached = (copied, total);
-        }
+    /// Its entry in the list of copies.
+    pub(super) fn entry(&self) -> &CopyEntry<'_> {
+        &self.entry
     }
 
     /// An error if the volume was used since the copy began, or if the copy is not wanted any more.
@@ -238,13 +183,12 @@ impl Copying<'_> {
                 holder: "the volume was staged or published, which aborted the copy".into(),
             });
         }
-        match &self.into {
-            Some(into) if into.is_unwanted.load(Ordering::SeqCst) => {
-                let name = &into.name;
+        match self.entry.unwanted() {
+            Some(name) => {
                 let what = format!("volume {name} (the copy into it is not wanted any more)");
                 Err(Error::pending(what))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }
@@ -264,10 +208,6 @@ impl Drop for Copying<'_> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             copies.remove(volume);
-        }
-        if let Some(own) = &self.into {
-            let mut all = self.copies.all_into();
-            all.retain(|into| !Arc::ptr_eq(into, own));
         }
     }
 }

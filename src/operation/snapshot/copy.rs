@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::copies::{CopyStatus, Copying};
+use super::copies::Copying;
 use super::plan::Prepared;
 use super::remote::{Receiving, SentRange};
+use super::running::{CopyKind, CopyOf, CopyStatus};
 use super::source::Source;
 use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
@@ -145,6 +146,17 @@ impl Filling<'_> {
     }
 }
 
+/// The copy of a volume that becomes a snapshot.
+fn full_copy(source: &Source, id: SnapshotId) -> CopyOf {
+    CopyOf {
+        kind: CopyKind::Snapshot,
+        id,
+        name: String::new(),
+        claim: source.record.claim.clone(),
+        source_node: None,
+    }
+}
+
 /// A step of a copy.
 struct Step {
     /// The offset up to which it fills the image.
@@ -155,16 +167,15 @@ struct Step {
 }
 
 impl Snapshots {
-    /// Registers a copy for a claim. A source volume must not be in use, and must be unchanged
-    /// since the plan.
+    /// Registers a copy. A source volume must not be in use, and must be unchanged since the plan.
     pub(in crate::operation) fn begin_copy(
         &self,
-        of: Option<&Source>,
-        claim: Option<&str>,
+        of: CopyOf,
+        source: Option<&Source>,
         pools: [PoolId; 2],
     ) -> Result<Copying<'_>> {
-        let mut copying = self.copies.begin(claim, pools)?;
-        let Some(source) = of else {
+        let mut copying = self.copies.begin(of, pools)?;
+        let Some(source) = source else {
             return Ok(copying);
         };
         let _lock = self.pools.locks.acquire(Key::Volume(source.id.uuid))?;
@@ -190,7 +201,7 @@ impl Snapshots {
         let doing = || format!("{verb} {image}");
         let (mut at, end) = (filling.range.start, filling.range.end);
         let mut unsaved = 0;
-        copying.reached(at, end);
+        copying.entry().starts(at, end);
         // Why the copy ends before its end; what was copied stays for a repeat.
         let mut ending = None;
         while at < end {
@@ -223,7 +234,7 @@ impl Snapshots {
             at = step.end;
             unsaved += step.bytes;
             self.copied.fetch_add(step.bytes, Ordering::Relaxed);
-            copying.reached(at, end);
+            copying.entry().reached(at);
             self.host
                 .pause(next.saturating_duration_since(Instant::now()));
         }
@@ -241,8 +252,7 @@ impl Snapshots {
     ) -> Result<Snapshot> {
         let pool = &source.pool;
         self.copies.ask(id.uuid, self.host.now());
-        let copying =
-            self.begin_copy(Some(source), source.record.claim.as_deref(), [pool.id(); 2])?;
+        let copying = self.begin_copy(full_copy(source, id), Some(source), [pool.id(); 2])?;
         let (from_image, begin) = begin_at(pool, Image::Volume(source.id.uuid))?;
         let begun = pool.backend.snapshots.get(id.uuid)?.filter(|begun| {
             begun.source_incarnation == source.record.incarnation
@@ -306,12 +316,12 @@ impl Snapshots {
 
     /// Stops a copy into the volume of this name, which deletes what was copied.
     pub fn stop_copy(&self, name: &str) {
-        self.copies.end(name);
+        self.copies.listed.end(name);
     }
 
-    /// The copies into volumes that run.
+    /// The copies that run, the oldest first.
     pub fn copies(&self) -> Vec<CopyStatus> {
-        self.copies.of_volumes()
+        self.copies.listed.list()
     }
 
     /// Bytes received from other nodes since the start.

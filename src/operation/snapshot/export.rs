@@ -6,8 +6,9 @@ use super::archive::{ArchiveWriter, ArchivedGroup, ArchivedSnapshot, Manifest};
 use super::lend::identity;
 use super::metadata::are_of_one_volume;
 use super::remote::Wanted;
+use super::running::{CopyKind, CopyOf};
 use crate::error::{Error, Kind, Result};
-use crate::model::VolumeId;
+use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{Export, Loan, Pool, Snapshots};
 use crate::record::{Formatted, SnapshotRecord};
 
@@ -31,9 +32,9 @@ impl Snapshots {
                 *is_used = true;
                 *id
             });
-            let (member, loan) = self.member(&pool, (id, &record), base)?;
+            let (member, loan, of) = self.member(&pool, (id, &record), base)?;
             members.push(member);
-            loans.push(loan);
+            loans.push((loan, of));
             records.push(record);
         }
         if let Some((id, ..)) = bases.iter().find(|(_, _, is_used)| !is_used) {
@@ -45,21 +46,24 @@ impl Snapshots {
             members,
         };
         let mut archive = ArchiveWriter::begin(to, &manifest)?;
-        for (member, mut loan) in (0..).zip(loans) {
+        for (member, (mut loan, of)) in (0..).zip(loans) {
+            let copying = self.copies.listed.begin(of);
+            copying.starts(0, loan.bytes());
             while let Some(range) = self.read_loan(&mut loan)? {
                 archive.segment(member, &range)?;
+                copying.reached(range.end());
             }
         }
         archive.end()
     }
 
-    /// What the manifest says about a snapshot, and its opened image.
+    /// What the manifest says about a snapshot, its opened image, and the copy that exports it.
     fn member(
         &self,
         pool: &Pool,
         (id, record): (&str, &SnapshotRecord),
         base: Option<&str>,
-    ) -> Result<(ArchivedSnapshot, Loan)> {
+    ) -> Result<(ArchivedSnapshot, Loan, CopyOf)> {
         let bases: Vec<String> = base.map(str::to_string).into_iter().collect();
         let offer = self.offer(id, READER, &bases)?;
         let wanted = match (base, offer.bases.first()) {
@@ -82,6 +86,16 @@ impl Snapshots {
             pool: pool.id(),
             uuid: record.source,
         };
+        let of = CopyOf {
+            kind: CopyKind::Export,
+            id: SnapshotId {
+                pool: pool.id(),
+                uuid: record.uuid,
+            },
+            name: String::new(),
+            claim: volume.as_ref().and_then(|volume| volume.claim.clone()),
+            source_node: None,
+        };
         let member = ArchivedSnapshot {
             snapshot_id: id.to_string(),
             volume_id: volume_id.to_string(),
@@ -99,7 +113,7 @@ impl Snapshots {
             identity: offer.identity,
             base: base.and(offer.bases.first().copied()),
         };
-        Ok((member, loan))
+        Ok((member, loan, of))
     }
 }
 

@@ -9,14 +9,40 @@ use super::copies::Copying;
 use super::copy::{Filling, Origin, begin_at};
 use super::remote::{Purpose, Receiving, RemoteSnapshot, Wanted, cost};
 use super::restore::{Content, undo_volume};
+use super::running::{CopyKind, CopyOf};
 use crate::backend::{Image, ImageHandle};
 use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::model::VolumeId;
 use crate::model::size::MIB;
 use crate::operation::{Pool, Snapshots, Volume};
-use crate::record::{CopyProgress, VolumeRecord};
+use crate::record::{ContentSource, CopyProgress, VolumeRecord};
 
 /// Maximum length of a range that is read back at once.
 const MAX_VERIFIED: u64 = 16 * MIB;
+
+/// The copy that fills a planned volume, or writes its blocks if it has no content.
+pub(super) fn what_fills(pool: &Pool, record: &VolumeRecord, content: Option<&Content>) -> CopyOf {
+    let is_of_volume = matches!(record.content_source, Some(ContentSource::Volume(_)));
+    let purpose = content.map(Content::purpose);
+    let kind = match purpose {
+        _ if record.spare.is_some() => CopyKind::Revert,
+        _ if record.imported.is_some() => CopyKind::Import,
+        Some(Purpose::Fill | Purpose::Move) => CopyKind::Move,
+        Some(Purpose::Restore) if is_of_volume => CopyKind::Clone,
+        Some(Purpose::Restore) => CopyKind::Restore,
+        None => CopyKind::Write,
+    };
+    CopyOf {
+        kind,
+        id: VolumeId {
+            pool: pool.id(),
+            uuid: record.spare.as_ref().map_or(record.uuid, |spare| spare.of),
+        },
+        name: record.name.clone(),
+        claim: record.claim.clone(),
+        source_node: content.and_then(Content::node).map(str::to_string),
+    }
+}
 
 impl Snapshots {
     /// Creates the volume of a planned record, with the content. On an error nothing is left, or
@@ -49,8 +75,8 @@ impl Snapshots {
             Content::Volume(source) => Some(source.as_ref()),
         };
         let pools = [content.pool().unwrap_or(pool).id(), pool.id()];
-        let mut copying = self.begin_copy(of_volume, record.claim.as_deref(), pools)?;
-        copying.fills(&record.name);
+        let of = what_fills(pool, &record, Some(content));
+        let copying = self.begin_copy(of, of_volume, pools)?;
         let opened = match content.image() {
             Some((of, image)) => Some(begin_at(of, image)?),
             None => None,

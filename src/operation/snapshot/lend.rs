@@ -35,6 +35,13 @@ pub struct Loan {
     _reader: Reader,
 }
 
+impl Loan {
+    /// Length of the image that is read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.snapshot.image.bytes()
+    }
+}
+
 impl Snapshots {
     /// Grants a snapshot to the agent of a node, with those of the bases to which it can be compared.
     pub fn offer(&self, snapshot_id: &str, reader: &str, bases: &[String]) -> Result<Offer> {

@@ -127,6 +127,15 @@ impl Content {
         }
     }
 
+    /// The node whose agent sends it, if that is another one.
+    pub(super) fn node(&self) -> Option<&str> {
+        match self {
+            Content::Remote(remote) if !remote.is_archived => Some(remote.source.node()),
+            Content::Remote(_) | Content::Snapshot { .. } => None,
+            Content::Volume(_) | Content::File(_) => None,
+        }
+    }
+
     /// Its image, if it is on this node.
     pub(super) fn image(&self) -> Option<(&Arc<Pool>, Image)> {
         match self {

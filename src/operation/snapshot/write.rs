@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::begun::{find_begun, is_written};
 use super::copies::Copying;
 use super::copy::Filling;
+use super::fill::what_fills;
 use super::restore::{Content, undo_volume};
+use super::running::{CopyKind, CopyOf};
 use crate::backend::Image;
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
@@ -25,8 +27,8 @@ impl Snapshots {
         content: Option<&Content>,
     ) -> Result<VolumeRecord> {
         self.copies.ask(planned.uuid, self.host.now());
-        let mut copying = self.begin_copy(None, planned.claim.as_deref(), [pool.id(); 2])?;
-        copying.fills(&planned.name);
+        let of = what_fills(pool, &planned, content);
+        let copying = self.begin_copy(of, None, [pool.id(); 2])?;
         let begin = CopyProgress {
             copied: 0,
             source_modified: content.map_or(0, Content::identity),
@@ -92,7 +94,12 @@ impl Snapshots {
         let (mut had, mut copying) = (record.size, None);
         if is_written(pool, record) {
             self.copies.ask(record.uuid, self.host.now());
-            copying = Some(self.begin_copy(None, record.claim.as_deref(), [pool.id(); 2])?);
+            let of = CopyOf {
+                kind: CopyKind::Growth,
+                name: String::new(),
+                ..what_fills(pool, record, None)
+            };
+            copying = Some(self.begin_copy(of, None, [pool.id(); 2])?);
             // These blocks are no longer free.
             had = record.growth.map_or(had, |growth| growth.written.max(had));
         }

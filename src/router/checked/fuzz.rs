@@ -3,8 +3,8 @@
 use slackwater_core::fuzz::fuzz_message;
 
 use super::*;
-use crate::agent::NotGrown;
 use crate::agent::image_usage::{Growth, Volume};
+use crate::agent::{NotGrown, RunningCopy};
 
 const POOL: &str = "6f1a2b3c-0000-4000-8000-000000000001";
 
@@ -47,6 +47,17 @@ fn fuzz_descriptions() {
         not_grown: vec![NotGrown {
             volume_id: format!("{POOL}.{POOL}"),
             reason: "its file system is busy".into(),
+        }],
+        copies: vec![RunningCopy {
+            volume_name: "pvc-1".into(),
+            copied_bytes: 5,
+            total_bytes: 9,
+            kind: 1,
+            id: format!("{POOL}.{POOL}"),
+            claim: "shop/data".into(),
+            source_node: "node-2".into(),
+            running_seconds: 10,
+            before_bytes: 3,
         }],
         long_freezes: vec![LongFreeze {
             volume_id: format!("{POOL}.{POOL}"),

@@ -9,13 +9,14 @@ use uuid::Uuid;
 use crate::agent::describe_response::{Fence, RevertFence};
 use crate::agent::find_request::Kind;
 use crate::agent::image_usage::Growth;
-use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool, RunningCopy};
+use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool};
 use crate::error::Error;
 use crate::model::{GroupId, VolumeId};
 use crate::operation::{
-    CopyStatus, Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, Named,
-    NotGrown, PoolStatus,
+    Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, Named, NotGrown,
+    PoolStatus,
 };
+use crate::service::agent::copies::running_copies;
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
 
@@ -102,13 +103,7 @@ impl Service {
                 .map(long_freeze)
                 .collect(),
             read_snapshots: self.driver.snapshots.read_snapshots(),
-            copies: self
-                .driver
-                .snapshots
-                .copies()
-                .into_iter()
-                .map(copy)
-                .collect(),
+            copies: running_copies(&self.driver),
         })
     }
 
@@ -187,14 +182,6 @@ fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
         reason: small.reason.clone(),
     })
     .collect()
-}
-
-fn copy(running: CopyStatus) -> RunningCopy {
-    RunningCopy {
-        volume_name: running.volume,
-        copied_bytes: running.copied,
-        total_bytes: running.total,
-    }
 }
 
 fn groups(ids: &[Uuid]) -> Vec<String> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::model::size::{GIB, GRAIN};
 use crate::model::{Allocation, CapacityRange, SnapshotParameters};
+use crate::operation::tests::copy_for;
 use crate::operation::{CreateGroup, CreateSnapshot, ExpandVolume, NamedGroup};
 use crate::record::ContentSource;
 
@@ -525,7 +526,7 @@ fn a_thick_volume_is_written_at_the_rate_of_copies_and_within_their_number() {
     assert!(host.now() - before >= 3, "1 GiB at 256 MiB/s");
 
     let pools = [driver.served()[0]; 2];
-    let begin = || driver.snapshots.begin_copy(None, None, pools);
+    let begin = || driver.snapshots.begin_copy(copy_for(None), None, pools);
     let running: Vec<_> = std::iter::from_fn(|| begin().ok()).collect();
     let refused = [
         driver.volumes.create_volume(&thick("c", GIB)).map(drop),

@@ -1,5 +1,7 @@
 //! What happens to a source between the plan of its copy and the lock of it.
 
+mod listed;
+
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -11,7 +13,7 @@ use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::id::NameKind;
 use crate::model::size::{GIB, MIB};
 use crate::model::{CapacityRange, SnapshotParameters, VolumeId, VolumeParameters};
-use crate::operation::tests::{ext4, pool, settings};
+use crate::operation::tests::{copy_for, ext4, pool, settings};
 use crate::operation::{CreateVolume, Driver, ExpandVolume, StageVolume};
 use crate::record::{ContentSource, VolumeRecord};
 
@@ -181,7 +183,7 @@ fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_plan
 fn no_namespace_has_more_than_half_of_the_copies() {
     let copies = Copies::new(None);
     let pools = [PoolId(Uuid::nil()); 2];
-    let begin = |claim| copies.begin(claim, pools);
+    let begin = |claim| copies.begin(copy_for(claim), pools);
     let mut running: Vec<_> = (0..MAX_COPIES / 2)
         .map(|_| begin(Some("loud/data")).unwrap())
         .collect();
@@ -251,8 +253,8 @@ fn a_copy_that_nobody_asks_for_any_more_is_ended() {
     assert!(is_there());
     // A call asks for the copy, in vain, because there are too many others.
     let pools = [pool.id(); 2];
-    let others = || driver.snapshots.begin_copy(None, None, pools).unwrap();
-    let others: Vec<_> = (0..MAX_COPIES).map(|_| others()).collect();
+    let other = || driver.snapshots.begin_copy(copy_for(None), None, pools);
+    let others: Vec<_> = (0..MAX_COPIES).map(|_| other().unwrap()).collect();
     let create = || driver.volumes.create_volume(&node.clone_request());
     let refused = create().unwrap_err();
     assert!(matches!(refused, Error::Pending { .. }), "{refused:?}");
