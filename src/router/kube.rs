@@ -33,6 +33,7 @@ mod page;
 mod pod_claims;
 mod pods;
 pub mod pool;
+pub mod pool_copies;
 pub mod pool_status;
 pub mod pool_usage;
 pub mod populators;

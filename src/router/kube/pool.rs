@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
 use super::own_kind::own_kind;
+use super::pool_copies::PoolCopies;
 use super::pool_usage::UsageSample;
 use crate::model::PoolId;
 use crate::router::cluster::KnownPool;
@@ -131,6 +132,9 @@ pub struct PoolStatus {
     /// Volumes whose file systems have been frozen for longer than a cut takes. The list is limited.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<FrozenVolume>,
+    /// The copies that run in it; `None` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copies: Option<PoolCopies>,
 }
 
 impl PoolStatus {
@@ -373,6 +377,7 @@ mod tests {
 
     use super::*;
     use crate::record::formats::check_with;
+    use crate::router::kube::pool_copies::PoolCopy;
 
     fn evacuating(new: &Pool, status: PoolStatus) -> Pool {
         let ids = |word: &str| vec![word.to_string()];
@@ -455,6 +460,40 @@ mod tests {
         }
     }
 
+    fn copying(new: &Pool, status: PoolStatus) -> Pool {
+        let time = status.since.clone().unwrap();
+        let first = PoolCopy {
+            kind: "Restore".into(),
+            id: "id of a volume".into(),
+            claim: Some("shop/data".into()),
+            source_node: Some("node-2".into()),
+            since: time.clone(),
+            bytes_done: 3 << 30,
+            bytes_total: Some(4 << 30),
+            bytes_before: 1 << 30,
+        };
+        let second = PoolCopy {
+            kind: "Export".into(),
+            id: "id of a snapshot".into(),
+            claim: None,
+            source_node: None,
+            bytes_done: 0,
+            bytes_total: None,
+            bytes_before: 0,
+            ..first.clone()
+        };
+        Pool {
+            status: Some(PoolStatus {
+                copies: Some(PoolCopies {
+                    reported_at: time,
+                    running: vec![first, second],
+                }),
+                ..status
+            }),
+            ..new.clone()
+        }
+    }
+
     fn counted(new: &Pool, status: PoolStatus) -> Pool {
         let time = status.since.clone().unwrap();
         Pool {
@@ -499,9 +538,10 @@ mod tests {
     type WithPart = fn(&Pool, PoolStatus) -> Pool;
 
     /// Objects with a part of the status that most do not have.
-    const PARTS: [(&str, WithPart); 6] = [
+    const PARTS: [(&str, WithPart); 7] = [
         ("evacuating.json", evacuating),
         ("frozen.json", with_frozen),
+        ("copying.json", copying),
         ("counted.json", counted),
         ("filling.json", filling),
         ("orphans.json", with_orphans),
@@ -552,6 +592,7 @@ mod tests {
             evacuation: None,
             orphans: None,
             frozen: Vec::new(),
+            copies: None,
         };
         let spec = PoolSpec {
             evacuate: false,

@@ -17,8 +17,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evacuated::{self, Checked};
 use super::pool::{Health, Pool, PoolOrphans, PoolStatus};
-use super::pool_usage;
 use super::reconcile::with_transitions;
+use super::{pool_copies, pool_usage};
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
 use crate::router::checked::MOST_POOLS;
@@ -417,6 +417,7 @@ impl PoolStatuses {
             growth: None,
             full_at: None,
             frozen: Vec::new(),
+            copies: None,
             conditions: with_evacuated(status),
             ..status.clone()
         };
@@ -427,7 +428,9 @@ impl PoolStatuses {
             .last_seen
             .as_ref()
             .map(|seen| self.now.duration_since(seen.0));
-        old != &change.status && since.is_none_or(|since| since >= USAGE_UPDATE_INTERVAL)
+        let copies = [old, &change.status].map(|status| status.copies.as_ref());
+        pool_copies::are_worth_it(copies[0], copies[1], since)
+            || old != &change.status && since.is_none_or(|since| since >= USAGE_UPDATE_INTERVAL)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::model::VolumeId;
 use crate::router::kube::pool::{
     FrozenVolume, GrownVolume, Health, PoolGrowth, PoolImages, PoolStatus,
 };
+use crate::router::kube::pool_copies;
 
 /// Volumes of a pool that are listed as frozen.
 const MAX_FROZEN: usize = 20;
@@ -52,6 +53,7 @@ impl Observation {
             full_at: None,
             orphans: None,
             frozen: self.frozen(),
+            copies: pool_copies::copies(&answer.copies, &pool.id, whole(self.at)),
             capacity: bytes(pool.total_bytes),
             available: bytes(pool.available_bytes),
             total_bytes: pool.total_bytes,

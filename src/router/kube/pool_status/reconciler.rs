@@ -123,6 +123,9 @@ impl Reconciler for PoolController {
         if change.status.frozen.is_empty() {
             status["frozen"] = json!(null);
         }
+        if change.status.copies.is_none() {
+            status["copies"] = json!(null);
+        }
         if change.status.full_at.is_none() {
             status["fullAt"] = json!(null);
         }

@@ -1,5 +1,6 @@
 //! States of a cluster as time passes.
 
+mod copies;
 mod images;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
