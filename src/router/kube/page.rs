@@ -1,6 +1,7 @@
 //! What the status page of a router shows: objects in memory, the last answers of agents, and lists of
 //! snapshots and data sources, which are read for each page.
 
+mod copies;
 mod cuts;
 mod fills;
 mod running;

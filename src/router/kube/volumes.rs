@@ -146,6 +146,14 @@ impl Volumes {
         kept.by_name.now().get(name)?.claim.clone()
     }
 
+    /// The size of a volume; 0 if no PersistentVolume names it.
+    pub fn bytes_of(&self, handle: &str) -> u64 {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let name = kept.names.get(handle);
+        let volume = name.and_then(|name| kept.by_name.now().get(name));
+        volume.map_or(0, |volume| volume.capacity)
+    }
+
     /// The volumes that are bound to a claim, each once, with their claims.
     pub fn claims(&self) -> Vec<VolumeClaim> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use super::problems::{STALE, is_stale};
 use super::text::{Ahead, When, duration, permille, shown, size};
 use super::world::{Pool, Work, World};
 
-/// The resource of evacuations, of which the moves of their volumes are parts.
+/// The resource of evacuations, of which the moves of their volumes are parts, and of single copies.
 const EVACUATION: &str = "pools";
 
 /// Work that has not ended.
@@ -59,7 +59,7 @@ pub(super) fn work(world: &World, by: &Search) -> Listed<WorkRow> {
     all.sort_by_cached_key(|(work, reported)| {
         (
             work.failing.is_none(),
-            work.resource != EVACUATION,
+            work.resource != EVACUATION || work.is_copy,
             time_left(work, reported, world.now).is_none(),
             (work.resource, &work.namespace, &work.name, &work.what),
         )

@@ -31,7 +31,8 @@ pub struct World {
     /// `None` if this installation executes no schedules.
     pub schedules: Option<Vec<Schedule>>,
     pub cuts: Cuts,
-    /// Moves, reverts, evacuations, and claims that are filled from data sources, which have not ended.
+    /// Moves, reverts, evacuations, claims that are filled from data sources, and copies that are no part of
+    /// these, which have not ended.
     pub work: Vec<Work>,
     /// Why work is missing.
     pub work_problem: Option<String>,
@@ -219,10 +220,12 @@ pub enum CutState {
 }
 
 /// Work that has not ended.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// The resource of its object, such as `volumemoves`.
+    /// The resource of its object, such as `volumemoves`. That of an evacuation or a copy is `pools`.
     pub resource: &'static str,
+    /// It is one copy.
+    pub is_copy: bool,
     /// Empty for objects that have none.
     pub namespace: String,
     pub name: String,

@@ -1,10 +1,12 @@
-//! Moves, reverts and evacuations that have not ended, from their objects.
+//! Moves, reverts and evacuations that have not ended, from their objects, with the copies of their
+//! volumes; and all other copies.
 
 use std::collections::BTreeMap;
 
 use ::kube::ResourceExt;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use super::copies::{Copies, Part};
 use crate::model::{PoolId, VolumeId};
 use crate::router::kube::evacuate::EVACUATES;
 use crate::router::kube::pool::Pool;
@@ -21,9 +23,44 @@ pub(super) fn work(cluster: &InCluster, pools: &[Pool]) -> Vec<Work> {
         .iter()
         .filter_map(|pool| evacuation(pool, &moves, &cluster.volumes));
     let mut work: Vec<Work> = evacuations.collect();
-    work.extend(moves.values().filter_map(running_move));
-    work.extend(cluster.reverts().values().filter_map(running_revert));
+    let mut copies = Copies::of(pools);
+    work.extend(moves.values().filter_map(|moved| {
+        let mut work = running_move(moved)?;
+        copies.add_to(&mut work, &copied_by_move(moved));
+        Some(work)
+    }));
+    work.extend(cluster.reverts().values().filter_map(|revert| {
+        let mut work = running_revert(revert)?;
+        copies.add_to(&mut work, &copied_by_revert(revert, &cluster.volumes));
+        Some(work)
+    }));
+    work.extend(copies.others(&cluster.volumes));
     work
+}
+
+/// The volume that a move fills.
+fn copied_by_move(moved: &VolumeMove) -> Vec<Part> {
+    let to = moved.status.iter().filter_map(|status| status.to.as_ref());
+    let parts = to.map(|to| Part {
+        volume: to.handle.clone(),
+        ..Part::default()
+    });
+    parts.collect()
+}
+
+/// The volumes of a revert whose new images are copied, or wait for that.
+fn copied_by_revert(revert: &VolumeRevert, volumes: &Volumes) -> Vec<Part> {
+    let members = revert.status.iter().flat_map(|status| &status.members);
+    let parts = members.map(|member| {
+        let bytes = volumes.bytes_of(&member.handle);
+        let is_waiting = matches!(member.state, MemberState::Waiting | MemberState::Fenced);
+        Part {
+            volume: member.handle.clone(),
+            waiting_bytes: if is_waiting { bytes } else { 0 },
+            done_bytes: if is_waiting { 0 } else { bytes },
+        }
+    });
+    parts.collect()
 }
 
 /// The bytes of moves, and when the first of them was created.
@@ -337,5 +374,47 @@ mod tests {
         let work = revert("Switching", ["Prepared", "Switched", "Reverted"]).unwrap();
         assert_eq!((work.volumes, work.deadline), (Some((2, 3)), None));
         assert!(revert("Done", ["Reverted"; 3]).is_none());
+    }
+
+    #[test]
+    fn the_copies_of_moves_and_reverts_are_those_into_volumes_that_they_name() {
+        let id = |n: u32| format!("{FROM}.11111111-2222-4333-8444-{n:012}");
+        let (_, mut move_object) = moved("data", 1, json!({"phase": "Copying"}));
+        move_object
+            .status
+            .as_mut()
+            .unwrap()
+            .to
+            .as_mut()
+            .unwrap()
+            .handle = id(1);
+        let part = Part {
+            volume: id(1),
+            ..Part::default()
+        };
+        assert_eq!(copied_by_move(&move_object), [part]);
+
+        let states = ["Waiting", "Fenced", "Prepared", "Switched"];
+        let members =
+            (0..4).map(|n| json!({"state": states[n], "handle": format!("{FROM}.{FROM}")}));
+        let members: Vec<Value> = members.collect();
+        let object = json!({"metadata": {"name": "back"}, "spec": {"groupSnapshot": "nightly"},
+            "status": {"phase": "Preparing", "members": members}});
+        let object: VolumeRevert = serde_json::from_value(object).unwrap();
+        let parts = copied_by_revert(&object, &volumes(&["2Gi"]));
+        let bytes: Vec<_> = parts
+            .iter()
+            .map(|part| (part.waiting_bytes, part.done_bytes))
+            .collect();
+        assert_eq!(
+            bytes,
+            [(2 * GIB, 0), (2 * GIB, 0), (0, 2 * GIB), (0, 2 * GIB)]
+        );
+        let unknown = copied_by_revert(&object, &volumes(&[]));
+        assert!(
+            unknown
+                .iter()
+                .all(|part| part.waiting_bytes + part.done_bytes == 0)
+        );
     }
 }

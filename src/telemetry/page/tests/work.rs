@@ -184,12 +184,66 @@ fn what_failed_is_first_then_evacuations_then_what_makes_progress() {
     }
 }
 
+/// Its object is a pool, as that of an evacuation, but it is neither first nor is it called one.
+#[test]
+fn a_copy_is_a_line_of_its_own_with_the_pool_that_reports_it() {
+    let id = pool(0, "").id;
+    let restore = Work {
+        resource: "pools",
+        is_copy: true,
+        namespace: String::new(),
+        name: id.clone(),
+        what: "restore of claim shop/<b>new</b> from node node-2".into(),
+        pools: vec![id.clone()],
+        reported: Some(ago(0)),
+        ..copy()
+    };
+    let evacuation = Work {
+        resource: "pools",
+        what: "evacuation".into(),
+        copying_since: None,
+        ..copy()
+    };
+    let world = of(vec![restore.clone(), evacuation]);
+    let rows = view(&world, "").work.first;
+    assert_eq!(rows[0].what, "evacuation");
+    assert_eq!(rows[1].object, format!("pools.slackwater.dev/{id}"));
+    assert_eq!(rows[1].left_seconds, Some(30 * 60));
+    let text = page(&world, "");
+    assert!(
+        text.contains("1.0 GiB of 4.0 GiB") && text.contains("about 30 min"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("<b>new") && text.contains("shop/&#60;b&#62;new"),
+        "{text}"
+    );
+    assert_eq!(view(&world, "shop/<B>NEW").work.count, 1);
+    let values = json(&view(&world, "shop/<b>new")).unwrap();
+    assert!(values.contains("\"left_seconds\": 1800"), "{values}");
+
+    let silent = Work {
+        reported: Some(ago(4)),
+        ..restore.clone()
+    };
+    let row = view(&of(vec![silent]), "").work.first.remove(0);
+    assert_eq!((row.is_stale, row.left_seconds), (true, None));
+    let many: Vec<Work> = (0..1000)
+        .map(|n| Work {
+            what: format!("export of snapshot {n}"),
+            ..restore.clone()
+        })
+        .collect();
+    let listed = view(&of(many), "").work;
+    assert_eq!((listed.first.len(), listed.count), (20, 1000));
+}
+
 #[test]
 fn work_is_searched_and_what_is_missing_is_named() {
     let mut world = of(vec![copy(), fill()]);
     let found = view(&world, "SHOP/VM").work;
     assert_eq!((found.count, found.first[0].done_bytes), (1, 4 << 30));
-    let none = "No move, revert or evacuation is running";
+    let none = "No move, revert, evacuation or copy is running";
     assert!(page(&of(Vec::new()), "").contains(none));
     world.work.clear();
     world.work_problem = Some("cannot read HttpSources".into());
