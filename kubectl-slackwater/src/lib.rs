@@ -13,6 +13,7 @@ pub mod change;
 pub mod cli;
 pub mod cluster;
 pub mod complete;
+pub mod copies;
 pub mod cuts;
 pub mod driver_pod;
 pub mod exec;

@@ -7,6 +7,7 @@ use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Scope, labeled};
+use crate::copies::{self, RunningCopy};
 use crate::failure::Result;
 use crate::freeze::{self, Frozen};
 use crate::growth::{Growth, Images};
@@ -48,6 +49,9 @@ pub struct Pool {
     pub problems: Vec<String>,
     /// What is frozen for long, without the names of claims.
     pub frozen: Vec<Frozen>,
+    /// The copies that run in it.
+    #[serde(skip)]
+    pub copies: Vec<RunningCopy>,
     /// What is left in it while it is emptied; `None` if that is not known.
     #[serde(skip)]
     pub left: Option<i64>,
@@ -97,6 +101,7 @@ impl Pool {
                 .map(|[kind, _, _, message]| format!("{kind}: {message}"))
                 .collect(),
             frozen: freeze::of(object),
+            copies: copies::of(object),
             images: Images::of(object),
             growth: Growth::of(object),
             left: object.at("/status/evacuation/left").as_i64(),

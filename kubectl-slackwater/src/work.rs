@@ -1,6 +1,8 @@
-//! Running work with the time that it takes until it is done: evacuations of pools, moves, reverts, and
-//! claims that are filled from data sources. All of it is computed from objects, as the status page of
-//! the driver computes it.
+//! Running work with the time that it takes until it is done: evacuations of pools, moves, reverts, claims
+//! that are filled from data sources, and other copies. All of it is computed from objects, as the status
+//! page of the driver computes it.
+
+mod parts;
 
 use std::collections::BTreeMap;
 
@@ -9,6 +11,7 @@ use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;
 use serde_json::Value;
 
+use self::parts::{Part, merged};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
 use crate::listing::{Column, column};
@@ -72,6 +75,12 @@ pub struct Work {
     /// The pools by whose agents its progress is reported.
     #[serde(skip)]
     pools: Vec<String>,
+    /// The volumes that it copies.
+    #[serde(skip)]
+    parts: Vec<Part>,
+    /// It is one copy, and not an evacuation.
+    #[serde(skip)]
+    is_copy: bool,
 }
 
 /// What work is computed from besides the objects of moves, reverts and sources.
@@ -102,7 +111,7 @@ pub async fn read(
     }
     let pools = parts.pools.into_iter().flatten();
     found.extend(pools.filter_map(|pool| of_pool(pool, moves, parts)));
-    Ok(complete(found, parts))
+    Ok(complete(merged(found, scope, parts), parts))
 }
 
 /// Adds what follows from the age of the numbers, and sorts.
@@ -128,7 +137,7 @@ fn complete(mut found: Vec<Work>, parts: &Parts<'_>) -> Vec<Work> {
     }
     found.sort_by_cached_key(|work| {
         (
-            work.resource != object::POOL.plural,
+            work.resource != object::POOL.plural || work.is_copy,
             work.seconds_left.is_none(),
             (work.resource, work.namespace.clone()),
             (work.name.clone(), work.what.clone()),
@@ -184,6 +193,7 @@ fn of_move(object: &DynamicObject) -> Option<Work> {
         pools: ["from", "to"]
             .map(|place| object.text(&format!("/status/{place}/pool")).to_string())
             .to_vec(),
+        parts: vec![Part::of(object.text("/status/to/handle"), false)],
         ..Work::default()
     })
 }
@@ -222,8 +232,18 @@ fn of_revert(object: &DynamicObject) -> Option<Work> {
         volumes: (!members.is_empty()).then_some(members.len() as u64),
         deadline: deadline(object).filter(|_| !has_switched && phase != "Aborting"),
         pools: handles.filter_map(pool_of).map(String::from).collect(),
+        parts: members.iter().map(member).collect(),
         ..Work::default()
     })
+}
+
+/// The volume of a member of a revert.
+fn member(member: &Value) -> Part {
+    let text = |field: &str| member[field].as_str().unwrap_or_default();
+    Part::of(
+        text("handle"),
+        matches!(text("state"), "" | "Waiting" | "Fenced"),
+    )
 }
 
 /// Until when a revert must have begun to switch, if its deadline can be read.
@@ -370,14 +390,15 @@ impl Work {
     }
 
     fn left(&self, now: Timestamp) -> String {
-        if let Some(seconds) = self.seconds_left {
-            return duration(seconds);
-        }
-        if let Some(deadline) = self.deadline {
+        let left = self.seconds_left.map(duration);
+        let deadline = self.deadline.map(|deadline| {
             let until = deadline.duration_since(now).as_secs().max(0);
-            return format!("fails in {} unless it switches", duration(until));
+            format!("fails in {} unless it switches", duration(until))
+        });
+        match left.into_iter().chain(deadline).collect::<Vec<_>>() {
+            all if all.is_empty() => "no estimate".into(),
+            all => all.join(", "),
         }
-        "no estimate".into()
     }
 }
 

@@ -138,6 +138,7 @@ fn running_work_has_its_time_left(world: &World) {
         {"type": "Evacuated", "status": "False", "reason": "NotEmpty",
             "message": "in it are 3 volumes of claims", "lastTransitionTime": days_ago(3)}]});
     world.status(&pool, status);
+    copies_run(world, &now);
     assert_snapshot(
         world,
         "running_work",
@@ -154,10 +155,36 @@ fn running_work_has_its_time_left(world: &World) {
     assert_eq!(filled["outdated"], false);
     let left = filled["secondsLeft"].as_i64().unwrap();
     assert_eq!(left / 86400, 4, "as long as the first half took");
+    let restored = find("restore of claim other/new ").unwrap();
+    assert_eq!(restored["resource"], "pools");
+    assert_eq!(restored["secondsLeft"].as_i64().unwrap() / 86400, 4);
     let silent = find("claim shop/vm-2 ").unwrap();
     assert_eq!(
         (&silent["outdated"], &silent["secondsLeft"]),
         (&json!(true), &Value::Null)
+    );
+}
+
+/// The pool of node-2 copies, and that of node-3 did when it was seen last.
+fn copies_run(world: &World, now: &str) {
+    let gib = 1i64 << 30;
+    let copy = |kind: &str, id: String| {
+        json!({"kind": kind, "id": id, "since": days_ago(4), "bytesDone": 3 * gib,
+            "bytesTotal": 5 * gib, "bytesBefore": gib})
+    };
+    let mut restore = copy("Restore", id(1, 77));
+    restore["claim"] = json!("other/new");
+    restore["sourceNode"] = json!("node-1\u{1b}[2J");
+    let running = [restore, copy("Revert", id(1, 2)), copy("Export", id(1, 78))];
+    let pools = [1, 2].map(|n| format!("pools.slackwater.dev/{}", POOLS[n]));
+    world.status(
+        &pools[0],
+        json!({"lastSeen": now, "copies": {"reportedAt": now, "running": running}}),
+    );
+    let running = [copy("Clone", id(2, 79))];
+    world.status(
+        &pools[1],
+        json!({"copies": {"reportedAt": days_ago(3), "running": running}}),
     );
 }
 

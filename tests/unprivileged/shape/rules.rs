@@ -56,6 +56,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cli",
             "cluster",
             "complete",
+            "copies",
             "cuts",
             "driver_pod",
             "exec",

@@ -1,0 +1,119 @@
+//! The volumes that work copies. The copies that run add their bytes to it; those that are no part of other
+//! work are work by themselves.
+
+use std::collections::BTreeMap;
+
+use super::{Parts, Work};
+use crate::cluster::Scope;
+use crate::copies::RunningCopy;
+use crate::model::{Pool, Volume};
+use crate::object;
+
+/// A volume that work copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    volume: String,
+    /// Its bytes are still to be copied if no copy runs.
+    is_waiting: bool,
+}
+
+impl Part {
+    pub fn of(volume: &str, is_waiting: bool) -> Part {
+        Part {
+            volume: volume.into(),
+            is_waiting,
+        }
+    }
+}
+
+/// Adds copies to the work that they are parts of, and the others as work by themselves.
+pub fn merged(mut work: Vec<Work>, scope: &Scope, parts: &Parts<'_>) -> Vec<Work> {
+    let mut copies = BTreeMap::<&str, Vec<(&Pool, &RunningCopy)>>::new();
+    let pools = parts.pools.into_iter().flatten();
+    for pool in pools.filter(|pool| !matches!(pool.health.as_str(), "Lost" | "Forgotten")) {
+        for copy in &pool.copies {
+            copies.entry(&copy.id).or_default().push((pool, copy));
+        }
+    }
+    let volumes = parts.volumes.iter();
+    let volumes: BTreeMap<&str, &Volume> = volumes.map(|it| (it.handle.as_str(), it)).collect();
+    for one in &mut work {
+        add(one, &mut copies, &volumes);
+    }
+    let others = copies.into_values().flatten();
+    let others = others.filter_map(|(pool, copy)| {
+        let volume = volumes.get(copy.id.as_str());
+        let volume = volume.filter(|volume| !volume.claim.is_empty());
+        // A new volume has no PersistentVolume yet, and then only its agent knows the claim.
+        let claim = match volume {
+            Some(volume) => format!("{}/{}", volume.namespace, volume.claim),
+            None => copy.claim.clone(),
+        };
+        let namespace = claim.split_once('/').map(|(namespace, _)| namespace);
+        let is_seen = match scope {
+            Scope::All => true,
+            Scope::Namespace(own) => namespace == Some(own),
+        };
+        is_seen.then(|| alone(pool, copy, &claim))
+    });
+    work.extend(others);
+    work
+}
+
+/// Adds the copies of its volumes to work. Without a copy that runs, it keeps the numbers of its object.
+fn add(
+    work: &mut Work,
+    copies: &mut BTreeMap<&str, Vec<(&Pool, &RunningCopy)>>,
+    volumes: &BTreeMap<&str, &Volume>,
+) {
+    let (mut running, mut others) = (Vec::new(), Vec::new());
+    for part in &work.parts {
+        match copies.remove(part.volume.as_str()) {
+            Some(copies) => running.extend(copies.into_iter().map(|(_, copy)| copy)),
+            None => others.push(part.clone()),
+        }
+    }
+    if running.is_empty() {
+        return;
+    }
+    let (mut done, mut before, mut total) = (0i64, 0i64, Some(0i64));
+    for part in others {
+        let size = volumes.get(part.volume.as_str());
+        let size = size.map_or(0, |volume| volume.size_bytes);
+        total = total.map(|total| total.saturating_add(size));
+        if !part.is_waiting {
+            done = done.saturating_add(size);
+            before = before.saturating_add(size);
+        }
+    }
+    for copy in &running {
+        done = done.saturating_add(copy.done);
+        before = before.saturating_add(copy.before);
+        total = total.zip(copy.total).map(|(a, b)| a.saturating_add(b));
+    }
+    let since = running.iter().filter_map(|copy| copy.since).min();
+    work.bytes_done = done;
+    work.bytes_total = total.unwrap_or(0);
+    work.rate = since.map(|since| (since, before));
+    work.reported_at = running.iter().filter_map(|copy| copy.reported).min();
+}
+
+fn alone(pool: &Pool, copy: &RunningCopy, claim: &str) -> Work {
+    Work {
+        resource: object::POOL.plural,
+        is_copy: true,
+        name: pool.id.clone(),
+        what: copy.what(claim),
+        phase: "Copying".into(),
+        since: copy.since,
+        reported_at: copy.reported,
+        bytes_done: copy.done,
+        bytes_total: copy.total.unwrap_or(0),
+        rate: copy.since.map(|since| (since, copy.before)),
+        pools: vec![pool.id.clone()],
+        ..Work::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;
