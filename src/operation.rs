@@ -35,7 +35,7 @@ pub use node::pool_status::PoolStatus;
 pub use node::volume_usage::growth::GrownVolume;
 pub use node::volume_usage::{ImageUsage, LastCut, VolumeReport};
 pub use pools::Pools;
-pub use pools::pool::{Pool, ServingState};
+pub use pools::pool::{Pool, Presence, ServingState};
 pub use request::*;
 pub use snapshot::Snapshots;
 pub use snapshot::archive::{

@@ -156,25 +156,10 @@ pub enum PoolCommand {
         #[command(flatten)]
         change: Change,
     },
-    #[command(flatten)]
-    OnNode(PoolOnNode),
-}
-
-/// Changes of a pool that the driver makes, in one of its pods.
-#[derive(Debug, Subcommand)]
-pub enum PoolOnNode {
-    /// Transfer a pool whose disk was moved to a node, on that node
-    Adopt {
-        /// The node
-        node: String,
-        /// NAME=file:/path or NAME=lvm:VG/POOL, or the name of a pool that the node had
-        #[arg(value_name = "NAME[=PLACE]", value_parser = word)]
-        place: String,
-        #[command(flatten)]
-        pods: Pods,
-        #[command(flatten)]
-        confirmed: Confirmed,
-    },
+    /// Have a node adopt a pool whose disk was moved there
+    Adopt(PoolAdoptArguments),
+    /// Have a node forget a pool that it has lost for good: its volumes count as deleted
+    Forget(PoolForgetArguments),
     /// Let the PersistentVolumes of a pool follow it to the node that has adopted it
     Follow {
         /// ID, NODE/NAME or name of the pool
@@ -185,18 +170,40 @@ pub enum PoolOnNode {
         #[command(flatten)]
         confirmed: Confirmed,
     },
-    /// Forget a pool that a node has lost for good: its volumes count as deleted
-    Forget {
-        /// The node
-        node: String,
-        /// Name or ID of the pool
-        #[arg(value_name = "NAME|ID", value_parser = word)]
-        lost: String,
-        #[command(flatten)]
-        pods: Pods,
-        #[command(flatten)]
-        confirmed: Confirmed,
-    },
+}
+
+/// A pool that a node is to adopt.
+#[derive(Clone, Debug, Args)]
+pub struct PoolAdoptArguments {
+    /// ID, NODE/NAME or name of the pool
+    pub pool: String,
+    /// The node
+    #[arg(long, value_name = "NODE", required_unless_present = "undo")]
+    pub to_node: Option<String>,
+    /// Withdraw the request
+    #[arg(long, conflicts_with_all = ["to_node", "wait"])]
+    pub undo: bool,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
+    pub wait: Wait,
+}
+
+/// A pool that a node is to forget.
+#[derive(Clone, Debug, Args)]
+pub struct PoolForgetArguments {
+    /// ID, NODE/NAME or name of the pool
+    pub pool: String,
+    /// The node [default: the one that has the pool]
+    #[arg(long, value_name = "NODE")]
+    pub on_node: Option<String>,
+    /// Withdraw the request
+    #[arg(long, conflicts_with_all = ["on_node", "wait"])]
+    pub undo: bool,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
+    pub wait: Wait,
 }
 
 /// What is done with a schedule of snapshots.

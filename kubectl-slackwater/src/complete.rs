@@ -126,7 +126,7 @@ fn value_of(argument: &clap::Arg) -> Wanted {
     match argument.get_id().as_str() {
         "claim" => Wanted::Objects(&[&object::CLAIM]),
         "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
-        "node" | "to_node" => Wanted::Objects(&[&object::NODE]),
+        "node" | "to_node" | "on_node" => Wanted::Objects(&[&object::NODE]),
         "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
         "schedule" => Wanted::Objects(&[&object::SCHEDULE]),
         "to" | "snapshot" | "base" => Wanted::Objects(&[&object::SNAPSHOT]),
@@ -246,10 +246,6 @@ mod tests {
             after(&["schedule", "run"], ""),
             Wanted::Objects(&[&object::SCHEDULE])
         );
-        let nodes = Wanted::Objects(&[&object::NODE]);
-        for command in [&["doctor"][..], &["import"], &["pool", "adopt"]] {
-            assert_eq!(after(command, ""), nodes, "{command:?}");
-        }
         let snapshots = Wanted::Objects(&[&object::SNAPSHOT]);
         assert_eq!(after(&["export"], ""), snapshots);
         assert_eq!(after(&["export", "x", "--base"], ""), snapshots);
@@ -286,5 +282,17 @@ mod tests {
         assert_eq!(after(&["pools"], ""), Wanted::Words(Vec::new()));
         assert!(is_wanted(Path::new("/usr/bin/kubectl_complete-slackwater")));
         assert!(!is_wanted(Path::new("/usr/bin/kubectl-slackwater")));
+    }
+
+    #[test]
+    fn nodes_are_candidates_where_a_node_is_named() {
+        let nodes = Wanted::Objects(&[&object::NODE]);
+        for command in [
+            &["doctor"][..],
+            &["import"],
+            &["pool", "forget", "--on-node"],
+        ] {
+            assert_eq!(after(command, ""), nodes, "{command:?}");
+        }
     }
 }

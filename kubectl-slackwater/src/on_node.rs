@@ -24,8 +24,6 @@ use crate::text::escaped;
 const DOCTOR_OPTIONS: [&str; 5] = ["config", "pool", "node-record", "allowed-path", "state-dir"];
 /// The options of the driver that name its socket.
 pub const SOCKET_OPTIONS: [&str; 2] = ["config", "endpoint"];
-/// The options of the driver with its record of pools.
-pub const RECORD_OPTIONS: [&str; 2] = ["config", "node-record"];
 /// What is kept of the output of one node.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 

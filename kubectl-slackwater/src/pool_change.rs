@@ -3,16 +3,14 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Need, Progress, confirm, follow, is_stored, mark, patch, require, say};
+use crate::change::{Progress, confirm, follow, is_stored, mark, patch, say};
 use crate::cli::{Change, PoolCommand};
-use crate::cluster::{Cluster, Scope};
+use crate::cluster::Cluster;
 use crate::failure::{Failure, Result};
-use crate::model::{Pool, Volume, pools_of};
-use crate::object::{self, Fields, pool_of};
-use crate::pool_on_node;
-
-/// Claims that a plan names.
-const MAX_CLAIMS: usize = 20;
+use crate::model::{Pool, Volume};
+use crate::object::{self, Fields};
+use crate::pool_object::{get, may_patch, own_volumes};
+use crate::{pool_follow, pool_request};
 
 /// Runs one of the commands.
 pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
@@ -64,44 +62,20 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             let (object, pool) = get(cluster, &pool).await?;
             hand_over(cluster, &object, &pool, &to_node, &change).await
         }
-        PoolCommand::OnNode(command) => pool_on_node::run(cluster, command).await,
-    }
-}
-
-/// The pool with this ID, NODE/NAME, or name.
-async fn get(cluster: &Cluster, which: &str) -> Result<(DynamicObject, Pool)> {
-    let params = pools_of(&cluster.driver, None);
-    let all = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
-    let mut found: Vec<_> = all
-        .into_iter()
-        .map(|object| (Pool::of(&object), object))
-        .filter(|(pool, _)| pool.id == which || pool.name == which || pool.title() == which)
-        .collect();
-    match (found.len(), found.pop()) {
-        (1, Some((pool, object))) => Ok((object, pool)),
-        (0, _) => Err(Failure::failed(format!(
-            "no pool of {} has the ID or the name {which}; `kubectl slackwater pools` lists them",
-            cluster.driver
-        ))),
-        (_, last) => {
-            let all = found.into_iter().chain(last);
-            let titles: Vec<_> = all.map(|(pool, _)| pool.title()).collect();
-            Err(Failure::failed(format!(
-                "several pools have the name {which}: give one of {}, or an ID",
-                titles.join(", ")
-            )))
+        PoolCommand::Adopt(arguments) => {
+            let (object, pool) = get(cluster, &arguments.pool).await?;
+            pool_request::adopt(cluster, &object, &pool, &arguments).await
         }
+        PoolCommand::Forget(arguments) => {
+            let (object, pool) = get(cluster, &arguments.pool).await?;
+            pool_request::forget(cluster, &object, &pool, &arguments).await
+        }
+        PoolCommand::Follow {
+            pool,
+            pods,
+            confirmed,
+        } => pool_follow::run(cluster, pool, &pods, &confirmed).await,
     }
-}
-
-async fn may_patch(cluster: &Cluster, pool: &Pool) -> Result<()> {
-    let need = Need {
-        verb: "patch",
-        kind: &object::POOL,
-        namespace: "",
-        name: &pool.id,
-    };
-    require(cluster, &[need]).await
 }
 
 async fn lose(
@@ -145,43 +119,6 @@ async fn lose(
         mark(change)
     ));
     Ok(())
-}
-
-/// The claims of a pool, as lines of a plan.
-async fn own_volumes(cluster: &Cluster, pool: &Pool) -> Result<String> {
-    let all = kube::api::ListParams::default();
-    let found = cluster.find(&object::VOLUME, &Scope::All, &all).await?;
-    let Some(volumes) = found else {
-        return Ok(
-            "\nWhich claims these are is not shown: you may not list persistentvolumes.".into(),
-        );
-    };
-    let is_own = |volume: &&DynamicObject| {
-        let handle = volume.text("/spec/csi/volumeHandle");
-        volume.text("/spec/csi/driver") == cluster.driver && pool_of(handle) == Some(&pool.id)
-    };
-    let mut claims: Vec<_> = volumes
-        .iter()
-        .filter(is_own)
-        .map(|volume| {
-            let text = |field| volume.text(field);
-            format!(
-                "\n  {}/{}",
-                text("/spec/claimRef/namespace"),
-                text("/spec/claimRef/name")
-            )
-        })
-        .collect();
-    claims.sort();
-    let rest = claims.len().saturating_sub(MAX_CLAIMS);
-    claims.truncate(MAX_CLAIMS);
-    if rest > 0 {
-        claims.push(format!("\n  and {rest} more"));
-    }
-    Ok(match claims.is_empty() {
-        true => String::new(),
-        false => format!(" Their claims:{}", claims.concat()),
-    })
 }
 
 async fn find_again(

@@ -31,6 +31,8 @@ pub enum Key {
     Group(Uuid),
     /// The hidden base of a volume, while another snapshot becomes it or the volume is deleted.
     Base(Uuid),
+    /// The record of the pools that this node has had, while a pool is adopted or forgotten.
+    NodeRecord,
 }
 
 impl std::fmt::Display for Key {
@@ -42,6 +44,7 @@ impl std::fmt::Display for Key {
             Key::SnapshotName(name) => write!(f, "snapshot name {name:?}"),
             Key::Snapshot(uuid) => write!(f, "snapshot {uuid}"),
             Key::Group(uuid) => write!(f, "group snapshot {uuid}"),
+            Key::NodeRecord => write!(f, "the record of the pools of this node"),
             Key::Base(uuid) => write!(f, "the hidden base of volume {uuid}"),
         }
     }

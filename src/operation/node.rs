@@ -1,5 +1,6 @@
 //! The node as a whole: its start, the disks of its pools, its background tasks, and its state.
 
+pub(in crate::operation) mod adopt;
 pub(in crate::operation) mod clean;
 pub(in crate::operation) mod describe;
 pub(in crate::operation) mod disk;

@@ -34,10 +34,12 @@ mod pod_claims;
 mod pods;
 pub mod pool;
 pub mod pool_copies;
+mod pool_requests;
 pub mod pool_status;
 pub mod pool_usage;
 pub mod populators;
 mod reconcile;
+pub mod requested;
 mod retry;
 mod reverts;
 mod schedules;
@@ -81,8 +83,10 @@ pub use options::Options;
 use orphans::{DescribedVolume, KnownOrphans, Orphan, OrphanController, Stored};
 pub use page::StatusSource;
 use pool::Pool;
+use pool_requests::PoolRequestController;
 use pool_status::{PoolController, Report};
 use reconcile::Controller;
+use requested::{PoolRequest, PoolRequests};
 use retry::{Unsent, retried};
 use schedules::object::SnapshotSchedule;
 use volume_move::VolumeMove;
@@ -117,6 +121,10 @@ pub trait AgentReports: Send + Sync + 'static {
 
     /// Deletes a volume or a snapshot on the agent of its node. The agent refuses this for one that is used.
     async fn delete(&self, orphan: &Orphan) -> Result<()>;
+
+    /// Has the agent of a node adopt or forget a pool. The agent refuses this for a pool whose disk is not
+    /// there, or is there.
+    async fn change_pool(&self, node: &str, pool: PoolId, request: PoolRequest) -> Result<()>;
 }
 
 /// A cluster whose objects are watched.
@@ -146,6 +154,8 @@ pub struct InCluster {
     hooks: Arc<PodHooks>,
     /// What is left in pools that are being emptied, at the last check.
     evacuations: Mutex<BTreeMap<PoolId, Checked>>,
+    /// How far requests about pools are.
+    requests: Mutex<PoolRequests>,
     /// Names of pods that use the disks of pools that are not served, by UID.
     pods: Mutex<BTreeMap<String, String>>,
     tasks: Mutex<JoinSet<()>>,
@@ -195,6 +205,7 @@ impl InCluster {
             conflicts: AtomicU64::default(),
             orphans: KnownOrphans::default(),
             evacuations: Mutex::default(),
+            requests: Mutex::default(),
             pods: Mutex::default(),
             tasks: Mutex::default(),
             options: options.clone(),
@@ -212,6 +223,8 @@ impl InCluster {
         let every = self.options.look_every;
         let changes = || Some(self.changes.subscribe());
         self.control(Arc::new(PoolController(Arc::clone(self))), every, changes());
+        let requests = Arc::new(PoolRequestController::new(Arc::clone(self)));
+        self.control(requests, every, changes());
         let labels = Arc::new(LabelController(Arc::clone(self)));
         self.control(labels, every, changes());
         self.spawn(advice::advise(Arc::clone(self)));

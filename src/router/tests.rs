@@ -116,6 +116,10 @@ fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
         };
     }
     by_type!(
+        AdoptPoolRequest,
+        AdoptPoolResponse,
+        ForgetPoolRequest,
+        ForgetPoolResponse,
         CheckVolumeRequest,
         CheckVolumeResponse,
         CutRequest,

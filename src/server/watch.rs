@@ -34,7 +34,7 @@ impl Watch {
 
 /// Calls of the router and of the administrator's commands: their paths, and their names in logs
 /// and metrics.
-const BESIDE_CSI: [(&str, &str); 23] = [
+const BESIDE_CSI: [(&str, &str); 25] = [
     ("/slackwater.agent.v1.Agent/Describe", "Agent.Describe"),
     ("/slackwater.agent.v1.Agent/Find", "Agent.Find"),
     ("/slackwater.agent.v1.Agent/Cut", "Agent.Cut"),
@@ -76,6 +76,8 @@ const BESIDE_CSI: [(&str, &str); 23] = [
         "/slackwater.agent.v1.Agent/DescribeVolumes",
         "Agent.DescribeVolumes",
     ),
+    ("/slackwater.agent.v1.Agent/AdoptPool", "Agent.AdoptPool"),
+    ("/slackwater.agent.v1.Agent/ForgetPool", "Agent.ForgetPool"),
     ("/slackwater.agent.v1.Peer/Read", "Peer.Read"),
     (
         "/slackwater.agent.v1.Admin/CheckVolume",

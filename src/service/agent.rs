@@ -1,5 +1,6 @@
 //! The Agent service: the router's requests that are not part of CSI.
 
+mod adopt_pool;
 mod copies;
 mod cut;
 mod describe;
@@ -14,12 +15,13 @@ use tonic::{Request, Streaming};
 use super::{RpcResult, Service, answer};
 use crate::agent::agent_server::Agent;
 use crate::agent::{
-    CutRequest, DeleteGroupRequest, DeleteGroupResponse, DeleteMovedRequest, DeleteMovedResponse,
-    DeleteOneRequest, DeleteOneResponse, DescribeRequest, DescribeResponse, DescribeVolumesRequest,
-    DescribeVolumesResponse, FenceRequest, FenceResponse, FindRequest, FindResponse,
-    GetGroupRequest, GetGroupResponse, LookForMoveRequest, LookForMoveResponse,
-    LookForRevertRequest, LookForRevertResponse, OfferRequest, OfferResponse, ReceiveRequest,
-    ReceiveResponse, RevertRequest, RevertResponse, SettleGroupRequest, SettleGroupResponse,
+    AdoptPoolRequest, AdoptPoolResponse, CutRequest, DeleteGroupRequest, DeleteGroupResponse,
+    DeleteMovedRequest, DeleteMovedResponse, DeleteOneRequest, DeleteOneResponse, DescribeRequest,
+    DescribeResponse, DescribeVolumesRequest, DescribeVolumesResponse, FenceRequest, FenceResponse,
+    FindRequest, FindResponse, ForgetPoolRequest, ForgetPoolResponse, GetGroupRequest,
+    GetGroupResponse, LookForMoveRequest, LookForMoveResponse, LookForRevertRequest,
+    LookForRevertResponse, OfferRequest, OfferResponse, ReceiveRequest, ReceiveResponse,
+    RevertRequest, RevertResponse, SettleGroupRequest, SettleGroupResponse,
     SnapshotForCloneRequest, SnapshotForCloneResponse, SnapshotForMoveRequest,
     SnapshotForMoveResponse,
 };
@@ -118,5 +120,16 @@ impl Agent for Service {
         request: Request<DescribeVolumesRequest>,
     ) -> RpcResult<DescribeVolumesResponse> {
         answer(self.volumes_described(request.into_inner()).await?)
+    }
+
+    async fn adopt_pool(&self, request: Request<AdoptPoolRequest>) -> RpcResult<AdoptPoolResponse> {
+        answer(self.pool_adopted(request.into_inner()).await?)
+    }
+
+    async fn forget_pool(
+        &self,
+        request: Request<ForgetPoolRequest>,
+    ) -> RpcResult<ForgetPoolResponse> {
+        answer(self.pool_forgotten(request.into_inner()).await?)
     }
 }

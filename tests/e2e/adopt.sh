@@ -69,11 +69,12 @@ test_a_pool_is_adopted_by_another_node() {
     output=$(router pool adopt "$pool" --cluster 2>&1) && fail "it is not adopted yet: $output" && return 1
     note "the command's answer: $output"
 
-    output=$(driver_of "$NODE_1" pool adopt "moved=file:$MOVED" --dry-run)
-    has "what would be" "$output" "Nothing was changed"
-    driver_of "$NODE_1" pool adopt "moved=file:$MOVED" >/dev/null
-    # Node 2 misses it and has not forgotten it, so an administrator assigns it to node 1.
-    router pool hand-over "$pool" --to "$NODE_1"
+    # Node 2 misses it and has not forgotten it, so an administrator names node 1.
+    request_pool "$pool" adopt "$NODE_2"
+    eventually 60 has_condition "$pool" Adopted NotPresent
+    note "of the wrong node: $(condition_of "$pool" Adopted)"
+    request_pool "$pool" adopt "$NODE_1"
+    eventually 120 request_is_done "$pool" adopt
     eventually 120 waits_for_volumes "$pool"
     note "adopted by the node: $(kubectl get pool "$pool" -o 'jsonpath={.status.node}, {.status.health}: {.status.message}')"
     # A pod is still scheduled to the old home, where its volume is not. While it exists, nothing is moved.
@@ -106,7 +107,8 @@ test_a_pool_is_adopted_by_another_node() {
     ready pod/restored
     is "the restore of before" "$(inside restored 'cat /v/file; cat /o/file' | tr '\n' ' ')" "precious too "
     # Node 2 gets a pool of its own again, once an administrator has declared that the old one will not return.
-    driver_of "$NODE_2" pool forget "$pool" >/dev/null
+    request_pool "$pool" forget "$NODE_2"
+    eventually 120 request_is_done "$pool" forget
     claim there 64Mi
     pod there -n "$NODE_2" there:/v
     ready pod/there
@@ -118,6 +120,10 @@ test_a_pool_is_adopted_by_another_node() {
     left=$(node_exec 1 sh -c "cd $MOVED && find volumes snapshots -mindepth 1")
     is "what is left on the disk" "$left" ""
 }
+request_pool() { kubectl patch pool "$1" --type merge -p "{\"spec\":{\"$2\":\"$3\"}}" >/dev/null; } # POOL adopt|forget NODE
+request_is_done() { [ -z "$(kubectl get pool "$1" -o "jsonpath={.spec.$2}")" ]; } # POOL adopt|forget
+condition_of() { kubectl get pool "$1" -o "jsonpath={.status.conditions[?(@.type==\"$2\")].reason}: {.status.conditions[?(@.type==\"$2\")].message}"; } # POOL TYPE
+has_condition() { [[ $(condition_of "$1" "$2") == "$3:"* ]]; } # POOL TYPE REASON
 shown_in_vain() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.health}') =~ ^(NotServed|Conflict)$ ]]; }
 waits_for_volumes() { [[ $(kubectl get pool "$1" -o 'jsonpath={.status.node} {.status.message}') == "$NODE_1"*"3 PersistentVolumes"* ]]; }
 is_there() { [ "$(node_of "$1")" = "$2" ]; }

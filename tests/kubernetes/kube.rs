@@ -20,6 +20,7 @@ mod node_lost;
 mod orphans;
 mod page;
 mod pod_claims;
+mod pool_requests;
 mod populators;
 mod real;
 mod reverts;

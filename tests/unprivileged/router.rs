@@ -19,6 +19,7 @@ mod lists;
 mod lost;
 mod model;
 mod place;
+mod pools;
 mod quiet;
 mod receive;
 mod restore_node;

@@ -147,8 +147,7 @@ fn an_export_that_cannot_be_written_or_found_is_refused() {
         &["export", "foreign"],
         &["export", &here, &there],
         &["import", "node-1"],
-        &["pool", "adopt", "node-9", "moved=file:/srv/moved"],
-        &["pool", "adopt", "node-1", "--", "--cluster"],
+        &["pool", "follow", "--", "--cluster"],
         &["pool", "follow", "node-1/moved"],
     ] {
         let mut command = cluster.command(words);
@@ -226,23 +225,9 @@ fn add_router(cluster: &Execs) {
 }
 
 #[test]
-fn a_pool_is_adopted_and_forgotten_on_its_node_and_followed_by_the_controller() {
+fn volumes_of_a_pool_follow_it_by_a_command_of_the_controller() {
     let cluster = Execs::start();
     let mut all = Vec::new();
-    for command in [
-        ["adopt", "node-2", "moved=file:/srv/moved"],
-        ["forget", "node-2", "default"],
-    ] {
-        let words = [&["pool"], &command[..]].concat();
-        for more in [&[][..], &["--dry-run"], &["--yes", "--dry-run"]] {
-            all.push(cluster.says(&[&words, more].concat()));
-            assert_eq!(cluster.runs(), []);
-        }
-        all.push(cluster.says(&[&words[..], &["--yes"]].concat()));
-        let record = "--node-record=/var/lib/slackwater/node.json";
-        let words = ["slackwater", "pool", command[0], record, command[2]];
-        assert_eq!(cluster.runs(), [run("driver-2", "driver", &words)]);
-    }
     add_router(&cluster);
     let plan = Script::of("pvc-1 would be moved\n", "", End::Code(0));
     cluster.script("router-1", plan);
@@ -260,7 +245,7 @@ fn a_pool_is_adopted_and_forgotten_on_its_node_and_followed_by_the_controller() 
         let words: Vec<_> = words.into_iter().chain(pool).chain(yes).collect();
         assert_eq!(cluster.runs(), [run("router-1", "router", &words)]);
     }
-    insta::assert_snapshot!("pool_on_node", all.join("\n"));
+    insta::assert_snapshot!("pool_follow", all.join("\n"));
 }
 
 #[test]

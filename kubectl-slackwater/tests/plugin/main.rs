@@ -20,6 +20,7 @@ mod krew;
 mod memory;
 mod on_node;
 mod page;
+mod pool_requests;
 mod raced;
 mod reads;
 mod restores;

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::disk;
 use crate::backend::place::ground::{self, PoolGround};
-use crate::backend::place::lvm::Claim;
+use crate::backend::place::lvm::{self, Claim};
 use crate::backend::place::{self, OpenPlace, make};
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::operation::pools::pool::{folders, pool_kind};
-use crate::operation::{Driver, Pool, ServingState, usage};
+use crate::operation::{Driver, Pool, Presence, ServingState, usage};
 use crate::record::node::KnownPool;
 
 /// How long a start waits for the lock of a pool that a process which was killed just now served.
@@ -60,7 +60,10 @@ impl Driver {
             patience,
             machine: &self.machine_folders(),
         };
-        let place = place::open(host, definition, &opening)?;
+        let place = match place::open(host, definition, &opening) {
+            Ok(place) => place,
+            Err(error) => return self.refuse_thin(definition, error),
+        };
         let path = place.folder();
         let (outer, found, place) = (place.outer, place.found, place.open);
         match found {
@@ -73,7 +76,8 @@ impl Driver {
                         self.pools.home(),
                         definition.name
                     ),
-                );
+                )
+                .map(|state: ServingState| state.with(Presence::OtherHome));
             }
             make::Probe::Pool(pool) => {
                 if let Some((id, why)) = self.rival(definition, pool.id) {
@@ -86,7 +90,8 @@ impl Driver {
             }
             found if known.is_some() => {
                 let (id, last) = known.unzip();
-                return refused(id, absent(&path, &found, last));
+                let state = ServingState::refused(definition, id, absent(&path, &found, last));
+                return Ok(state.with(presence_of(&found)));
             }
             _ if definition.init || definition.place.is_memory() => {
                 if definition.place.is_memory() {
@@ -102,6 +107,27 @@ impl Driver {
         }
         make::check_extent(host, definition, &path)?;
         self.serve_folder(definition, (&outer, &path), patience, (place, was))
+    }
+
+    /// A pool whose place could not be opened. The header of a pool of LVM says whose it is, also if the
+    /// pool cannot be opened for that reason; one without a header is missing.
+    fn refuse_thin(&self, definition: &PoolDefinition, error: Error) -> Result<ServingState> {
+        let PoolPlace::Lvm { pool } = &definition.place else {
+            return Err(error);
+        };
+        let known = self.pools.known(definition).map(|(id, _)| id);
+        match lvm::identify(self.host.as_ref(), pool) {
+            Ok(Some(header)) if header.home != self.pools.home() => {
+                let why = chain(&error);
+                let state = ServingState::refused(definition, Some(header.id), why);
+                Ok(state.with(Presence::OtherHome))
+            }
+            Ok(None) if known.is_some() => {
+                let state = ServingState::refused(definition, known, chain(&error));
+                Ok(state.with(Presence::Absent))
+            }
+            Ok(_) | Err(_) => Err(error),
+        }
     }
 
     /// Serves the pool in a directory in which a pool was just found or created.
@@ -321,6 +347,15 @@ fn absent(path: &Path, found: &make::Probe, last: Option<KnownPool>) -> String {
         path.display(),
         last.map(|known| known.place).unwrap_or_default()
     )
+}
+
+/// Of a pool that was not found at its place, in which this is.
+fn presence_of(found: &make::Probe) -> Presence {
+    match found {
+        // It is not known which pool is on an image before the image is mounted.
+        make::Probe::Image(_) => Presence::Unknown,
+        _ => Presence::Absent,
+    }
 }
 
 fn no_pool(definition: &PoolDefinition, path: &Path, found: &make::Probe) -> Error {

@@ -12,7 +12,7 @@ use crate::backend::place::ground::PoolGround;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
 use crate::operation::pools::pool::Former;
-use crate::operation::{Driver, ImageUsage, Pool, ServingState, usage};
+use crate::operation::{Driver, ImageUsage, Pool, Presence, ServingState, usage};
 
 /// A configured pool as it is now, for metrics, reports and people.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct PoolStatus {
     pub id: Option<PoolId>,
     /// Why it is not served; `None` if it is.
     pub refusal: Option<String>,
+    /// What was found at its place, if it is not served.
+    pub presence: Presence,
     /// Space, if the pool is served and its space could be read.
     pub space: Option<PoolSpace>,
     /// Bytes that may still be promised, if that is known.
@@ -63,8 +65,10 @@ impl Driver {
                 definition,
                 id,
                 why,
+                presence,
                 was,
             } => PoolStatus {
+                presence,
                 pods: self.pods_on(&folder(&definition), was.as_deref()),
                 name: definition.name,
                 place: definition.place.to_string(),
@@ -98,6 +102,7 @@ impl Driver {
             place,
             id: Some(id),
             refusal: Some("its disk does not answer".into()),
+            presence: Presence::Unknown,
             space: None,
             promisable: None,
             images: None,

@@ -12,7 +12,7 @@ use super::disk::DISK_TIMEOUT;
 use crate::error::chain;
 use crate::model::PoolDefinition;
 use crate::operation::pools::pool::{Former, folders};
-use crate::operation::{Driver, Pool, ServingState};
+use crate::operation::{Driver, Pool, Presence, ServingState};
 
 impl Driver {
     /// Reads the node record, which `slackwater pool forget` and `slackwater pool adopt` may have
@@ -52,6 +52,7 @@ impl Driver {
                     definition: Box::new(pool.definition.clone()),
                     id: Some(pool.id()),
                     why,
+                    presence: Presence::Unknown,
                     was: Some(Arc::new(Former {
                         pool: Arc::downgrade(pool),
                         device: pool.device,
@@ -99,22 +100,19 @@ impl Driver {
         was: Option<&Arc<Former>>,
         patience: Duration,
     ) -> ServingState {
-        let refused = |id, why| ServingState::Refused {
-            definition: Box::new(definition.clone()),
-            id,
-            why,
-            was: was.cloned(),
+        let still = |mut state: ServingState| {
+            if let ServingState::Refused { was: former, .. } = &mut state {
+                *former = was.cloned();
+            }
+            state
         };
         if let Some(pool) = was.and_then(|was| was.pool.upgrade()) {
             return match self.try_disk(&pool, patience) {
                 Ok(()) => ServingState::Serving(pool),
-                Err(why) => refused(Some(pool.id()), why),
+                Err(why) => still(ServingState::refused(definition, Some(pool.id()), why)),
             };
         }
         let opened = self.open_pool(definition, was.map(|was| was.device));
-        match opened.unwrap_or_else(|error| self.refuse(definition, &error)) {
-            ServingState::Refused { id, why, .. } => refused(id, why),
-            serving => serving,
-        }
+        still(opened.unwrap_or_else(|error| self.refuse(definition, &error)))
     }
 }

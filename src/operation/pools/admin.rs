@@ -197,73 +197,73 @@ fn adoption(
 /// Forgets a pool, given by its name or ID. A pool that is present is refused, because the driver
 /// would serve it again.
 pub fn forget(host: &dyn Host, node_record: &Path, which: &str) -> Result<(PoolId, KnownPool)> {
-    let mut node = load_node(host, node_record)?;
-    let matching: Vec<PoolId> = node
-        .pools
-        .iter()
-        .filter(|(id, known)| known.name == which || id.to_string() == which)
-        .map(|(id, _)| *id)
-        .collect();
-    let id = match matching[..] {
-        [id] => id,
-        [] => {
-            return match node
-                .forgotten
-                .iter()
-                .find(|(id, known)| known.name == which || id.to_string() == which)
-            {
-                Some((id, known)) => Ok((*id, known.clone())),
-                None => Err(Error::NotFound {
-                    kind: Kind::Pool,
-                    id: which.to_string(),
-                }),
-            };
-        }
+    let node = load_node(host, node_record)?;
+    let is_it =
+        |(id, known): &(&PoolId, &KnownPool)| known.name == which || id.to_string() == which;
+    let matching: Vec<PoolId> = node.pools.iter().filter(is_it).map(|(id, _)| *id).collect();
+    match matching[..] {
+        [id] => forget_id(host, node_record, id),
+        [] => match node.forgotten.iter().find(is_it) {
+            Some((id, known)) => Ok((*id, known.clone())),
+            None => Err(Error::not_found(Kind::Pool, which)),
+        },
         [..] => {
             let ids: Vec<String> = matching.iter().map(PoolId::to_string).collect();
-            return Err(Error::refused(
+            Err(Error::refused(
                 format!("pool {which}"),
                 format!(
                     "several pools have this name; give one of the IDs {}",
                     ids.join(", ")
                 ),
-            ));
-        }
-    };
-    let known = node.pools[&id].clone();
-    if let Ok(PoolPlace::Lvm { pool }) = known.place.parse::<PoolPlace>()
-        && identify(host, &pool)?.is_some_and(|found| found.id == id)
-    {
-        return Err(Error::refused(
-            format!("pool {which}"),
-            format!(
-                "the pool is present in {pool}; a pool can be forgotten only after its thin pool was deactivated (slackwater pool release, then lvchange --activate n {pool}) or removed"
-            ),
-        ));
-    }
-    if let Ok(PoolPlace::File { path }) = known.place.parse::<PoolPlace>() {
-        let refuse = |what: &str| {
-            Err(Error::refused(
-                format!("pool {which}"),
-                format!(
-                    "{what}, at {}; a pool can be forgotten only after its disk was unmounted or its directory was emptied",
-                    path.display()
-                ),
             ))
-        };
-        match image::probe_path(host, &path)? {
-            (_, Probe::Pool(found)) if found.id == id => return refuse("the pool is present"),
-            // It is not known which pool is on an image before the image is mounted.
-            (_, Probe::Image(_)) => {
-                return refuse("there is an image of a pool that is not mounted here");
-            }
-            (_, Probe::Pool(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_)) => {}
         }
     }
+}
+
+/// Like [`forget`], for a pool with this ID.
+pub fn forget_id(host: &dyn Host, node_record: &Path, id: PoolId) -> Result<(PoolId, KnownPool)> {
+    let mut node = load_node(host, node_record)?;
+    let Some(known) = node.pools.get(&id).cloned() else {
+        return match node.forgotten.get(&id) {
+            Some(known) => Ok((id, known.clone())),
+            None => Err(Error::not_found(Kind::Pool, id.to_string())),
+        };
+    };
+    check_absent(host, id, &known)?;
     node.pools.remove(&id);
     node.forgotten.insert(id, known.clone());
     store_node(host, node_record, &node)?;
     Ok((id, known))
+}
+
+/// Refuses a pool that is present at the place at which this machine had it.
+fn check_absent(host: &dyn Host, id: PoolId, known: &KnownPool) -> Result<()> {
+    let refuse = |why: String| Err(Error::refused(format!("pool {} ({id})", known.name), why));
+    match known.place.parse::<PoolPlace>() {
+        Ok(PoolPlace::Lvm { pool }) => {
+            match identify(host, &pool)?.is_some_and(|found| found.id == id) {
+                true => refuse(format!(
+                    "the pool is present in {pool}; a pool can be forgotten only after its thin pool was deactivated (slackwater pool release, then lvchange --activate n {pool}) or removed"
+                )),
+                false => Ok(()),
+            }
+        }
+        Ok(PoolPlace::File { path }) => {
+            let what = match image::probe_path(host, &path)? {
+                (_, Probe::Pool(found)) if found.id == id => "the pool is present",
+                // It is not known which pool is on an image before the image is mounted.
+                (_, Probe::Image(_)) => "there is an image of a pool that is not mounted here",
+                (_, Probe::Pool(_) | Probe::Blank | Probe::Missing | Probe::Foreign(_)) => {
+                    return Ok(());
+                }
+            };
+            refuse(format!(
+                "{what}, at {}; a pool can be forgotten only after its disk was unmounted or its directory was emptied",
+                path.display()
+            ))
+        }
+        Ok(PoolPlace::Memory { .. }) | Err(_) => Ok(()),
+    }
 }
 
 /// The error for a pool of another machine.

@@ -75,9 +75,23 @@ pub enum ServingState {
         id: Option<PoolId>,
         /// Why, and what an administrator can do.
         why: String,
+        /// What was found at its place.
+        presence: Presence,
         /// Its earlier state, if this process has served it.
         was: Option<Arc<Former>>,
     },
+}
+
+/// What was found at the place of a pool that is not served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// It is not known.
+    #[default]
+    Unknown,
+    /// This machine had the pool there, and it is not there now.
+    Absent,
+    /// The pool, which belongs to another home.
+    OtherHome,
 }
 
 impl ServingState {
@@ -91,8 +105,17 @@ impl ServingState {
             definition: Box::new(definition.clone()),
             id,
             why,
+            presence: Presence::Unknown,
             was: None,
         }
+    }
+
+    /// The same, with what was found at the place of a pool that is not served.
+    pub(in crate::operation) fn with(mut self, found: Presence) -> ServingState {
+        if let ServingState::Refused { presence, .. } = &mut self {
+            *presence = found;
+        }
+        self
     }
 
     /// As configured.

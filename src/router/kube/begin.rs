@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::certificates::Certificates;
 use super::orphans::{DescribedVolume, Orphan, Stored};
 use super::pool_status::Report;
+use super::requested::PoolRequest;
 use super::{AgentReports, InCluster, Options, connect};
 use crate::error::{Error, Result};
+use crate::model::PoolId;
 use crate::router::{Agents, TlsDial};
 use crate::tls::Credentials;
 
@@ -100,6 +102,13 @@ impl AgentReports for Later {
         match self.agents.get() {
             Some(agents) => agents.delete(orphan).await,
             None => Err(none_yet(&orphan.node)),
+        }
+    }
+
+    async fn change_pool(&self, node: &str, pool: PoolId, request: PoolRequest) -> Result<()> {
+        match self.agents.get() {
+            Some(agents) => agents.change_pool(node, pool, request).await,
+            None => Err(none_yet(node)),
         }
     }
 }

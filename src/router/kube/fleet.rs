@@ -2,25 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use tonic::Request;
+use tonic::{Code, Request};
 
 use super::AgentReports;
 use super::orphans::{self, DescribedVolume, Orphan, Stored, What};
 use super::pool_status::Report;
-use crate::agent::DescribeVolumesRequest;
+use super::requested::PoolRequest;
+use crate::agent::{AdoptPoolRequest, DescribeVolumesRequest, ForgetPoolRequest};
 use crate::csi::{DeleteSnapshotRequest, DeleteVolumeRequest};
 use crate::error::{Error, Result, chain};
-use crate::model::VolumeId;
+use crate::model::{PoolId, VolumeId};
 use crate::router::agents::Agents;
 
 /// The timeout of one page. A page of a thousand entries takes milliseconds, but a disk may hang.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The driver may overwrite blocks with zeros. It goes on after this time, and the next check repeats the
-/// request.
-const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The driver may overwrite blocks with zeros, or wait for a disk. It goes on after this time, and the next
+/// pass repeats the request.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tonic::async_trait]
 impl AgentReports for Agents {
@@ -116,6 +117,34 @@ impl AgentReports for Agents {
         };
         deleted.map_err(|status| agent.error(&status))
     }
+
+    async fn change_pool(&self, node: &str, pool: PoolId, request: PoolRequest) -> Result<()> {
+        let agent = self.of_node(node).ok_or_else(|| unknown(node))?;
+        let mut client = agent.client().await?;
+        let pool_id = pool.to_string();
+        let answer = match request {
+            PoolRequest::Adopt => {
+                let asked = in_time(AdoptPoolRequest { pool_id });
+                client.adopt_pool(asked).await.map(drop)
+            }
+            PoolRequest::Forget => {
+                let asked = in_time(ForgetPoolRequest { pool_id });
+                client.forget_pool(asked).await.map(drop)
+            }
+        };
+        match answer {
+            // What the agent reports from now on decides.
+            Ok(()) => {
+                agent.ask_since(Instant::now()).await;
+                Ok(())
+            }
+            Err(status) if status.code() == Code::Unimplemented => Err(Error::refused(
+                format!("the agent of node {node}"),
+                "it is of an earlier release, which cannot do this; update it",
+            )),
+            Err(status) => Err(agent.error(&status)),
+        }
+    }
 }
 
 fn unknown(node: &str) -> Error {
@@ -125,6 +154,6 @@ fn unknown(node: &str) -> Error {
 
 fn in_time<M>(message: M) -> Request<M> {
     let mut request = Request::new(message);
-    request.set_timeout(DELETE_TIMEOUT);
+    request.set_timeout(CHANGE_TIMEOUT);
     request
 }

@@ -53,6 +53,13 @@ pub struct PoolSpec {
     /// The node that has it from now on. The router removes this when the node reports the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// The node to which its disk was moved, and which is to adopt it. The router removes this when the pool
+    /// is that node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopt: Option<String>,
+    /// The node that is to forget it. The router removes this when that node has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forget: Option<String>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -401,6 +408,18 @@ mod tests {
         }
     }
 
+    fn with_requests(new: &Pool, status: PoolStatus) -> Pool {
+        Pool {
+            spec: PoolSpec {
+                adopt: Some("node-2".into()),
+                forget: Some("node-1".into()),
+                ..PoolSpec::default()
+            },
+            status: Some(status),
+            ..new.clone()
+        }
+    }
+
     fn with_orphans(new: &Pool, status: PoolStatus) -> Pool {
         let orphan = |kind: &str, group: Option<&str>| PoolOrphan {
             id: format!("id of a {kind}"),
@@ -538,7 +557,8 @@ mod tests {
     type WithPart = fn(&Pool, PoolStatus) -> Pool;
 
     /// Objects with a part of the status that most do not have.
-    const PARTS: [(&str, WithPart); 7] = [
+    const PARTS: [(&str, WithPart); 8] = [
+        ("adopting.json", with_requests),
         ("evacuating.json", evacuating),
         ("frozen.json", with_frozen),
         ("copying.json", copying),
@@ -600,6 +620,8 @@ mod tests {
             lost: true,
             lost_reason: Some("its disk is dead".into()),
             node: Some("node-2".into()),
+            adopt: None,
+            forget: None,
         };
         let names = Health::ALL.map(|health| format!("{}.json", health.word().to_lowercase()));
         let mut expected = vec![("new.json", new.clone())];

@@ -3,6 +3,7 @@
 //!
 //! Everything is decided from memory. The writes are in [`reconciler`].
 
+mod counted;
 mod observation;
 mod place;
 mod reconciler;
@@ -12,12 +13,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evacuated::{self, Checked};
 use super::pool::{Health, Pool, PoolOrphans, PoolStatus};
 use super::reconcile::with_transitions;
+use super::requested::{self, PoolRequests};
 use super::{pool_copies, pool_usage};
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
@@ -45,7 +47,10 @@ pub struct Report {
 
 impl Report {
     /// Its answer, if it can be reached, or has answered after `silent_since`.
-    fn fresh(&self, silent_since: Timestamp) -> Option<(Timestamp, &Arc<DescribeResponse>)> {
+    pub(super) fn fresh(
+        &self,
+        silent_since: Timestamp,
+    ) -> Option<(Timestamp, &Arc<DescribeResponse>)> {
         let (at, answer) = self.seen.as_ref()?;
         let fresh = self.problem.is_none() || *at > silent_since;
         fresh.then_some((*at, answer))
@@ -73,6 +78,8 @@ pub struct PoolStatuses {
     pub nodes: BTreeSet<String>,
     /// What is left in pools that are being emptied.
     pub evacuations: BTreeMap<PoolId, Checked>,
+    /// How far requests about pools are.
+    pub requests: PoolRequests,
     /// When this router has checked the orphans of a pool, and what its status shows of them.
     pub orphans: BTreeMap<PoolId, (Time, Option<PoolOrphans>)>,
     /// A pool is marked as lost after its node and its agent have been gone for this time.
@@ -187,53 +194,6 @@ impl PoolStatuses {
         self.finish(id, before, status, !shows.is_empty())
     }
 
-    /// The reports of a pool that count, and the nodes of others that serve it. The node that had
-    /// the pool last keeps it, as long as its agent reports it or cannot be asked.
-    fn shows<'a>(
-        &self,
-        last: Option<&str>,
-        by: &'a [Observation],
-    ) -> (Vec<&'a Observation>, Vec<&'a str>) {
-        // A node that has forgotten the pool does not count. Calls go to a node that serves the
-        // pool, although a node that misses the pool's disk reports it too.
-        let mut shows: Vec<_> = by
-            .iter()
-            .filter(|observation| !observation.pool().forgotten)
-            .collect();
-        if let Some(last) = last {
-            let is_its = |observation: &&Observation| observation.answer.node_name == last;
-            if shows.iter().any(is_its) || !self.has_given_up(last) {
-                let claims = shows.iter().filter(|observation| !is_its(observation));
-                let claims = claims.filter(|observation| observation.pool().refusal.is_empty());
-                let claims = claims
-                    .map(|observation| &*observation.answer.node_name)
-                    .collect();
-                shows.retain(is_its);
-                return (shows, claims);
-            }
-        }
-        if shows
-            .iter()
-            .any(|observation| observation.pool().refusal.is_empty())
-        {
-            shows.retain(|observation| observation.pool().refusal.is_empty());
-        }
-        (shows, Vec::new())
-    }
-
-    /// Whether the node that had a pool is gone, or its agent answers and knows the ids of all its
-    /// pools, without this one among them.
-    fn has_given_up(&self, node: &str) -> bool {
-        let its = self.reports.iter().find(|report| report.node == node);
-        let reachable = its.filter(|report| report.problem.is_none());
-        let fresh = reachable.and_then(|report| report.fresh(self.now - self.unreachable_after));
-        let knows_all = fresh.is_some_and(|(_, answer)| {
-            let mut pools = answer.pools.iter();
-            pools.all(|pool| !pool.id.is_empty())
-        });
-        knows_all || !self.nodes.contains(node)
-    }
-
     /// Whether a node has as many Pool objects as one may have.
     fn has_enough(&self, observation: &Observation) -> bool {
         let of_node = |pool: &&Pool| {
@@ -319,6 +279,9 @@ impl PoolStatuses {
             .conditions
             .retain(|one| one.type_ != evacuated::EVACUATED);
         status.conditions.extend(condition);
+        status.conditions.retain(|one| !requested::is_own(one));
+        let requests = before.map(|pool| requested::shown(pool, &self.requests, &whole(self.now)));
+        status.conditions.extend(requests.into_iter().flatten());
         if !status.conditions.is_empty() {
             let earlier = old.map_or(&[][..], |old| &old.conditions);
             let generation = before.and_then(|pool| pool.metadata.generation);
@@ -393,10 +356,11 @@ impl PoolStatuses {
         let Some(old) = old else {
             return true;
         };
-        let with_evacuated = |status: &PoolStatus| {
+        let of_the_spec = |status: &PoolStatus| {
             let all = status.conditions.iter();
-            let its = all.filter(|one| one.type_ == evacuated::EVACUATED);
-            its.cloned().collect()
+            let is_one =
+                |one: &&Condition| one.type_ == evacuated::EVACUATED || requested::is_own(one);
+            all.filter(is_one).cloned().collect()
         };
         let steady = |status: &PoolStatus| PoolStatus {
             capacity: String::new(),
@@ -418,7 +382,7 @@ impl PoolStatuses {
             full_at: None,
             frozen: Vec::new(),
             copies: None,
-            conditions: with_evacuated(status),
+            conditions: of_the_spec(status),
             ..status.clone()
         };
         if change.lose.is_some() || change.handed_over || steady(old) != steady(&change.status) {

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::model::{GroupId, VolumeId};
 use crate::operation::{
     Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, Named, NotGrown,
-    PoolStatus,
+    PoolStatus, Presence,
 };
 use crate::service::agent::copies::running_copies;
 use crate::service::reply::bytes;
@@ -70,7 +70,10 @@ impl Service {
             Ok(home) => (home.to_string(), String::new()),
             Err(problem) => (String::new(), problem.clone()),
         };
-        let forgotten = description.forgotten.iter().map(forgotten);
+        // A disk that has returned since is reported as it is now.
+        let is_there = |had: &&Forgotten| description.pools.iter().any(|it| it.id == Some(had.id));
+        let forgotten = description.forgotten.iter().filter(|had| !is_there(had));
+        let forgotten = forgotten.map(forgotten_pool);
         Ok(DescribeResponse {
             node_name: settings.node_name.clone(),
             driver_name: settings.driver_name.clone(),
@@ -216,6 +219,15 @@ fn pool(status: &PoolStatus) -> Pool {
             .images
             .as_ref()
             .map(|images| image_usage(images, used)),
+        presence: presence(status.presence).into(),
+    }
+}
+
+fn presence(found: Presence) -> agent::pool::Presence {
+    match found {
+        Presence::Unknown => agent::pool::Presence::Unknown,
+        Presence::Absent => agent::pool::Presence::Absent,
+        Presence::OtherHome => agent::pool::Presence::OtherHome,
     }
 }
 
@@ -252,7 +264,7 @@ fn changed(status: &PoolStatus) -> Vec<String> {
         .collect()
 }
 
-fn forgotten(had: &Forgotten) -> Pool {
+fn forgotten_pool(had: &Forgotten) -> Pool {
     Pool {
         name: had.name.clone(),
         place: had.place.clone(),

@@ -41,6 +41,18 @@ fn fuzz_describe_volumes() {
 }
 
 #[test]
+fn fuzz_adopt_and_forget_pools() {
+    let valid = AdoptPoolRequest { pool_id: ID.into() };
+    fuzz_message("AdoptPool", &valid, |request| {
+        adopt_pool::pool_id(&request.pool_id)
+    });
+    let valid = ForgetPoolRequest { pool_id: ID.into() };
+    fuzz_message("ForgetPool", &valid, |request| {
+        adopt_pool::pool_id(&request.pool_id)
+    });
+}
+
+#[test]
 fn fuzz_first_and_last_steps_of_a_cut() {
     let volume = || vec![format!("{ID}.{ID}")];
     let first = Begin {

@@ -11,11 +11,12 @@ use serde_json::{Map, Value, json};
 use slackwater::agent::describe_response::LongFreeze;
 use slackwater::agent::{DescribeResponse, NotGrown, Pool as Shown};
 use slackwater::error::{Error, Result};
-use slackwater::model::Level;
+use slackwater::model::{Level, PoolId};
 use slackwater::router::cluster::{Cluster, Content, Note, Reached};
 use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::{DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::requested::PoolRequest;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Enrolment, hand_over};
 
@@ -60,6 +61,13 @@ impl AgentReports for Agents {
         Err(Error::refused(
             &orphan.id,
             "no test deletes orphans of these agents",
+        ))
+    }
+
+    async fn change_pool(&self, node: &str, _pool: PoolId, _request: PoolRequest) -> Result<()> {
+        Err(Error::refused(
+            node,
+            "no test changes pools of these agents",
         ))
     }
 }

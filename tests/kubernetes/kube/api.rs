@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use slackwater::agent::{DescribeResponse, Pool as Shown};
 use slackwater::error::{Error, Result};
+use slackwater::model::PoolId;
 use slackwater::router::cluster::{Cluster, ObjectRef};
 use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::{self, DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::requested::PoolRequest;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::router::Orphans;
 
@@ -126,6 +128,13 @@ impl AgentReports for Agents {
         }
         self.deleted.lock().unwrap().push(orphan.id.clone());
         Ok(())
+    }
+
+    async fn change_pool(&self, node: &str, _pool: PoolId, _request: PoolRequest) -> Result<()> {
+        Err(Error::refused(
+            node,
+            "no test changes pools of these agents",
+        ))
     }
 }
 

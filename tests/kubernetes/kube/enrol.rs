@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackwater::error::{Error, Result, chain};
+use slackwater::model::PoolId;
 use slackwater::router::kube::certificates::Certificates;
 use slackwater::router::kube::orphans::{DescribedVolume, Orphan, Stored};
 use slackwater::router::kube::pool_status::Report;
+use slackwater::router::kube::requested::PoolRequest;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Cluster, Enrolment};
 use slackwater::tls::{Credentials, Name};
@@ -73,6 +75,13 @@ impl AgentReports for NoAgents {
         Err(Error::refused(
             &orphan.id,
             "no test deletes orphans of these agents",
+        ))
+    }
+
+    async fn change_pool(&self, node: &str, _pool: PoolId, _request: PoolRequest) -> Result<()> {
+        Err(Error::refused(
+            node,
+            "no test changes pools of these agents",
         ))
     }
 }

@@ -203,8 +203,12 @@ pub struct Stopping {
 }
 
 /// A simulated pool.
+/// A memory pool of this name, or any definition.
 pub fn pool(name: &str) -> PoolDefinition {
-    format!("{name}=memory:").parse().unwrap()
+    match name.contains('=') {
+        true => name.parse().unwrap(),
+        false => format!("{name}=memory:").parse().unwrap(),
+    }
 }
 
 /// A lazy connection, as sidecars have one; like them, it uses `localhost` as the authority.

@@ -67,6 +67,7 @@ impl Controller for PoolController {
             homes: cluster.volumes.homes(),
             nodes: cluster.node_labels().into_keys().collect(),
             evacuations: cluster.evacuations(),
+            requests: cluster.pool_requests(),
             orphans: cluster.orphans.shown(),
             lost_after: cluster.options.lost_after,
             unreachable_after: cluster.options.unreachable_after,

@@ -2,8 +2,7 @@
 
 mod copies;
 mod images;
-
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+mod requests;
 
 use super::*;
 use crate::agent::Pool as Shown;
@@ -22,6 +21,7 @@ struct Sky {
     lost_after: Option<Duration>,
     pods: BTreeMap<String, String>,
     orphans: BTreeMap<PoolId, (Time, Option<PoolOrphans>)>,
+    requests: PoolRequests,
 }
 
 fn time(seconds: i64) -> Timestamp {
@@ -56,6 +56,7 @@ impl Sky {
             lost_after: None,
             pods: BTreeMap::new(),
             orphans: BTreeMap::new(),
+            requests: PoolRequests::new(),
         }
     }
 
@@ -106,6 +107,7 @@ impl Sky {
 
     fn changes(&self) -> Vec<Change> {
         let statuses = PoolStatuses {
+            requests: self.requests.clone(),
             orphans: self.orphans.clone(),
             reports: self.reports.clone(),
             pools: self.pools.clone(),

@@ -1,0 +1,21 @@
+//! `pool follow`: a command of the driver in a pod of its controller.
+
+use crate::cluster::Cluster;
+use crate::failure::Result;
+use crate::on_node::{pass_on_plan, words};
+use crate::pod_arguments::{Confirmed, Pods};
+
+/// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
+/// it would do, and changes nothing without `--yes`.
+pub async fn run(
+    cluster: &Cluster,
+    pool: String,
+    pods: &Pods,
+    confirmed: &Confirmed,
+) -> Result<()> {
+    let pod = pods.of_controller(cluster).await?;
+    let mut words = words(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
+    words.push(pool);
+    let how = (confirmed.yes, confirmed.dry_run);
+    pass_on_plan(cluster, &pod, words, how).await
+}
