@@ -194,7 +194,7 @@ fn on_one_node(phase: fn(&mut Server, &http::Method, &str)) -> Shared {
     let server = server();
     let second = format!("/apis/slackwater.dev/v1alpha1/pools/{}", POOLS[1]);
     edit(&server, &second, |pool| {
-        pool["status"]["node"] = json!("node-0")
+        pool["status"]["node"] = json!("node-0");
     });
     server.lock().unwrap().before = Some(phase);
     server

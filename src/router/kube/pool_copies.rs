@@ -67,7 +67,7 @@ pub(super) fn copies(reported: &[RunningCopy], pool: &str, at: Time) -> Option<P
     let mut running: Vec<PoolCopy> = its.filter_map(|one| copy(one, at.0)).collect();
     running.sort_by(|a, b| (&a.since, &a.id).cmp(&(&b.since, &b.id)));
     running.truncate(MAX_COPIES);
-    (!running.is_empty()).then(|| PoolCopies {
+    (!running.is_empty()).then_some(PoolCopies {
         reported_at: at,
         running,
     })
@@ -155,7 +155,7 @@ mod tests {
             before_bytes: 3,
             ..running(1, 10)
         };
-        let found = copies(&[reported.clone()], POOL, at()).unwrap();
+        let found = copies(std::slice::from_ref(&reported), POOL, at()).unwrap();
         assert_eq!(found.reported_at, at());
         let expected = PoolCopy {
             kind: "Restore".into(),

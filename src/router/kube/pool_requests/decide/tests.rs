@@ -247,7 +247,7 @@ fn a_node_is_asked_to_forget_a_pool_until_it_reports_that() {
             Says::Unasked => "Unknown",
             Says::Serves | Says::OtherHome => "Present",
             Says::Absent | Says::Refuses | Says::Nothing => "ask",
-            // Then nobody takes the removal of the field for the end of a pool that is still Unreachable.
+            // Otherwise the removal of the field would be taken for the end of a pool that is still Unreachable.
             Says::Forgotten => "Completing",
         };
         assert_eq!(reason(&forgetting(says)), expected, "{says:?}");
