@@ -75,8 +75,8 @@ pub fn size_of(pool: &Pool, bytes: i64) -> String {
     }
 }
 
-/// The status of a pool that was reported before this time says nothing about its present state.
-const STALE: SignedDuration = SignedDuration::from_mins(3);
+/// What was not reported for longer is not the present state. The status of a pool is written once a minute.
+pub const STALE: SignedDuration = SignedDuration::from_mins(3);
 
 fn is_fresh(pool: &Pool, now: Timestamp) -> bool {
     let is_recent = |seen: Timestamp| now.duration_since(seen) <= STALE;

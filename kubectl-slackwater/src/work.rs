@@ -17,6 +17,7 @@ use crate::failure::Result;
 use crate::listing::{Column, column};
 use crate::model::{Move, Pool, Volume};
 use crate::object::{self, Fields, Kind, pool_of};
+use crate::pools::STALE;
 use crate::text::{age, duration, seconds, size};
 
 /// The columns of a table.
@@ -40,8 +41,6 @@ const SOURCES: [&Kind; 3] = [
 const EVACUATES: &str = "slackwater.dev/evacuates";
 /// Until when a revert must have begun to switch if it does not say otherwise.
 const DEADLINE: SignedDuration = SignedDuration::from_mins(10);
-/// What was not reported for longer is not the present state. Pools are written once a minute.
-const STALE: SignedDuration = SignedDuration::from_mins(3);
 
 /// Work that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

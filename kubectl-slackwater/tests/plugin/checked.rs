@@ -6,7 +6,7 @@ use crate::across::{NAMES, cuts, has_arrived, run_with as run, server};
 use crate::memory::{Cut, Server, Shared, requests};
 use crate::world::id;
 
-const CHECK: [&str; 4] = ["--verify", "true", "--verify-image", "x"];
+pub const CHECK: [&str; 4] = ["--verify", "true", "--verify-image", "x"];
 
 /// The same group, of which both members are on one node, and a kubelet whose pods end in this phase.
 fn on_one_node(before: fn(&mut Server, &http::Method, &str)) -> Shared {
@@ -29,7 +29,8 @@ fn on_one_node(before: fn(&mut Server, &http::Method, &str)) -> Shared {
     server
 }
 
-fn pods(server: &mut Server, status: &Value) {
+/// A kubelet: the pods of checks have this status.
+pub fn pods(server: &mut Server, status: &Value) {
     for (path, object) in &mut server.objects {
         if path.contains("/pods/slackwater-verify") {
             object["status"] = status.clone();
@@ -46,7 +47,7 @@ fn succeed(server: &mut Server, method: &http::Method, path: &str) {
     pods(server, &json!({"phase": "Succeeded"}));
 }
 
-fn fail(server: &mut Server, _: &http::Method, _: &str) {
+pub fn fail(server: &mut Server, _: &http::Method, _: &str) {
     pods(
         server,
         &json!({"phase": "Failed", "reason": "Evicted", "message": "no room"}),

@@ -10,6 +10,7 @@ use kubectl_slackwater::failure::Result;
 use kubectl_slackwater::restore::gone::{Gone, Which};
 use serde_json::{Value, json};
 
+use crate::checked::{CHECK, fail, pods};
 use crate::memory::{Cut, Server, Shared, client, requests};
 use crate::world::{DRIVER, POOLS, id};
 
@@ -187,8 +188,6 @@ fn a_restore_without_its_namespace_that_is_killed_at_any_request_is_completed_by
     assert_eq!(whole.lock().unwrap().changes.len(), before);
 }
 
-const CHECK: [&str; 4] = ["--verify", "true", "--verify-image", "x"];
-
 /// The same group on one node, and a kubelet whose pods end in this phase.
 fn on_one_node(phase: fn(&mut Server, &http::Method, &str)) -> Shared {
     let server = server();
@@ -200,26 +199,13 @@ fn on_one_node(phase: fn(&mut Server, &http::Method, &str)) -> Shared {
     server
 }
 
-fn pods_end(server: &mut Server, status: &Value) {
-    for (path, object) in &mut server.objects {
-        if path.contains("/pods/slackwater-verify") {
-            object["status"] = status.clone();
-        }
-    }
-}
-
 fn succeed(server: &mut Server, method: &http::Method, path: &str) {
     let pod = |change: &String| change.contains("/pods/slackwater-verify");
     let is_end = method == http::Method::DELETE && path.contains("/restore-");
     if is_end && !server.changes.iter().any(pod) {
         server.broken.push("nothing was checked".into());
     }
-    pods_end(server, &json!({"phase": "Succeeded"}));
-}
-
-fn fail(server: &mut Server, _: &http::Method, _: &str) {
-    let status = json!({"phase": "Failed", "reason": "Evicted", "message": "no room"});
-    pods_end(server, &status);
+    pods(server, &json!({"phase": "Succeeded"}));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{NAME_BYTES, cut};
 use crate::agent::RunningCopy;
-use crate::model::{VolumeId, is_claim};
+use crate::model::{VolumeId, is_claim, is_object_name};
 
 /// Maximum number of running copies that an agent may report.
 const MOST_COPIES: usize = 64;
@@ -21,7 +21,7 @@ pub(super) fn keep(copies: &mut Vec<RunningCopy>, pools: &BTreeSet<String>) {
         if !is_claim(&copy.claim) {
             copy.claim.clear();
         }
-        if !is_node(&copy.source_node) {
+        if !is_object_name(&copy.source_node) {
             copy.source_node.clear();
         }
         if copy.total_bytes > 0 {
@@ -29,13 +29,6 @@ pub(super) fn keep(copies: &mut Vec<RunningCopy>, pools: &BTreeSet<String>) {
         }
         copy.before_bytes = copy.before_bytes.min(copy.copied_bytes);
     }
-}
-
-/// Whether a Node can have this name.
-fn is_node(text: &str) -> bool {
-    let inner =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    text.len() <= NAME_BYTES && text.bytes().all(inner)
 }
 
 #[cfg(test)]
