@@ -172,6 +172,12 @@ impl Fixture {
                     "csi": {"driver": DRIVER, "volumeHandle": format!("handle-{uid}")}}})
             .to_string(),
         );
+        name
+    }
+
+    /// Creates the volume of a prime claim that a pod fills next.
+    fn provision_for_a_pod(&self, prime: &str) -> String {
+        let name = self.provision(prime);
         eventually("the prime claim is bound", || {
             self.get(&format!("pvc/{prime}"), ".status.phase") == "Bound"
         });
@@ -263,7 +269,7 @@ fn passes_the_node_on(fixture: &Fixture, prime: &str) {
 
 /// The first attempt fails, and leaves nothing.
 fn fails_once(fixture: &Fixture, prime: &str) -> Value {
-    let first = fixture.provision(prime);
+    let first = fixture.provision_for_a_pod(prime);
     fixture.wait_for_pod(prime);
     let pod = fixture
         .plane
@@ -296,7 +302,7 @@ fn fails_once(fixture: &Fixture, prime: &str) -> Value {
 }
 
 fn succeeds(fixture: &Fixture, prime: &str) {
-    let volume = fixture.provision(prime);
+    let volume = fixture.provision_for_a_pod(prime);
     fixture.wait_for_pod(prime);
     assert_eq!(fixture.get("pvc/data", ".status.phase"), "Pending");
     fixture.end_pod(prime, "Succeeded", 0, "");

@@ -98,7 +98,7 @@ pub fn twenty_claims_receive_content_once(fixture: &Fixture) {
     });
     let first = &begun(fixture)[0];
     let prime = prime_of(fixture, first);
-    let volume = fixture.provision(&prime);
+    let volume = fixture.provision_for_a_pod(&prime);
     fixture.wait_for_pod(&prime);
     assert_eq!(
         snapshots(fixture, ".metadata.name"),
@@ -161,6 +161,7 @@ fn from_the_snapshot(fixture: &Fixture, first: &str) {
         eventually("the prime claim names the snapshot", || {
             fixture.get(&format!("pvc/{prime}"), ".spec.dataSource.name") == snapshot
         });
+        // The controller may delete the prime claim before it is seen as bound.
         fixture.provision(&prime);
         eventually("the claim is bound", || {
             fixture.get(&format!("pvc/{claim}"), ".status.phase") == "Bound"
