@@ -69,9 +69,12 @@ impl Pool {
     pub fn of(object: &DynamicObject) -> Pool {
         let text = |pointer| object.text(pointer).to_string();
         let conditions = object.conditions().into_iter();
-        let is_problem = |[kind, status, reason, _]: &[&str; 4]| {
+        let is_problem = |[kind, status, reason, _]: &[&str; 4]| match *kind {
             // What the pool's definition allows is no problem.
-            *kind == "OwnMount" && *status == "False" && *reason != "AnyMount"
+            "OwnMount" => *status == "False" && *reason != "AnyMount",
+            // They exist only while what was requested waits.
+            "Adopted" | "Forgotten" => *status == "False",
+            _ => false,
         };
         let problems = conditions.filter(is_problem);
         let mut conditions = object.list("/status/conditions").iter();
@@ -426,6 +429,31 @@ mod tests {
         found
             .map(|one| format!("{} {}", one.claim, one.volume))
             .collect()
+    }
+
+    #[test]
+    fn problems_of_a_pool_are_conditions_that_wait_for_somebody() {
+        let condition = |kind: &str, status: &str, reason: &str| {
+            json!({"type": kind, "status": status, "reason": reason,
+                "message": format!("why {reason}")})
+        };
+        let pool = Pool::of(&object(json!({
+            "metadata": {"name": POOL},
+            "status": {"conditions": [
+                condition("OwnMount", "False", "AnyMount"),
+                condition("Evacuated", "False", "Evacuating"),
+                condition("Adopted", "False", "NotPresent"),
+                condition("Forgotten", "False", "Refused"),
+                condition("Forgotten", "True", "Done"),
+            ]},
+        })));
+        let expected = ["Adopted: why NotPresent", "Forgotten: why Refused"];
+        assert_eq!(pool.problems, expected);
+        let pool = Pool::of(&object(json!({
+            "metadata": {"name": POOL},
+            "status": {"conditions": [condition("OwnMount", "False", "NotMounted")]},
+        })));
+        assert_eq!(pool.problems, ["OwnMount: why NotMounted"]);
     }
 
     #[test]

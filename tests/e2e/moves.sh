@@ -211,6 +211,41 @@ test_a_restore_goes_to_the_node_of_its_pod() {
     note "$bytes bytes were received"
 }
 
+# A copy that takes long is in the status of its pool, with how much is done, until it has ended.
+test_a_restore_that_copies_shows_its_progress() {
+    two_nodes
+    local pool shown
+    [ -x "$TARGET/release/kubectl-slackwater" ] || { note "no $TARGET/release/kubectl-slackwater"; exit 77; }
+    class e2e-pod restore pod
+    claim source 200Mi
+    pod source -n "$NODE_2" source:/v
+    ready pod/source
+    inside source 'dd if=/dev/urandom of=/v/file bs=1M count=120 2>/dev/null; sync'
+    snapshot snap source
+    trap 'copy_rate 256Mi' EXIT
+    copy_rate 2Mi
+    claim restored 200Mi e2e-pod VolumeSnapshot/snap
+    pod reader -n "$NODE_1" restored:/v
+    pool=$(pool_id 1)
+    copy() { kubectl get "pool/$pool" -o "jsonpath={.status.copies.running[0].$1}"; }
+    is_running() { [ "$(copy claim)" = "$NS/restored" ] && [ "$(copy bytesDone)" -gt 0 ]; }
+    eventually 120 is_running || fail "copies: $(kubectl get "pool/$pool" -o 'jsonpath={.status.copies}')" || return 1
+    is "its kind and the node of its source" "$(copy kind) $(copy sourceNode)" "Restore $NODE_2"
+    note "$(copy bytesDone) of $(copy bytesTotal) bytes are done"
+    shown=$(PATH=$TARGET/release:$PATH kubectl slackwater status)
+    has "kubectl slackwater status" "$shown" "$NS/restored"
+    note "$(grep --fixed-strings "$NS/restored" <<<"$shown")"
+    ready pod/reader
+    is "the file" "$(inside reader 'sha256sum < /v/file')" "$(inside source 'sha256sum < /v/file')"
+    is_over() { [ -z "$(copy claim)" ]; }
+    eventually 120 is_over
+}
+# copy_rate RATE: how fast all copies together may read or write a pool
+copy_rate() {
+    helm upgrade slackwater "$E2E/../../deploy/chart" --namespace "$SYSTEM" --reuse-values --set "node.copyRate=$1" >/dev/null
+    kubectl -n "$SYSTEM" rollout status --timeout="$WAIT" daemonset/slackwater-node >/dev/null
+}
+
 # A clone has the content of one moment, although its source is written on the other node, and its hidden
 # snapshot is deleted.
 no_snapshots() { [ -z "$(pool_of 2 snapshots)" ]; }

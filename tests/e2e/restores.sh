@@ -322,6 +322,59 @@ rights_of_the_check() {
         sed "/^apiVersion: batch/d; s/check-pg/check-$NS/g; s/namespace: shop/namespace: $NS/"
 }
 
+# The CronJob of docs/restore.md restores and checks what a schedule takes, and the schedule reports its results.
+test_a_schedule_reports_the_checks_of_its_cronjob() {
+    local root schedule=snapshotschedules.slackwater.dev/hourly
+    with_schedules
+    LABELS='app: orders' claim data 100Mi
+    pod writer -c "echo precious > /v/file; sync; sleep 100000" data:/v
+    ready pod/writer
+    eventually 60 inside writer 'grep -q precious /v/file'
+    schedule hourly '7 3 * * *' slackwater
+    run_schedule hourly
+    k wait --for='jsonpath={.status.lastCutSlot}' --timeout="$WAIT" "$schedule" >/dev/null
+    restore_checked() { get "$schedule" ".status.conditions[?(@.type==\"RestoreChecked\")].$1"; }
+    becomes() { # REASON: of the condition. The controller reads the CronJob once a minute.
+        is_now() { [ "$(restore_checked reason)" = "$1" ]; }
+        eventually 240 is_now "$1" || fail "the condition is $(restore_checked reason): $(restore_checked message); $(k get jobs,pods,pvc)" || return 1
+        note "RestoreChecked: $(restore_checked status), $1: $(restore_checked message)"
+    }
+    k patch "$schedule" --type merge -p '{"spec": {"check": {"cronJob": "check"}}}' >/dev/null
+    becomes NoCronJob
+
+    # An image with the program of the release.
+    root=$(mktemp -d)
+    "$E2E/../cluster/image" copy "$root" "$TARGET/release/kubectl-slackwater"
+    "$E2E/../cluster/image" pack "$LOGS/kubectl-slackwater.tar" registry.example/kubectl-slackwater:test "$root"
+    rm -rf "$root"
+    "$E2E/../cluster/image" load "$LOGS/kubectl-slackwater.tar"
+    rm "$LOGS/kubectl-slackwater.tar"
+    rights_of_the_check | apply
+    check_with 'grep precious /restored/data/file'
+    becomes Checked
+    has "kubectl slackwater schedules" "$(slackwater schedules -o wide)" hourly
+    no_copies() { [ "$(k get pvc -o name | xargs)" = persistentvolumeclaim/data ]; }
+    eventually 60 no_copies || fail "claims: $(k get pvc)" || return 1
+
+    check_with 'grep absent /restored/data/file'
+    becomes CheckFailed
+    has "the event" "$(k get events --field-selector reason=RestoreCheckFailed -o 'jsonpath={.items[*].message}')" 'has not succeeded'
+    has "kubectl slackwater schedules" "$(slackwater schedules)" 'has not succeeded'
+    check_with 'grep precious /restored/data/file'
+    becomes Checked
+    gone cronjob/check
+    delete_all
+    eventually 60 no_copies || fail "claims: $(k get pvc)" || return 1
+}
+# check_with COMMAND: the CronJob of docs/restore.md, but each minute, with this check and another image.
+check_with() {
+    sed --quiet '/^    apiVersion: batch/,/^The image/s/^    //p' "$E2E/../../docs/restore.md" | sed \
+        -e "s/name: check-pg/name: check/; s/serviceAccountName: check-pg/serviceAccountName: check-$NS/; s/namespace: shop/namespace: $NS/" \
+        -e "s/--namespace=shop/--namespace=$NS/; s|schedule/pg|schedule/hourly|; s/30 3 /* * /" \
+        -e "s|registry.example/kubectl-slackwater|&:test|; s|--verify=.*|--verify=$1|" \
+        -e "s|postgres:17|docker.io/library/busybox:1.35.0|; /--verify-user/d" | apply
+}
+
 # A namespace is deleted with its group of snapshots, whose contents are Retain, and the group is restored into
 # another one, with interruptions. The PersistentVolume of one claim is Retain, so its name is known.
 test_a_group_is_restored_whose_namespace_is_gone() {

@@ -44,7 +44,7 @@ pub fn refuse(check: &Check, copies: &[Copy]) -> Result<()> {
     match block.filter(|_| check.verify.is_some() && !check.discard) {
         None => Ok(()),
         Some(copy) => Err(Failure::failed(format!(
-            "claim {} is a raw block volume, which cannot be read-only in a pod: --verify could change it; give --discard to check copies that are deleted then",
+            "claim {} is a raw block volume, which cannot be read-only in a pod: --verify could change it; check copies that are deleted then, with --discard and without --to-namespace",
             copy.claim
         ))),
     }
