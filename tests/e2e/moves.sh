@@ -232,7 +232,7 @@ test_a_restore_that_copies_shows_its_progress() {
     eventually 120 is_running || fail "copies: $(kubectl get "pool/$pool" -o 'jsonpath={.status.copies}')" || return 1
     is "its kind and the node of its source" "$(copy kind) $(copy sourceNode)" "Restore $NODE_2"
     note "$(copy bytesDone) of $(copy bytesTotal) bytes are done"
-    shown=$(PATH=$TARGET/release:$PATH kubectl slackwater status)
+    shown=$(PATH=$TARGET/release:$PATH kubectl slackwater status --all-namespaces)
     has "kubectl slackwater status" "$shown" "$NS/restored"
     note "$(grep --fixed-strings "$NS/restored" <<<"$shown")"
     ready pod/reader

@@ -324,7 +324,7 @@ rights_of_the_check() {
 
 # The CronJob of docs/restore.md restores and checks what a schedule takes, and the schedule reports its results.
 test_a_schedule_reports_the_checks_of_its_cronjob() {
-    local root schedule=snapshotschedules.slackwater.dev/hourly
+    local root schedule=snapshotschedules.slackwater.dev/hourly ACKNOWLEDGED=/dev/null # no client
     with_schedules
     LABELS='app: orders' claim data 100Mi
     pod writer -c "echo precious > /v/file; sync; sleep 100000" data:/v
