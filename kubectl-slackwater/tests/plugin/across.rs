@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::memory::{Cut, Server, Shared, client, requests};
 use crate::restores::CLASSES;
-use crate::world::{DRIVER, LONG, POOLS, World, id, said};
+use crate::world::{DRIVER, LONG, POOLS, World, id, said, without_waits};
 
 const SNAPSHOTS: &str = "/apis/snapshot.storage.k8s.io/v1";
 const GROUPS: &str = "/apis/groupsnapshot.storage.k8s.io/v1";
@@ -417,23 +417,12 @@ fn snapshots_are_restored_into_another_namespace() {
         .plane
         .kubectl(&["get", "pvc", "-n", "shop", "-o", "name"]);
     assert!(!former.contains("restore-"), "{former}");
-    // Whether the program waits for the controllers depends on their speed.
-    let waits = |line: &&str| {
-        let each = [
-            "is being",
-            "volumes exist; claim",
-            "it is read again",
-            "has changed since",
-        ];
-        !line.starts_with("! ") || !each.iter().any(|one| line.contains(one))
-    };
     let mut text = all.join("\n");
     uids.push(uid_of(&world, "before-upgrade"));
     for (n, uid) in uids.iter().enumerate() {
         text = text.replace(uid, &format!("UID-{n}"));
     }
-    let text: Vec<_> = text.lines().filter(waits).map(str::trim_end).collect();
-    insta::assert_snapshot!("restore_to_another_namespace", text.join("\n"));
+    insta::assert_snapshot!("restore_to_another_namespace", without_waits(&text));
 }
 
 fn uid_of(world: &World, snapshot: &str) -> String {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::across::READER;
 use crate::restores::CLASSES;
-use crate::world::{DRIVER, LONG, World, days_ago, id, listed, said};
+use crate::world::{DRIVER, LONG, World, days_ago, id, listed, said, without_waits};
 
 #[test]
 fn snapshots_are_restored_whose_namespace_is_gone() {
@@ -117,16 +117,7 @@ fn snapshots_are_restored_whose_namespace_is_gone() {
     for (n, uid) in uids.iter().enumerate() {
         text = text.replace(uid, &format!("UID-{n}"));
     }
-    // Whether the program waits for the controllers depends on their speed.
-    let each = [
-        "is not ready yet",
-        "volumes exist; claim",
-        "is being deleted",
-        "has changed since",
-    ];
-    let waits = |line: &&str| !line.starts_with("! ") || !each.iter().any(|it| line.contains(it));
-    let text: Vec<_> = text.lines().filter(waits).map(str::trim_end).collect();
-    insta::assert_snapshot!("restore_without_a_namespace", text.join("\n"));
+    insta::assert_snapshot!("restore_without_a_namespace", without_waits(&text));
 }
 
 /// A group of two members, of which the PersistentVolume of one is left.

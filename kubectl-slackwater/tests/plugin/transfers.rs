@@ -9,7 +9,7 @@ use kubectl_slackwater::transfer::{Way, advance, find, step::Place};
 use serde_json::{Value, json};
 
 use crate::memory::{Cut, Server, Shared, client, requests};
-use crate::world::{DRIVER, World};
+use crate::world::{DRIVER, World, without_waits};
 
 pub fn place(namespace: &str) -> Place {
     Place {
@@ -417,11 +417,7 @@ fn claims_go_to_another_namespace() {
         volume["status"]["phase"],
         volume["spec"]["claimRef"]["name"]
     ));
-    // Whether the program waits for the controllers depends on their speed.
-    let waits = |line: &&str| !line.starts_with("! ") || !line.contains("is being");
-    let text = all.join("\n");
-    let text: Vec<_> = text.lines().filter(waits).collect();
-    insta::assert_snapshot!("transfer", text.join("\n"));
+    insta::assert_snapshot!("transfer", without_waits(&all.join("\n")));
 }
 
 /// Transfers that are given up: one before and one after its claim was deleted.

@@ -366,6 +366,23 @@ impl World {
     }
 }
 
+/// What a program says while it waits for controllers, or when one of them has changed an object before it did:
+/// whether it does depends on their speed.
+const WAITS: [&str; 5] = [
+    "is being",
+    "is not ready yet",
+    "volumes exist; claim",
+    "it is read again",
+    "has changed since",
+];
+
+/// Texts of [`said`] without lines about waiting.
+pub fn without_waits(text: &str) -> String {
+    let waits = |line: &str| line.starts_with("! ") && WAITS.iter().any(|one| line.contains(one));
+    let lines = text.lines().filter(|line| !waits(line));
+    lines.map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
 /// The command, its output and its exit code as text. Times, ages in seconds and the widths of columns
 /// differ from run to run.
 pub fn said(words: &[&str], output: &Output) -> String {
