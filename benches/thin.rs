@@ -2,8 +2,8 @@
 //! by hand, and with `lvcreate -s`. It runs itself in a guest kernel (tests/guest), because the
 //! machine's own kernel may have no device mapper.
 //!
-//! `PART=calls`, `members`, `delayed`, `blocks` or `chunks` runs a part of it; `ROUNDS=3` is a
-//! shorter run.
+//! `PART=calls`, `delayed-calls`, `members`, `delayed`, `blocks` or `chunks` runs a part of it;
+//! `ROUNDS=3` is a shorter run.
 
 #![allow(
     clippy::disallowed_methods,
@@ -48,8 +48,9 @@ fn main() {
         return run_in_guest();
     }
     let part = std::env::var("PART").unwrap_or_default();
-    let parts: [(&str, fn()); 5] = [
+    let parts: [(&str, fn()); 6] = [
         ("calls", calls::measure),
+        ("delayed-calls", calls::measure_with_slow_flushes),
         ("members", cuts::members),
         ("delayed", cuts::members_with_slow_flushes),
         ("blocks", cuts::blocks),

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use slackwater::host::{
     DeviceHold, Effect, Host, MountSpec, NodeKind, PreparedThinSnapshot, Signature, ThinMessage,
@@ -33,11 +35,20 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("plain names")
 }
 
-/// Changes which devices the guest's LVM reads.
-fn switch_filter(from: &str, to: &str) {
+/// Whether the guest's LVM reads its disks. While another device is above one of them, LVM would find
+/// the same group twice.
+fn read_disks(yes: bool) {
     const CONFIGURATION: &str = "/etc/lvm/lvm.conf";
-    let text = std::fs::read_to_string(CONFIGURATION).expect("the guest's configuration");
-    std::fs::write(CONFIGURATION, text.replace(from, to)).expect("the guest's configuration");
+    let mut text = std::fs::read_to_string(CONFIGURATION).expect("the guest's configuration");
+    // In User Mode Linux, and in QEMU.
+    for disk in ["|^/dev/ubd", "|^/dev/vd"] {
+        let (accept, reject) = (format!("\"a{disk}"), format!("\"r{disk}"));
+        text = match yes {
+            true => text.replace(&reject, &accept),
+            false => text.replace(&accept, &reject),
+        };
+    }
+    std::fs::write(CONFIGURATION, text).expect("the guest's configuration");
 }
 
 /// A thin pool of LVM. When it is dropped, the group is removed.
@@ -57,8 +68,7 @@ impl Group {
                 let (sectors, dev) = (sectors.trim(), below);
                 let table = format!("0 {sectors} delay {dev} 0 0 {dev} 0 0 {dev} 0 2");
                 run("dmsetup", &["create", "pv-delayed", "--table", &table]);
-                // Else LVM finds the same group twice.
-                switch_filter("\"a|^/dev/ubd", "\"r|^/dev/ubd");
+                read_disks(false);
                 "/dev/mapper/pv-delayed".into()
             }
         };
@@ -88,7 +98,7 @@ impl Drop for Group {
             && succeeds("pvremove", &["--yes", &self.device])
             && (!self.is_delayed || succeeds("dmsetup", &["remove", "--retry", "pv-delayed"]));
         if self.is_delayed {
-            switch_filter("\"r|^/dev/ubd", "\"a|^/dev/ubd");
+            read_disks(true);
         }
         assert!(removed || std::thread::panicking(), "the group is removed");
     }
@@ -289,7 +299,12 @@ impl ThinHand {
             hand.store(hand.trash.parent().expect("a folder"));
             self.mark.set(self.next.get());
         }
-        self.message(ThinMessage::Delete { id });
+        let (pool, message) = (&self.pool, ThinMessage::Delete { id });
+        // Udev opens a device that is closed, to look at it, and keeps it for a moment.
+        while let Err(error) = hand.host.perform(&Effect::ThinMessage { pool, message }) {
+            assert_eq!(error.code(), Some(Errno::EBUSY), "{error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let path = &to.join("record.json");
         hand.perform(Effect::RemoveFile { path });
         hand.perform(Effect::RemoveDir { path: to });
