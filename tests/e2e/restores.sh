@@ -347,7 +347,7 @@ test_a_schedule_reports_the_checks_of_its_cronjob() {
     "$E2E/../cluster/image" copy "$root" "$TARGET/release/kubectl-slackwater"
     "$E2E/../cluster/image" pack "$LOGS/kubectl-slackwater.tar" registry.example/kubectl-slackwater:test "$root"
     rm -rf "$root"
-    "$E2E/../cluster/image" load "$LOGS/kubectl-slackwater.tar"
+    load_image "$LOGS/kubectl-slackwater.tar"
     rm "$LOGS/kubectl-slackwater.tar"
     rights_of_the_check | apply
     check_with 'grep precious /restored/data/file'

@@ -175,15 +175,6 @@ impl Fixture {
         name
     }
 
-    /// Creates the volume of a prime claim that a pod fills next.
-    fn provision_for_a_pod(&self, prime: &str) -> String {
-        let name = self.provision(prime);
-        eventually("the prime claim is bound", || {
-            self.get(&format!("pvc/{prime}"), ".status.phase") == "Bound"
-        });
-        name
-    }
-
     /// The pod of a prime claim, once it is recorded.
     fn wait_for_pod(&self, prime: &str) -> String {
         let mut uid = String::new();
@@ -269,7 +260,7 @@ fn passes_the_node_on(fixture: &Fixture, prime: &str) {
 
 /// The first attempt fails, and leaves nothing.
 fn fails_once(fixture: &Fixture, prime: &str) -> Value {
-    let first = fixture.provision_for_a_pod(prime);
+    let first = fixture.provision(prime);
     fixture.wait_for_pod(prime);
     let pod = fixture
         .plane
@@ -302,7 +293,7 @@ fn fails_once(fixture: &Fixture, prime: &str) -> Value {
 }
 
 fn succeeds(fixture: &Fixture, prime: &str) {
-    let volume = fixture.provision_for_a_pod(prime);
+    let volume = fixture.provision(prime);
     fixture.wait_for_pod(prime);
     assert_eq!(fixture.get("pvc/data", ".status.phase"), "Pending");
     fixture.end_pod(prime, "Succeeded", 0, "");

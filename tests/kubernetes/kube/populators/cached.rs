@@ -98,7 +98,7 @@ pub fn twenty_claims_receive_content_once(fixture: &Fixture) {
     });
     let first = &begun(fixture)[0];
     let prime = prime_of(fixture, first);
-    let volume = fixture.provision_for_a_pod(&prime);
+    let volume = fixture.provision(&prime);
     fixture.wait_for_pod(&prime);
     assert_eq!(
         snapshots(fixture, ".metadata.name"),
