@@ -2,8 +2,8 @@
 //! by hand, and with `lvcreate -s`. It runs itself in a guest kernel (tests/guest), because the
 //! machine's own kernel may have no device mapper.
 //!
-//! `PART=calls`, `delayed-calls`, `members`, `delayed`, `blocks` or `chunks` runs a part of it;
-//! `ROUNDS=3` is a shorter run.
+//! `PART=calls`, `delayed-calls`, `members`, `delayed`, `blocks`, `chunks` or `topolvm` runs a part
+//! of it; `ROUNDS=3` is a shorter run. `LVMD` is TopoLVM's program `lvmd`, for the last part.
 
 #![allow(
     clippy::disallowed_methods,
@@ -22,6 +22,8 @@ mod fixture;
 mod hand;
 #[path = "measure/mod.rs"]
 mod measure;
+#[path = "thin/topolvm.rs"]
+mod topolvm;
 
 use std::path::Path;
 use std::process::Command;
@@ -32,7 +34,7 @@ fn run_in_guest() {
     let mut command = Command::new(run);
     // Sparse: only what is written takes memory of the machine.
     command.args(["--timeout", "3000", "--disk", "pool:16G"]);
-    for name in ["PART", "ROUNDS"] {
+    for name in ["PART", "ROUNDS", "LVMD"] {
         if let Ok(value) = std::env::var(name) {
             command.args(["--env", &format!("{name}={value}")]);
         }
@@ -48,13 +50,14 @@ fn main() {
         return run_in_guest();
     }
     let part = std::env::var("PART").unwrap_or_default();
-    let parts: [(&str, fn()); 6] = [
+    let parts: [(&str, fn()); 7] = [
         ("calls", calls::measure),
         ("delayed-calls", calls::measure_with_slow_flushes),
         ("members", cuts::members),
         ("delayed", cuts::members_with_slow_flushes),
         ("blocks", cuts::blocks),
         ("chunks", chunks::measure),
+        ("topolvm", topolvm::measure),
     ];
     for (name, measure) in parts {
         if part.is_empty() || part == name {

@@ -1,7 +1,7 @@
 //! A CSI client with short methods for the calls that tests often make.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater::csi::controller_client::ControllerClient;
@@ -10,7 +10,7 @@ use slackwater::csi::node_client::NodeClient;
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use slackwater::csi::{self, CapacityRange, VolumeCapability};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::WAIT_TIMEOUT;
@@ -52,17 +52,8 @@ fn text(path: &Path) -> String {
 impl Client {
     /// Connects at the first call.
     pub fn new(socket: &Path) -> Client {
-        let path: PathBuf = socket.to_path_buf();
-        let connector = tower::service_fn(move |_: Uri| {
-            let path = path.clone();
-            async move {
-                tokio::net::UnixStream::connect(path)
-                    .await
-                    .map(hyper_util::rt::TokioIo::new)
-            }
-        });
-        let channel =
-            Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        let channel = endpoint.unwrap().connect_lazy();
         Client { channel }
     }
 
