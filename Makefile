@@ -141,7 +141,9 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 # with many threads, because most of their time they wait. The two that wait longest are built and started first.
 QUICK_SKIP := descriptor:: ::root_
 QUICK_PROGRAMS := unprivileged kubernetes simulated
-QUICK_TEST := $(CARGO) test --locked --no-fail-fast --features fault
+# Optimized a little: the tests take half the processor time, and a build after a change no longer. Only the
+# first build is longer, by several minutes, so `make test` does without.
+QUICK_TEST := CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO) test --locked --no-fail-fast --features fault
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
 	@$(QUICK_TEST) --no-run --test kubernetes --test unprivileged
