@@ -141,8 +141,8 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 # with many threads, because most of their time they wait. The two that wait longest are built and started first.
 QUICK_SKIP := descriptor:: ::root_
 QUICK_PROGRAMS := unprivileged kubernetes simulated
-# Optimized a little: the tests take half the processor time, and a build after a change no longer. Only the
-# first build is longer, by several minutes, so `make test` does without.
+# With a little optimization the unit tests take less than half the processor time, and a build after a change
+# takes as long as without. The first build takes several minutes more, so `make test` does without it.
 QUICK_TEST := CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO) test --locked --no-fail-fast --features fault
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute

@@ -2,19 +2,19 @@
 //! runs LVM's programs. Both use a thin pool of their own in the same volume group, and are called
 //! over a unix socket. `LVMD` is the path of the program, which TopoLVM's sources build.
 
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use slackwater::model::FsType;
 use slackwater_testkit::{eventually, mount, run};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-use super::fixture::{Fixture, GROUP, SIZE};
+use super::fixture::{Fixture, GROUP, SIZE, text};
 use super::hand::write_back;
 use super::measure::{Pairs, Spread, given, timed};
 
@@ -59,7 +59,7 @@ struct Answer {}
 /// A running lvmd.
 struct Lvmd<'a> {
     fixture: &'a Fixture,
-    socket: PathBuf,
+    channel: Channel,
     process: Child,
 }
 
@@ -83,19 +83,20 @@ impl<'a> Lvmd<'a> {
             .stderr(Stdio::null())
             .spawn();
         let process = process.expect("lvmd starts");
-        eventually("lvmd serves", || socket.exists());
+        eventually("lvmd listens", || UnixStream::connect(&socket).is_ok());
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        let endpoint = endpoint.expect("a plain path");
+        let channel = fixture.runtime.block_on(endpoint.connect());
         Lvmd {
             fixture,
-            socket,
+            channel: channel.expect("lvmd listens"),
             process,
         }
     }
 
     fn call(&self, method: &'static str, request: impl prost::Message + 'static) {
         let done = self.fixture.runtime.block_on(async {
-            let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()));
-            let channel = endpoint.expect("a plain path").connect_lazy();
-            let mut client = Grpc::new(channel);
+            let mut client = Grpc::new(self.channel.clone());
             client.ready().await.expect("lvmd listens");
             let path = PathAndQuery::from_static(method);
             let codec = ProstCodec::<_, Answer>::default();
@@ -131,8 +132,7 @@ impl Life<'_> {
         let done = self.lvmd.fixture.runtime.block_on(async {
             match call {
                 "create" => {
-                    let how = mount(FsType::Ext4.name());
-                    self.volume = client.create(name, SIZE, how, &[]).await?;
+                    self.volume = client.create(name, SIZE, mount("ext4"), &[]).await?;
                 }
                 "snapshot" => {
                     let created = client.snapshot(name, &self.volume, &[]).await?;
@@ -200,10 +200,6 @@ impl Life<'_> {
         run("umount", &[text(&self.staging[1])]);
         run("udevadm", &["settle"]);
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("plain names")
 }
 
 pub fn measure() {
