@@ -136,24 +136,13 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
-# trials, whose number is printed; `make soak` has all of them. What needs root, a download or the
-# programs of `make cluster` is left out, except for helm, if it is built. The test programs run side by side,
-# with many threads, because most of their time they wait. The two that wait longest are built and started first.
-QUICK_SKIP := descriptor:: ::root_
-QUICK_PROGRAMS := unprivileged kubernetes simulated
+# trials, whose number is printed; `make soak` has all of them. What needs root, or a download other than helm, is
+# left out. The programs that wait longest come first.
 # With a little optimization the unit tests take less than half the processor time, and a build after a change
 # takes as long as without. The first build takes several minutes more, so `make test` does without it.
-QUICK_TEST := CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO) test --locked --no-fail-fast --features fault
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
-	@$(QUICK_TEST) --no-run --test kubernetes --test unprivileged
-	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
-	$(MAKE) --jobs --output-sync --keep-going quick-kubernetes quick-unprivileged quick-simulated quick-lib
-
-.PHONY: quick-lib $(QUICK_PROGRAMS:%=quick-%)
-quick-lib $(QUICK_PROGRAMS:%=quick-%): quick-%:
-	@CLUSTER_CACHE=/dev/null RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((8 * $$(nproc)))} \
-	$(QUICK_TEST) $(if $(filter lib,$*),--lib,--test $*) -- $(QUICK_SKIP:%=--skip %)
+	@CARGO=$(CARGO) CARGO_PROFILE_DEV_OPT_LEVEL=1 tests/quick unprivileged kubernetes simulated
 
 .PHONY: helm
 helm: # builds helm, which the tests of the chart use

@@ -2,7 +2,8 @@
 //! fewest mutations.
 //!
 //! A few seconds of it run with the other tests, always with the same inputs. `make fuzz` sets
-//! `FUZZ_SECONDS`, and each target then runs for that long with new inputs.
+//! `FUZZ_SECONDS`, and each target then runs for that long with new inputs. `make quick` sets
+//! `FUZZ_INPUTS` to fewer than usual.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -13,7 +14,7 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use prost::Message;
 
-/// Inputs of one campaign.
+/// Inputs of one campaign, unless `FUZZ_INPUTS` is set. With as many, each planted bug is found.
 const INPUTS: u32 = 20_000;
 /// The most mutations of one input.
 const MUTATIONS: usize = 6;
@@ -146,11 +147,12 @@ fn inputs(seeds: &[Vec<u8>]) -> impl Strategy<Value = Input> {
 
 fn campaign(
     rng: TestRng,
+    cases: u32,
     seeds: &[Vec<u8>],
     target: &impl Fn(&[u8]),
 ) -> Result<(), TestError<Input>> {
     let config = Config {
-        cases: INPUTS,
+        cases,
         failure_persistence: None,
         ..Config::default()
     };
@@ -158,6 +160,15 @@ fn campaign(
         target(&input.0);
         Ok(())
     })
+}
+
+/// A variable of the environment.
+fn number(variable: &str) -> Option<u32> {
+    let text = std::env::var(variable).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is a number")),
+    )
 }
 
 fn fixed() -> TestRng {
@@ -179,16 +190,16 @@ fn new_inputs() -> TestRng {
 /// # Panics
 /// Panics at a smallest input that fails, and if the planted bug is not found.
 pub fn fuzz(name: &str, seeds: &[Vec<u8>], target: impl Fn(&[u8]), planted: impl Fn(&[u8])) {
-    let seconds = std::env::var("FUZZ_SECONDS").ok();
-    let seconds = seconds.map(|text| text.parse().expect("FUZZ_SECONDS is a number"));
+    let seconds = number("FUZZ_SECONDS").map(u64::from);
+    let cases = number("FUZZ_INPUTS").unwrap_or(INPUTS);
     let begun = Instant::now();
     let mut rng = fixed();
     let mut done = 0;
     loop {
-        if let Err(failure) = campaign(rng, seeds, &target) {
+        if let Err(failure) = campaign(rng, cases, seeds, &target) {
             panic!("{name}: {failure}");
         }
-        done += u64::from(INPUTS);
+        done += u64::from(cases);
         match seconds.map(Duration::from_secs) {
             Some(least) if begun.elapsed() < least => {}
             Some(_) | None => break,
@@ -200,7 +211,7 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], target: impl Fn(&[u8]), planted: impl
         begun.elapsed().as_secs_f64()
     );
     assert!(
-        campaign(fixed(), seeds, &planted).is_err(),
+        campaign(fixed(), INPUTS, seeds, &planted).is_err(),
         "{name}: a planted bug was not found"
     );
 }
