@@ -126,8 +126,7 @@ fn main() {
         }
         // The first round is a warm-up.
         if round > 0 {
-            pairs.ours.push(times[0]);
-            pairs.hand.push(times[1]);
+            pairs.add(times[0], times[1]);
         }
         driver.delete(&clones, &[cached, fresh]);
     }

@@ -54,10 +54,8 @@ fn main() {
             fs::remove_file(&target).unwrap();
             // The first round is a warm-up.
             if round > 0 {
-                to_copy.ours.push(clone);
-                to_copy.hand.push(copy);
-                to_hand.ours.push(clone);
-                to_hand.hand.push(hand);
+                to_copy.add(clone, copy);
+                to_hand.add(clone, hand);
             }
         }
         println!(

@@ -230,8 +230,7 @@ fn main() {
         let (blank, hand) = start(&empty, &none, &runtime);
         drop(blank);
         if round > 0 {
-            starts.ours.push(ours);
-            starts.hand.push(hand);
+            starts.add(ours, hand);
         }
     }
     let (server, _) = start(&scratch, &pool, &runtime);

@@ -200,11 +200,9 @@ async fn copies() {
             continue;
         }
         for (pairs, theirs) in [(&mut direct, with_direct), (&mut buffered, with_cache)] {
-            pairs.ours.push(theirs);
-            pairs.hand.push(plain);
+            pairs.add(theirs, plain);
         }
-        verified.ours.push(checked);
-        verified.hand.push(plain);
+        verified.add(checked, plain);
         ours.push(used / gib);
         hand.push(used_by_hand / gib);
     }

@@ -50,6 +50,11 @@ pub struct Pairs {
 }
 
 impl Pairs {
+    pub fn add(&mut self, ours: f64, hand: f64) {
+        self.ours.push(ours);
+        self.hand.push(hand);
+    }
+
     /// The quotient of each pair.
     pub fn ratio(&self) -> Spread {
         Spread::of(self.both().map(|(ours, hand)| ours / hand))

@@ -84,8 +84,7 @@ pub async fn measure() {
                 hand
             })
         });
-        pairs.ours.push(ours);
-        pairs.hand.push(hand);
+        pairs.add(ours, hand);
     }
     println!(
         "| writes/s beside a copy at {RATE} MiB/s / beside a local reader at that rate | {} |",

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use slackwater::model::FsType;
 use slackwater_testkit::mount;
 use slackwater_testkit::snapshots::from_snapshot;
 
-use super::cuts::counted;
+use super::cuts::flushes;
 use super::fixture::{Fixture, SIZE};
 use super::hand::write_back;
-use super::measure::{Pairs, Spread, given};
+use super::measure::{Pairs, Spread, given, timed};
 
 const CALLS: [&str; 11] = [
     // A call that does nothing: the cost of gRPC in the guest.
@@ -26,6 +28,72 @@ const CALLS: [&str; 11] = [
     "delete",
     "delete a snapshot",
 ];
+
+/// What the kernel counts, of everything that runs in the guest. On one machine these numbers depend little on other
+/// work, and tell where the time of a call goes.
+const COUNTED: [&str; 4] = [
+    "flushes",
+    "threads and processes started",
+    "context switches",
+    "page faults",
+];
+
+/// The duration in milliseconds, and what the kernel has counted during the work.
+struct Cost(f64, [f64; COUNTED.len()]);
+
+impl Cost {
+    fn of(work: impl FnOnce()) -> Cost {
+        let before = counters();
+        let ((), took) = timed(work);
+        let after = counters();
+        Cost(took, std::array::from_fn(|at| after[at] - before[at]))
+    }
+}
+
+fn counters() -> [f64; COUNTED.len()] {
+    let of = |file: &str, key: &str| -> f64 {
+        let text = std::fs::read_to_string(file).expect("the kernel's counters");
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let line = lines.find(|(name, _)| *name == key);
+        let number = line.and_then(|(_, number)| number.trim().parse().ok());
+        number.unwrap_or_else(|| panic!("{file} has {key}"))
+    };
+    [
+        flushes() as f64,
+        of("/proc/stat", "processes"),
+        of("/proc/stat", "ctxt"),
+        of("/proc/vmstat", "pgfault"),
+    ]
+}
+
+/// What the same takes on each kernel: how much of a call's time is the price of this one.
+fn print_prices() {
+    let (to, asked) = channel::<()>();
+    let (answer, answered) = channel();
+    let echo = thread::spawn(
+        move || {
+            while asked.recv().is_ok() && answer.send(()).is_ok() {}
+        },
+    );
+    let price = |what: &str, work: &mut dyn FnMut()| {
+        const TIMES: usize = 200;
+        let took = (0..TIMES).map(|_| timed(&mut *work).1 * 1e3);
+        println!("| {what} | {} |", Spread::of(took));
+    };
+    println!("\n| | us |\n|---|---|");
+    price("a system call", &mut || {
+        nix::unistd::getppid();
+    });
+    price("a message to another thread, and its answer", &mut || {
+        to.send(()).expect("the thread runs");
+        answered.recv().expect("the thread runs");
+    });
+    price("a thread that is started and joined", &mut || {
+        thread::spawn(|| {}).join().expect("no panic");
+    });
+    drop(to);
+    echo.join().expect("no panic");
+}
 
 /// One life of a volume.
 struct Life<'a> {
@@ -137,7 +205,8 @@ pub fn measure_with_slow_flushes() {
 fn compare(is_delayed: bool) {
     let rounds = given("ROUNDS", 12);
     let fixture = Fixture::new(is_delayed);
-    let mut times: BTreeMap<(&str, &str), [Pairs; 2]> = BTreeMap::new();
+    print_prices();
+    let mut costs: BTreeMap<(&str, &str), (Pairs, [Pairs; COUNTED.len()])> = BTreeMap::new();
     for round in 0..=rounds {
         for fs in [FsType::Ext4, FsType::Xfs] {
             let life = |who: &str| Life::new(&fixture, fs, format!("{who}-{fs}-{round}"));
@@ -149,21 +218,22 @@ fn compare(is_delayed: bool) {
                         write_back(path);
                     }
                 }
-                let mut took = [(0.0, 0.0); 2];
+                let mut of = [const { Cost(0.0, [0.0; COUNTED.len()]) }; 2];
                 for turn in 0..2 {
                     let who = (round + turn) % 2;
-                    took[who] = match who {
-                        0 => counted(|| ours.driver(call, &mut our_ids)),
-                        _ => counted(|| theirs.effects(call, &mut their_ids)),
+                    of[who] = match who {
+                        0 => Cost::of(|| ours.driver(call, &mut our_ids)),
+                        _ => Cost::of(|| theirs.effects(call, &mut their_ids)),
                     };
                 }
                 // The first round is a warm-up.
                 if round > 0 {
-                    let pairs = times.entry((call, fs.name())).or_default();
-                    pairs[0].ours.push(took[0].0);
-                    pairs[0].hand.push(took[1].0);
-                    pairs[1].ours.push(took[0].1);
-                    pairs[1].hand.push(took[1].1);
+                    let [Cost(our_time, our_counts), Cost(their_time, their_counts)] = of;
+                    let (times, counts) = costs.entry((call, fs.name())).or_default();
+                    times.add(our_time, their_time);
+                    for (at, pairs) in counts.iter_mut().enumerate() {
+                        pairs.add(our_counts[at], their_counts[at]);
+                    }
                 }
             }
             ours.driver("end", &mut our_ids);
@@ -171,25 +241,36 @@ fn compare(is_delayed: bool) {
         }
     }
     fixture.end();
+    let middle = |values: &[f64]| Spread::of(values.iter().copied()).middle;
     println!("\n{rounds} rounds; medians in ms, then of pairs the median and the quartiles\n");
     println!(
-        "| call | | driver | effects | driver / effects | undisturbed | driver - effects, ms | flushes, driver and effects |"
+        "| call | | driver | effects | driver / effects | undisturbed | driver - effects, ms |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|");
     for call in CALLS {
         for fs in ["ext4", "xfs"] {
-            let [pairs, flushes] = &times[&(call, fs)];
-            let middle = |values: &[f64]| Spread::of(values.iter().copied()).middle;
+            let (times, _) = &costs[&(call, fs)];
             println!(
-                "| {call} | {fs} | {:.2} | {:.2} | {} | {:.2} | {} | {:.0} and {:.0} |",
-                middle(&pairs.ours),
-                middle(&pairs.hand),
-                pairs.ratio(),
-                pairs.undisturbed(),
-                pairs.more(),
-                middle(&flushes.ours),
-                middle(&flushes.hand),
+                "| {call} | {fs} | {:.2} | {:.2} | {} | {:.2} | {} |",
+                middle(&times.ours),
+                middle(&times.hand),
+                times.ratio(),
+                times.undisturbed(),
+                times.more(),
             );
+        }
+    }
+    println!("\nmedians, of the driver and of the effects\n");
+    println!("| call | | {} |", COUNTED.join(" | "));
+    println!("|---|---|{}", "---|".repeat(COUNTED.len()));
+    for call in CALLS {
+        for fs in ["ext4", "xfs"] {
+            let (_, counts) = &costs[&(call, fs)];
+            let both = |pairs: &Pairs| {
+                format!("{:.0} and {:.0}", middle(&pairs.ours), middle(&pairs.hand))
+            };
+            let columns: Vec<_> = counts.iter().map(both).collect();
+            println!("| {call} | {fs} | {} |", columns.join(" | "));
         }
     }
 }

@@ -25,7 +25,7 @@ const BLOCKS: [u64; 3] = [1, 1_000, 100_000];
 pub struct Page(pub [u8; 4096]);
 
 /// Flushes that the disk below everything has completed (Documentation/block/stat.rst).
-fn flushes() -> u64 {
+pub fn flushes() -> u64 {
     let disk = slackwater_testkit::guest::disk("pool").replace("/dev/", "/sys/block/");
     let line = std::fs::read_to_string(disk + "/stat").expect("its statistics");
     let field = line.split_whitespace().nth(15).expect("the field");
@@ -43,7 +43,7 @@ struct Cut {
 }
 
 /// The duration in milliseconds, and the flushes.
-pub fn counted(work: impl FnOnce()) -> (f64, f64) {
+fn counted(work: impl FnOnce()) -> (f64, f64) {
     let before = flushes();
     let ((), took) = timed(work);
     (took, (flushes() - before) as f64)
@@ -256,8 +256,7 @@ fn by_lvm(fixture: &Fixture, ids: &[String], rounds: usize) {
                 run("lvremove", &["--yes", &format!("{GROUP}/copy-{n}")]);
             }
             if round > 0 {
-                pairs.ours.push(lvm);
-                pairs.hand.push(ours);
+                pairs.add(lvm, ours);
             }
         }
         let lvm = Spread::of(pairs.ours.iter().copied());

@@ -231,8 +231,7 @@ pub fn measure() {
             }
             // The first round is a warm-up.
             if round > 0 {
-                pairs.ours.push(took[1]);
-                pairs.hand.push(took[0]);
+                pairs.add(took[1], took[0]);
             }
             match *call {
                 "create" => life.mount(),
