@@ -75,7 +75,7 @@ impl Volume {
         let mut config = json!({
             "source": {"http": {"url": url, "unverified": true}},
             "target": {"filesystem": self.root()},
-            "limits": {"seconds": 60, "silenceSeconds": 2},
+            "limits": {"seconds": 60, "silenceSeconds": 20},
         });
         merge(&mut config, more);
         config
