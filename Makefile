@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin:$(PATH)
 
 CARGO := cargo
+# Leaves the tests that have passed out of the output of cargo.
+WITHOUT_PASSED := sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 LOGS := $(TARGET)/test-logs
 CARGO_DENY := 0.20.2
@@ -125,7 +127,7 @@ TEST_MEMBERS := --package slackwater --package slackwater-core --package slackwa
 $(CARGO_PARTS): tests-%: helm packages
 	@mkdir -p $(LOGS); echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast $(TEST_MEMBERS) --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast $(TEST_MEMBERS) --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | $(WITHOUT_PASSED)
 
 # A quarter of the sweeps, which the commit selects: `make soak` has all of them.
 .PHONY: tests-thin
@@ -133,16 +135,23 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 	@mkdir -p $(LOGS)
 	@sweep=$${SLACKWATER_SWEEP:-$$((PROPTEST_RNG_SEED % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"; \
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=$$sweep RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
-	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | sed --unbuffered '/^test .* \.\.\. ok$$/d; /^$$/d'
+	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | $(WITHOUT_PASSED)
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
-# trials, whose number is printed; `make soak` has all of them. What needs root, or a download other than helm, is
-# left out. The programs that wait longest come first.
+# trials, whose number is printed; `make soak` has all of them. Only a quarter of the usual inputs is fuzzed. What
+# needs root, or a download other than helm, is left out. Many tests run at once, because most of their time they wait.
 # With a little optimization the unit tests take less than half the processor time, and a build after a change
 # takes as long as without. The first build takes several minutes more, so `make test` does without it.
+quick: export CARGO_PROFILE_DEV_OPT_LEVEL := 1
+quick: export FUZZ_INPUTS ?= 5000
+quick: export RUST_TEST_THREADS ?= $(shell echo $$((8 * $$(nproc))))
+quick: export CLUSTER_CACHE := /dev/null
+quick: export PACKAGES_CACHE := /dev/null
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
-	@CARGO=$(CARGO) CARGO_PROFILE_DEV_OPT_LEVEL=1 tests/quick unprivileged kubernetes simulated
+	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
+	tests/side-by-side --locked --features fault --lib --test unprivileged --test kubernetes --test simulated \
+	-- --skip descriptor:: --skip ::root_ 2>&1 | $(WITHOUT_PASSED)
 
 .PHONY: helm
 helm: # builds helm, which the tests of the chart use
