@@ -10,7 +10,7 @@ use slackwater_testkit::mount;
 use slackwater_testkit::snapshots::from_snapshot;
 
 use super::cuts::flushes;
-use super::fixture::{Fixture, SIZE};
+use super::fixture::{Fixture, SIZE, without_udev};
 use super::hand::write_back;
 use super::measure::{Pairs, Spread, given, timed};
 
@@ -43,10 +43,12 @@ struct Cost(f64, [f64; COUNTED.len()]);
 
 impl Cost {
     fn of(work: impl FnOnce()) -> Cost {
-        let before = counters();
-        let ((), took) = timed(work);
-        let after = counters();
-        Cost(took, std::array::from_fn(|at| after[at] - before[at]))
+        without_udev(|| {
+            let before = counters();
+            let ((), took) = timed(work);
+            let after = counters();
+            Cost(took, std::array::from_fn(|at| after[at] - before[at]))
+        })
     }
 }
 

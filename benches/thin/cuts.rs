@@ -10,7 +10,7 @@ use slackwater::model::FsType;
 use slackwater_testkit::snapshots::members as members_of;
 use slackwater_testkit::{block, mount, run, succeeds};
 
-use super::fixture::{Fixture, GROUP, MAPPED};
+use super::fixture::{Fixture, GROUP, MAPPED, without_udev};
 use super::measure::{Pairs, Spread, given, timed};
 
 const MEMBERS: usize = 16;
@@ -44,9 +44,11 @@ struct Cut {
 
 /// The duration in milliseconds, and the flushes.
 fn counted(work: impl FnOnce()) -> (f64, f64) {
-    let before = flushes();
-    let ((), took) = timed(work);
-    (took, (flushes() - before) as f64)
+    without_udev(|| {
+        let before = flushes();
+        let ((), took) = timed(work);
+        (took, (flushes() - before) as f64)
+    })
 }
 
 /// Takes a snapshot of one volume or of a group, and deletes it.
@@ -137,7 +139,7 @@ fn compare_members(is_delayed: bool) {
         for id in copies {
             thin.message(ThinMessage::Delete { id });
         }
-        let windows = [thin.cut(&by_hand[..1]), thin.cut(&by_hand)];
+        let windows = without_udev(|| [thin.cut(&by_hand[..1]), thin.cut(&by_hand)]);
         // The first round is a warm-up.
         if round > 0 {
             one.push(first);
