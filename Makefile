@@ -148,7 +148,7 @@ quick: export RUST_TEST_THREADS ?= $(shell echo $$((8 * $$(nproc))))
 quick: export CLUSTER_CACHE := /dev/null
 quick: export PACKAGES_CACHE := /dev/null
 .PHONY: quick
-quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
+quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; one or two minutes
 	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
 	tests/side-by-side --locked --features fault --lib --test unprivileged --test kubernetes --test simulated \
 	-- --skip descriptor:: --skip ::root_ 2>&1 | $(WITHOUT_PASSED)
