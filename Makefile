@@ -142,7 +142,6 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 # needs root, or a download other than helm, is left out. Many tests run at once, because most of their time they wait.
 # With a little optimization the unit tests take less than half the processor time, and a build after a change
 # takes as long as without. The first build takes several minutes more, so `make test` does without it.
-quick: export CARGO_PROFILE_DEV_OPT_LEVEL := 1
 quick: export FUZZ_INPUTS ?= 5000
 quick: export RUST_TEST_THREADS ?= $(shell echo $$((8 * $$(nproc))))
 quick: export CLUSTER_CACHE := /dev/null
@@ -150,7 +149,7 @@ quick: export PACKAGES_CACHE := /dev/null
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; one or two minutes
 	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
-	tests/side-by-side --locked --features fault --lib --test unprivileged --test kubernetes --test simulated \
+	tests/side-by-side --locked --config profile.dev.package.slackwater.opt-level=1 --features fault --lib --test unprivileged --test kubernetes --test simulated \
 	-- --skip descriptor:: --skip ::root_ 2>&1 | $(WITHOUT_PASSED)
 
 .PHONY: helm
