@@ -114,9 +114,9 @@ tests: $(CARGO_PARTS) tests-thin ## Run cargo test: tests-unprivileged, tests-ro
 
 $(CARGO_PARTS) tests-thin: export PROPTEST_RNG_SEED ?= $(SEED)
 
-# Half of the sweeps on the simulated host and of the kills in the life of a volume, which the commit selects:
+# A quarter of the sweeps on the simulated host and of the kills in the life of a volume, which the commit selects:
 # `make soak` has all of them.
-tests-unprivileged tests-root: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEED) % 2)))/2
+tests-unprivileged tests-root: export SLACKWATER_SWEEP ?= $(shell echo $$(($(SEED) % 4)))/4
 
 # Beside the default members, which are the driver's, also the program that fills volumes: features of
 # dependencies are the same with and without it, so nothing is compiled twice.
@@ -129,11 +129,11 @@ $(CARGO_PARTS): tests-%: helm packages
 	$(TESTS_AS_ROOT) SLACKWATER_TEST_GROUP=$* SLACKWATER_LEFT_OUT=$(LOGS)/left-out.log \
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO) test --locked --no-fail-fast $(TEST_MEMBERS) --features fault $(if $(filter-out unprivileged,$*),--tests) 2>&1 | tee $(LOGS)/$@.log | $(WITHOUT_PASSED)
 
-# A quarter of the sweeps, which the commit selects: `make soak` has all of them.
+# An eighth of the sweeps, which the commit selects: `make soak` has all of them.
 .PHONY: tests-thin
 tests-thin: ## Run the tests on the simulated host again, with volumes on simulated thin devices
 	@mkdir -p $(LOGS)
-	@sweep=$${SLACKWATER_SWEEP:-$$((PROPTEST_RNG_SEED % 4))/4}; echo "SLACKWATER_SWEEP=$$sweep PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"; \
+	@sweep=$${SLACKWATER_SWEEP:-$$((PROPTEST_RNG_SEED % 8))/8}; echo "SLACKWATER_SWEEP=$$sweep PROPTEST_RNG_SEED=$$PROPTEST_RNG_SEED"; \
 	SIMULATED_THIN=1 SLACKWATER_SWEEP=$$sweep RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} \
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | $(WITHOUT_PASSED)
 
