@@ -31,8 +31,8 @@ pub use foreign_file::ForeignFile;
 pub use freezer::{Freeze, FreezeMember, Freezer, MountRoot};
 pub use known::{Budget, Known};
 pub use mapper::{
-    LinearTable, MAPPED_FOLDER, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode,
-    ThinPoolStatus, ThinSnapshot, ThinTable, VolumeGroup, mapped_path,
+    LinearTable, MappedDevice, PreparedThinSnapshot, ThinMessage, ThinPoolMode, ThinPoolStatus,
+    ThinSnapshot, ThinTable, VolumeGroup, mapped_path,
 };
 pub use mountinfo::{FolderMount, Mount};
 pub use piece::Piece;
@@ -289,8 +289,8 @@ fn no_thin_pools(subject: &str) -> HostError {
 /// Access to the node, for reading and for changes. Every method may block; none is called directly
 /// from async code.
 pub trait Host: Send + Sync + 'static {
-    /// Applies one change; the only method that changes disk or kernel state. After an error the
-    /// change was not made, or its outcome is unknown.
+    /// Applies one change to disk or kernel. What other methods change is listed in docs/architecture.md.
+    /// After an error the change was not made, or its outcome is unknown.
     fn perform(&self, effect: &Effect<'_>) -> Result<Done>;
 
     /// Opens a directory and returns a path (`/proc/self/fd/N`) that reaches it whatever is mounted
@@ -423,11 +423,12 @@ pub trait Host: Send + Sync + 'static {
     fn mapped_devices(&self, pool: &str, _prefix: &str) -> Result<Vec<MappedDevice>> {
         Err(no_thin_pools(pool))
     }
-    /// The same, but of the devices whose UUID begins with `prefix` only those in `own`. It takes one
-    /// call for each of these and for each foreign device.
+    /// The same for the thin pool with this name and device number, but of the devices whose UUID begins
+    /// with `prefix` only those in `own`. It takes one call for each of these and for each foreign
+    /// device. The pool is found by its number, because an administrator may have renamed its group.
     fn mapped_devices_of(
         &self,
-        pool: &str,
+        (pool, _): (&str, u64),
         prefix: &str,
         own: &[&str],
     ) -> Result<Vec<MappedDevice>> {

@@ -7,6 +7,7 @@
 
 mod copier;
 mod device;
+mod message;
 mod numbers;
 
 use std::collections::BTreeSet;
@@ -18,15 +19,15 @@ use nix::errno::Errno;
 use serde::Deserialize;
 use uuid::Uuid;
 
+pub(super) use self::message::claim;
+use self::message::{check_committed, check_identity, send, status};
 use self::numbers::Numbers;
 use super::mapped::UnusedTables;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
 use crate::error::{Error, ErrorContext, HostError, Result};
-use crate::host::{
-    self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage, ThinPoolStatus,
-};
+use crate::host::{self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, PoolId, Wipe, size};
 
@@ -69,44 +70,6 @@ pub fn pool_of_records(device: &str) -> Option<PoolId> {
 }
 
 const RECORDS_SUFFIX: &str = "-records";
-
-/// Claims a thin pool of the simulated host, which has no header.
-pub(super) fn claim(host: &dyn Host, pool: &str) -> host::Result<()> {
-    let status = status(host, pool)?;
-    if status.transaction_id == 0 {
-        let message = ThinMessage::SetTransactionId {
-            from: 0,
-            to: TRANSACTION_ID,
-        };
-        host.perform(&Effect::ThinMessage { pool, message })?;
-    }
-    Ok(())
-}
-
-fn status(host: &dyn Host, pool: &str) -> host::Result<ThinPoolStatus> {
-    let absent = || HostError::unexpected("examine", pool, "there is no such thin pool");
-    host.thin_pool(pool)?.ok_or_else(absent)
-}
-
-/// Sends a message to the thin pool with this name, if it has this device number.
-fn send(host: &dyn Host, pool: &str, rdev: u64, message: ThinMessage) -> host::Result<()> {
-    check_identity(host, pool, rdev)?;
-    host.perform(&Effect::ThinMessage { pool, message })
-        .map(drop)
-}
-
-/// Refuses another pool that has got the name of this one, since an administrator has renamed a
-/// volume group.
-fn check_identity(host: &dyn Host, pool: &str, rdev: u64) -> host::Result<()> {
-    match status(host, pool)?.rdev == rdev {
-        true => Ok(()),
-        false => Err(HostError::unexpected(
-            "use",
-            pool,
-            "another thin pool has this name now; restart the driver with the present name of its pool",
-        )),
-    }
-}
 
 /// The part of a record that describes the image.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -365,7 +328,8 @@ impl Store for ThinStore {
             Some(_) => Ok(()),
             None => {
                 let id = self.get_image(image)?.id;
-                self.send(ThinMessage::CreateThin { id })
+                self.send(ThinMessage::CreateThin { id })?;
+                check_committed(self.host.as_ref(), &self.pool)
             }
         }
     }

@@ -90,6 +90,10 @@ impl ScratchPool {
         self.folder.join("signs")
     }
 
+    fn node_record(&self) -> PathBuf {
+        self.folder.join("node.json")
+    }
+
     fn config(&self) -> PathBuf {
         self.folder.join("config.toml")
     }
@@ -131,7 +135,7 @@ impl ScratchPool {
             None => add("--pool", "demo=file:", &self.pool(), ",init"),
         }
         add("--allowed-path", "", &self.callers(), "");
-        add("--node-record", "", &self.folder.join("node.json"), "");
+        add("--node-record", "", &self.node_record(), "");
         add("--config", "", &self.config(), "");
         add("--state-dir", "", &self.folder.join("state"), "");
         arguments
@@ -259,7 +263,7 @@ impl ScratchPool {
             std::thread::sleep(POLL_INTERVAL);
         }
         if let Some(thin) = &self.thin {
-            thin.give_back(&self.host);
+            thin.give_back(&self.host, &self.node_record());
         }
         self.remove_folder();
     }

@@ -1,6 +1,8 @@
 //! The thin pool of LVM that the demo uses if one is given. It must never have been used, and is given
 //! back as it was.
 
+use std::path::Path;
+
 use super::{Failed, Result};
 use crate::backend::place::lvm;
 use crate::backend::thin::{DEVICE_PREFIX, TRANSACTION_ID};
@@ -8,6 +10,7 @@ use crate::error::{HostError, chain};
 use crate::host::{Effect, Host, ThinMessage};
 use crate::model::size::{Human, MIB};
 use crate::model::{PoolDefinition, ThinPoolName};
+use crate::record::{self, NodeRecord};
 
 /// Records, data and metadata of the demo's volumes and snapshots.
 const NEEDED_BYTES: u64 = 768 * MIB;
@@ -15,7 +18,7 @@ const NEEDED_BYTES: u64 = 768 * MIB;
 pub(super) struct ThinPool {
     name: ThinPoolName,
     definition: PoolDefinition,
-    /// The demo has found it unused: whatever is in it now is the demo's.
+    /// The demo has found it unused.
     is_taken: bool,
 }
 
@@ -40,12 +43,19 @@ impl ThinPool {
         let (name, doing) = (&self.name, "check the thin pool");
         let status = lvm::usable(host, &self.definition, name);
         let status = status.map_err(|error| Failed::new(doing, chain(&error)))?;
-        let is_used = status.transaction_id != 0 || status.data.used > 0;
-        if is_used || status.data.total < NEEDED_BYTES {
-            let problem = match is_used {
-                true => "was used before".into(),
-                false => format!("has {}", Human(status.data.total)),
-            };
+        let used = match status.transaction_id {
+            0 => lvm::unused(host, &status, name.mapped()),
+            id => Ok(Some(format!("its transaction ID is {id}"))),
+        };
+        let used = used.map_err(|error| Failed::new(doing, chain(&error)))?;
+        let problem = match used {
+            Some(found) => Some(format!("was used before: {found}")),
+            None => {
+                let is_small = status.data.total < NEEDED_BYTES;
+                is_small.then(|| format!("has {}", Human(status.data.total)))
+            }
+        };
+        if let Some(problem) = problem {
             let advice = format!(
                 "{name} {problem}; give one of at least {} that was never used: lvcreate --type thin-pool --size SIZE --name NAME {}",
                 Human(NEEDED_BYTES),
@@ -57,9 +67,18 @@ impl ThinPool {
         Ok(format!("{} of {name}", Human(status.data.total)))
     }
 
-    /// Deletes all thin devices, and gives up the claim. The driver has ended, and nothing is mounted.
-    pub(super) fn give_back(&self, host: &dyn Host) {
+    /// Deletes all thin devices, and gives up the claim. The driver has ended, and nothing is mounted. A
+    /// pool whose header does not have the home in the driver's node record is left as it is: another
+    /// program has taken it since it was checked.
+    pub(super) fn give_back(&self, host: &dyn Host, node_record: &Path) {
         if !self.is_taken {
+            return;
+        }
+        let home = record::load::<NodeRecord>(host, node_record);
+        let home = home.ok().flatten().and_then(|node| node.home);
+        let header = lvm::identify(host, &self.name).ok().flatten();
+        if home.is_none() || header.map(|header| header.home) != home {
+            tracing::debug!(pool = %self.name, "the thin pool is not one of the demo");
             return;
         }
         if let Err(error) = lvm::release(host, &self.definition) {

@@ -20,7 +20,7 @@ use self::not_grown::NotGrown;
 use self::published::Published;
 use crate::backend::thin::DEVICE_PREFIX;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, Freezer, Host, LOOP_MAJOR, MAPPED_FOLDER, Mount};
+use crate::host::{Device, Freezer, Host, LOOP_MAJOR, Mount};
 use crate::operation::Pools;
 
 /// How this node uses volumes, read from the kernel, and what it remembers of it: published devices
@@ -127,16 +127,7 @@ pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mou
 
 /// Whether a mount shows a device.
 pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
-    match mount.node {
-        Some(number) => number == device.rdev,
-        None => mount.device == device.rdev || is_btrfs_of(mount, &device.path),
-    }
-}
-
-/// btrfs has device numbers of its own, so its source is compared, which btrfs sets itself. The
-/// source of other file systems without a device may be any text.
-fn is_btrfs_of(mount: &Mount, device: &Path) -> bool {
-    mount.fs_name == "btrfs" && mount.source == device
+    mount.shown_device() == device.rdev
 }
 
 /// Whether a mount shows a device of a kind that volumes have: any loop device, or a mapped device of
@@ -157,29 +148,18 @@ fn is_removed(host: &dyn Host, mount: &Mount) -> bool {
 /// The UUID of the mapped device of this driver that a mount shows. The kernel knows it without
 /// access to the disk.
 pub(super) fn mapped_of(host: &dyn Host, mount: &Mount) -> Option<String> {
-    let rdev = mount.node.unwrap_or(mount.device);
+    let rdev = mount.shown_device();
     let path = format!("/sys/dev/block/{}:{}/dm/uuid", major(rdev), minor(rdev));
-    let uuid = match mount.fs_name == "btrfs" {
-        true => mount
-            .source
-            .strip_prefix(MAPPED_FOLDER)
-            .ok()?
-            .to_str()?
-            .to_string(),
-        false => String::from_utf8(host.read_file(Path::new(&path)).ok()??).ok()?,
-    };
+    let uuid = String::from_utf8(host.read_file(Path::new(&path)).ok()??).ok()?;
     let uuid = uuid.trim_end();
     uuid.starts_with(DEVICE_PREFIX).then(|| uuid.to_string())
 }
 
 /// The number of the loop device that a mount shows.
 pub(super) fn loop_of(mount: &Mount) -> Option<u32> {
-    let rdev = mount.node.unwrap_or(mount.device);
-    if major(rdev) == LOOP_MAJOR {
-        return u32::try_from(minor(rdev)).ok();
-    }
-    let number = mount.source_loop()?;
-    is_btrfs_of(mount, &Device::of_loop(number).path).then_some(number)
+    let rdev = mount.shown_device();
+    let number = (major(rdev) == LOOP_MAJOR).then(|| minor(rdev));
+    number.and_then(|number| u32::try_from(number).ok())
 }
 
 /// The number of the loop device below the mapped device of this driver with a UUID.

@@ -441,7 +441,6 @@ fn the_demo_uses_a_thin_pool_and_gives_it_back() {
     let test = "guest_lvm::the_demo_uses_a_thin_pool_and_gives_it_back";
     in_guest(test, &["pool:2G"], || {
         create_pool("1500M");
-        let before = run("dmsetup", &["status", MAPPED]);
         let place = [
             "demo",
             "--pool",
@@ -449,6 +448,12 @@ fn the_demo_uses_a_thin_pool_and_gives_it_back() {
             "--dir",
             "/run/guest",
         ];
+        // Of another program, and without data.
+        run("dmsetup", &["message", MAPPED, "0", "create_thin 7"]);
+        let refused = fails(binary(), &place);
+        assert!(refused.contains("it has the thin device 7"), "{refused}");
+        run("dmsetup", &["message", MAPPED, "0", "delete 7"]);
+        let before = run("dmsetup", &["status", MAPPED]);
         let told = run(binary(), &place);
         assert!(told.contains("nothing is left behind"), "{told}");
         let fields = |status: &str| {

@@ -15,6 +15,7 @@ mod guest_lvm;
 mod guest_memory;
 mod guest_metadata;
 mod guest_order;
+mod guest_outage;
 mod guest_pool;
 mod guest_power;
 mod guest_repair;

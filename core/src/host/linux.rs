@@ -312,16 +312,16 @@ impl Host for LinuxHost {
     }
 
     fn mapped_devices(&self, pool: &str, prefix: &str) -> Result<Vec<MappedDevice>> {
-        thin::devices(pool, prefix, None)
+        thin::devices(pool, prefix)
     }
 
     fn mapped_devices_of(
         &self,
-        pool: &str,
+        pool: (&str, u64),
         prefix: &str,
         own: &[&str],
     ) -> Result<Vec<MappedDevice>> {
-        thin::devices(pool, prefix, Some(own))
+        thin::devices_of(pool, prefix, own)
     }
 
     fn has_device_mapper(&self) -> Result<bool> {

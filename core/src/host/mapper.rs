@@ -221,7 +221,7 @@ pub struct VolumeGroup {
 pub const UUID_PREFIX: &str = "SLACKWATER-";
 
 /// The folder of the nodes of mapped devices.
-pub const MAPPED_FOLDER: &str = "/dev/mapper";
+const MAPPED_FOLDER: &str = "/dev/mapper";
 
 /// The node of the mapped device with this UUID: the driver gives it the same name.
 pub fn mapped_path(uuid: &str) -> PathBuf {

@@ -17,6 +17,9 @@ pub struct Mount {
     pub parent: u32,
     /// st_dev of its files (an anonymous number on btrfs).
     pub device: u64,
+    /// The number (st_rdev) of the device that is the source of a btrfs. The table does not contain it:
+    /// the host reads it from the node. A scan by another program can change the path in `source`.
+    pub disk: Option<u64>,
     /// The part of the file system that is mounted: "/" for all of it; the name of a device node if
     /// one is bind-mounted.
     pub root: PathBuf,
@@ -74,6 +77,11 @@ impl Mount {
         }
     }
 
+    /// The number of the device whose file system or node it shows.
+    pub fn shown_device(&self) -> u64 {
+        self.node.or(self.disk).unwrap_or(self.device)
+    }
+
     /// Whether this mount is read-only.
     pub fn is_read_only(&self) -> bool {
         self.options.iter().any(|option| option == "ro")
@@ -124,6 +132,7 @@ fn fields(line: &[u8]) -> Option<Mount> {
         id,
         parent,
         device,
+        disk: None,
         root,
         mount_point,
         options,

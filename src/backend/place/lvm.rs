@@ -27,11 +27,12 @@ use crate::backend::thin::{
     DEVICE_PREFIX, HEADER_ID, RECORDS_ID, TRANSACTION_ID, pool_of_records, records_device,
 };
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
+use crate::host::mapper::ThinPoolMode;
 use crate::host::{
     Device, DeviceHold, Effect, Host, MappedDevice, Mount, ThinPoolStatus, ThinTable,
 };
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
-pub use checks::{group_problem, problem, usable};
+pub use checks::{group_problem, problem, unused, usable};
 use header::{FoundHeader, PoolHeader};
 pub use opening::{Claim, open};
 pub use release::release;
@@ -64,26 +65,56 @@ pub fn close(host: &dyn Host, open: &OpenRecords) -> Result<bool> {
     }
 }
 
-/// The header of the pool of a definition; `None` if no pool of Slackwater is there. It waits for the
-/// disk.
+/// The header of the pool of a definition; `None` if no thin pool of this name is active, or if nothing
+/// was ever stored in it. It waits for the disk.
+///
+/// # Errors
+///
+/// [`Error::Damaged`] if the thin pool is in use, but has no header that can be read: it may be a pool
+/// of Slackwater that has failed, or that has lost its transaction ID or its header.
 pub fn identify(host: &dyn Host, name: &ThinPoolName) -> Result<Option<PoolHeader>> {
     let mapped = name.mapped();
     let doing = || format!("examine the thin pool {name}");
     let Some(status) = host.thin_pool(mapped).context(doing)? else {
         return Ok(None);
     };
-    if status.transaction_id != TRANSACTION_ID {
-        return Ok(None);
-    }
-    let Some(device) = HeaderDevice::open(host, mapped, &status, false).context(doing)? else {
-        return Ok(None);
+    let unclear = |problem: String| {
+        Err(Error::Damaged {
+            path: name.to_string().into(),
+            problem,
+        })
     };
-    let found = device.read();
-    device.close();
-    match found.context(doing)? {
+    if status.mode == ThinPoolMode::Failed {
+        return unclear("it has failed, so its header cannot be read".into());
+    }
+    if status.transaction_id != TRANSACTION_ID {
+        let found = status.transaction_id;
+        return match checks::unused(host, &status, mapped)? {
+            None if found == 0 => Ok(None),
+            None | Some(_) => unclear(format!(
+                "it is in use, and its transaction ID is {found} instead of {TRANSACTION_ID}"
+            )),
+        };
+    }
+    let header = match HeaderDevice::open(host, mapped, &status, false).context(doing)? {
+        Some(device) => {
+            let found = device.read();
+            device.close();
+            found.context(doing)?
+        }
+        None => FoundHeader::Incomplete,
+    };
+    match header {
         FoundHeader::Header(header) => Ok(Some(header)),
-        FoundHeader::Incomplete => Ok(None),
         FoundHeader::Newer(version) => Err(newer(name, version)),
+        FoundHeader::Incomplete => {
+            // The header is written before any other thin device is created.
+            let devices = host.thin_devices(mapped).context(doing)?;
+            match devices.keys().all(|id| *id == HEADER_ID) {
+                true => Ok(None),
+                false => unclear("its header is missing, or cannot be read".into()),
+            }
+        }
     }
 }
 
@@ -350,6 +381,19 @@ impl<'a> HeaderDevice<'a> {
             bytes: &header.encode(),
         });
         written.map(drop)
+    }
+
+    /// Damages the header, and closes the device.
+    #[cfg(test)]
+    pub(crate) fn overwrite(self, bytes: &[u8]) {
+        let device = self.device();
+        let damage = Effect::WriteBlocks {
+            device,
+            offset: 0,
+            bytes,
+        };
+        self.host.perform(&damage).expect("the header is written");
+        self.close();
     }
 
     /// Removes the device. If that fails, the next process that opens the pool uses it.

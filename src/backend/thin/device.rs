@@ -33,7 +33,8 @@ impl ThinStore {
     fn mapped_of(&self, uuid: Uuid) -> host::Result<Vec<MappedDevice>> {
         let (own, second) = (self.device_uuid(uuid), self.second_uuid(uuid));
         let own = [own.as_str(), second.as_str()];
-        self.host.mapped_devices_of(&self.pool, &self.prefix, &own)
+        let pool = (self.pool.as_str(), self.rdev);
+        self.host.mapped_devices_of(pool, &self.prefix, &own)
     }
 
     /// The UUID of the device through which the blocks of a thick volume are written.
@@ -291,8 +292,8 @@ impl Devices for ThinStore {
             size: record.size,
             allocation: record.allocation,
         };
-        let found = self.devices_of(uuid, Some(image.id))?;
-        let hold = match self.remove_unfinished(found)?.as_slice() {
+        let found = self.remove_unfinished(self.devices_of(uuid, Some(image.id))?)?;
+        let hold = match found.as_slice() {
             [] => {
                 let created = self.activate(&self.device_uuid(uuid), image, mode);
                 created.map_err(|error| match &error {
@@ -307,7 +308,11 @@ impl Devices for ThinStore {
         }?;
         if let Err(first) = self.keep_blocks(image, &hold.device) {
             drop(hold);
-            return Err(first.with_undo(self.remove_mapped(&self.device_uuid(uuid))));
+            // Users may have a device that existed before.
+            return Err(match found.is_empty() {
+                true => first.with_undo(self.remove_mapped(&self.device_uuid(uuid))),
+                false => first,
+            });
         }
         Ok(Attached {
             device: hold.device.clone(),

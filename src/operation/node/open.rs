@@ -110,7 +110,7 @@ impl Driver {
     }
 
     /// A pool whose place could not be opened. The header of a pool of LVM says whose it is, also if the
-    /// pool cannot be opened for that reason; one without a header is missing.
+    /// pool cannot be opened for that reason. It is missing if no thin pool is there, or an unused one.
     fn refuse_thin(&self, definition: &PoolDefinition, error: Error) -> Result<ServingState> {
         let PoolPlace::Lvm { pool } = &definition.place else {
             return Err(error);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::backend::place::lvm::header::SLOTS;
 use crate::backend::place::lvm::{HeaderDevice, folder, look, raw_block, release, thin_pool};
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::cut::Seams;
@@ -15,9 +16,10 @@ use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::{FaultMode, MemoryHost, PoolSetup};
 use crate::host::{Effect, Host, ThinMessage, ThinTable};
 use crate::model::{HomeId, PoolDefinition};
+use crate::operation::pools::inventory::PoolPresence;
 use crate::operation::pools::{admin, inventory};
 use crate::operation::tests::{NODE_RECORD as NODE, new_volume, pool, settings, volume};
-use crate::operation::{AskCapacity, CreateVolume, Driver, Settings};
+use crate::operation::{AskCapacity, CreateVolume, Driver, Presence, Settings};
 
 const NAME: &str = "vg-pool";
 
@@ -353,6 +355,43 @@ fn a_pool_whose_transaction_id_was_lost_is_refused_with_the_way_back() {
 }
 
 #[test]
+fn a_pool_that_cannot_be_read_is_not_absent() {
+    let damages: [fn(&MemoryHost); 4] = [
+        |host| host.set_up_pool(NAME, |setup| setup.mode = ThinPoolMode::Failed),
+        |host| {
+            let (from, to) = (TRANSACTION_ID, 0);
+            send(host, ThinMessage::SetTransactionId { from, to });
+        },
+        |host| {
+            let (from, to) = (TRANSACTION_ID, 1);
+            send(host, ThinMessage::SetTransactionId { from, to });
+        },
+        |host| {
+            let status = host.thin_pool(NAME).unwrap().unwrap();
+            let device = HeaderDevice::open(host, NAME, &status, true).unwrap();
+            device.unwrap().overwrite(&[0; SLOTS]);
+        },
+    ];
+    for damage in damages {
+        let host = MemoryHost::new();
+        let driver = start(&host);
+        let id = driver.pool_status()[0].id.unwrap();
+        volume(&driver, "a");
+        end(driver);
+        let host = host.reboot(false);
+        damage(&host);
+        let driver = start(&host);
+        let status = driver.pool_status().remove(0);
+        assert_eq!(status.presence, Presence::Unknown, "{:?}", status.refusal);
+        let listed = inventory::pools(&host, Path::new(NODE), &[definition()]).unwrap();
+        let state = &listed[0].state;
+        assert!(matches!(state, PoolPresence::Unreadable(_)), "{state:?}");
+        driver.forget_pool(id).unwrap_err();
+        admin::forget(&host, Path::new(NODE), "default").unwrap_err();
+    }
+}
+
+#[test]
 fn a_known_pool_that_is_gone_is_not_created_again() {
     let host = MemoryHost::new();
     end(start(&host));
@@ -477,9 +516,9 @@ fn a_pool_is_listed_while_it_is_served_and_while_it_is_not() {
     end(driver);
     let entry = listed().remove(0);
     assert_eq!((entry.id, entry.folder), (id, None));
-    assert_eq!(entry.state, inventory::PoolPresence::Here);
+    assert_eq!(entry.state, PoolPresence::Here);
     host.set_up_pool(NAME, |setup| setup.active = false);
-    assert_eq!(listed().remove(0).state, inventory::PoolPresence::Absent);
+    assert_eq!(listed().remove(0).state, PoolPresence::Absent);
     let names: BTreeSet<_> = listed().into_iter().map(|entry| entry.place).collect();
     assert_eq!(names, BTreeSet::from(["lvm:vg/pool".to_string()]));
 }

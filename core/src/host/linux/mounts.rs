@@ -59,11 +59,24 @@ pub(super) fn table() -> Result<Vec<Mount>> {
     // Only root creates nodes there; a pod can create a node with any number on a tmpfs of its own.
     let devices = std::fs::metadata("/dev").ok().map(|found| found.dev());
     for mount in &mut mounts {
+        if mount.fs_name == "btrfs" {
+            mount.disk = source_device(mount);
+        }
         if mount.fs_name == "devtmpfs" || Some(mount.device) == devices {
             mount.node = bound_node(mount);
         }
     }
     Ok(mounts)
+}
+
+/// The number of the device at the path in the source of a mount. Neither the directory nor a link in
+/// it is on a disk, so this does not wait.
+fn source_device(mount: &Mount) -> Option<u64> {
+    if !mount.source.starts_with("/dev") {
+        return None;
+    }
+    let found = std::fs::metadata(&mount.source).ok()?;
+    found.file_type().is_block_device().then(|| found.rdev())
 }
 
 /// The number of the device node that a mount shows, if it shows one. It is read from the node

@@ -15,6 +15,9 @@ pub struct PoolSetup {
     pub errors_when_full: bool,
     pub needs_check: bool,
     pub holds_metadata: bool,
+    /// Commits of its metadata fail. The kernel reports no error to the sender of a message then, but
+    /// takes the message back, and makes the pool read-only.
+    pub fails_commits: bool,
     /// LVM has suspended it, as it does while it extends a pool.
     pub suspended: bool,
 }
@@ -28,6 +31,7 @@ impl Default for PoolSetup {
             errors_when_full: true,
             needs_check: false,
             holds_metadata: false,
+            fails_commits: false,
             suspended: false,
         }
     }

@@ -14,7 +14,7 @@ use super::machine::Machine;
 use super::mapped::MAPPER_MAJOR;
 use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
-use crate::host::mapper::{MAX_THIN_ID, Usage};
+use crate::host::mapper::{MAX_THIN_ID, ThinPoolMode, Usage};
 use crate::host::{Effect, ThinMessage, ThinPoolStatus, ThinSnapshot};
 use crate::thin_metadata::LEAST_PER_MAPPING;
 
@@ -85,8 +85,10 @@ impl Machine {
 
     pub(super) fn thin_pool_status(&mut self, name: &str) -> ThinPoolStatus {
         let pool = self.thin_pool(name).clone();
+        // The kernel answers one word, without any number.
+        let has_failed = pool.setup.mode == ThinPoolMode::Failed;
         ThinPoolStatus {
-            transaction_id: pool.transaction_id,
+            transaction_id: if has_failed { 0 } else { pool.transaction_id },
             data: Usage {
                 used: self.thin_used(&pool),
                 total: match self.full {
@@ -186,6 +188,9 @@ impl Machine {
 
     fn thin_message(&mut self, name: &str, message: ThinMessage) -> Result<(), Errno> {
         self.check_running_pool(name)?;
+        if self.takes_back(name) {
+            return Ok(());
+        }
         let pool = self.thin_pool(name).clone();
         match message {
             ThinMessage::CreateThin { id } => {
@@ -214,6 +219,15 @@ impl Machine {
         self.commit(name)
     }
 
+    /// Whether the pool takes a message back, because its commits fail.
+    fn takes_back(&mut self, name: &str) -> bool {
+        let setup = &mut self.thin_pool(name).setup;
+        if setup.fails_commits {
+            (setup.mode, setup.needs_check) = (ThinPoolMode::ReadOnly, true);
+        }
+        setup.fails_commits
+    }
+
     /// Whether a thin device with this ID can be created.
     fn check_free(&mut self, name: &str, id: u32) -> Result<(), Errno> {
         let status = self.thin_pool_status(name);
@@ -231,6 +245,9 @@ impl Machine {
         } = snapshot;
         self.check_running_pool(pool)?;
         self.check_free(pool, *id)?;
+        if self.takes_back(pool) {
+            return Ok(());
+        }
         let from = self.thin_pool(pool).devices.get(origin).copied();
         let ino = self.snapshot(from.ok_or(Errno::ENODATA)?)?;
         self.thin_pool(pool).devices.insert(*id, ino);

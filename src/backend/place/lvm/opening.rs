@@ -3,17 +3,20 @@
 use std::path::Path;
 use std::time::Duration;
 
+use nix::errno::Errno;
+
 use super::checks::{foreign_id, group_problem, unused, way_back};
 use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
 };
 use crate::backend::place::make::make_folders;
+use crate::backend::records::{LOCK_FILE, write_lock};
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{
-    Check, Device, DeviceHold, Effect, Host, MountSpec, Signature, ThinMessage, ThinPoolStatus,
-    ThinTable,
+    Check, Device, DeviceHold, Effect, Host, Mount, MountSpec, Signature, ThinMessage,
+    ThinPoolStatus, ThinTable,
 };
 use crate::model::size::{Human, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
@@ -241,6 +244,7 @@ impl Opening<'_> {
             HeaderState::Claimed => self.complete(device, header)?,
             HeaderState::Ready => {
                 let records = self.attach(&header)?;
+                self.unmount_dead(&records.device, &folder(header.id))?;
                 self.check_records(&header, &records.device)?;
                 (header, records)
             }
@@ -372,6 +376,36 @@ impl Opening<'_> {
             self.perform(&Effect::CheckFs { device, fs, how }, "check the records")?;
         }
         Ok(())
+    }
+
+    /// Unmounts the records if their file system is dead: the kernel makes it read-only after an error
+    /// of the disk. When it is mounted again, its journal is replayed.
+    fn unmount_dead(&self, device: &Device, target: &Path) -> Result<()> {
+        let table = self.host.mounts();
+        let table = table.context(|| "read the mount table".into())?;
+        let shows = |mount: &Mount| mount.mount_point == target && mount.device == device.rdev;
+        if !table.iter().any(shows) {
+            return Ok(());
+        }
+        let answer = match self.host.stat(&target.join(LOCK_FILE)) {
+            // The pool was not created yet.
+            Ok(None) => return Ok(()),
+            Ok(Some(_)) => write_lock(self.host, target),
+            Err(error) => Err(error),
+        };
+        match answer {
+            Err(error) if error.is_lost_disk() => {}
+            Ok(()) | Err(_) => return Ok(()),
+        }
+        match self.host.perform(&Effect::Unmount { target }) {
+            Err(error) if error.code() == Some(Errno::EBUSY) => Err(self.busy(
+                "the file system of its records is dead, and operations on it have not ended yet"
+                    .into(),
+            )),
+            done => done
+                .map(drop)
+                .context(|| format!("unmount {}", target.display())),
+        }
     }
 
     /// Mounts the records unless they are mounted.

@@ -3,6 +3,8 @@
 use super::*;
 use crate::backend::AttachMode;
 use crate::backend::place::make::make_pool_of_kind;
+use crate::error::Result;
+use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::Unreadable;
 use crate::host::{Host, NodeKind, ThinMessage, ThinTable};
 use crate::model::PoolId;
@@ -51,6 +53,41 @@ fn volumes_snapshots_and_restores_are_thin_devices() {
     assert!(thin_ids(&host).is_empty());
     assert_eq!(backend.leftovers().unwrap(), []);
     assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_message_that_the_kernel_takes_back_is_no_success() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let snapshot = cut(&backend, 2, &source);
+    let before = thin_ids(&host);
+    let works: [&dyn Fn(u128) -> Result<()>; 3] = [
+        &|n| backend.create(volume(n, Allocation::Thin), &any).map(drop),
+        &|n| {
+            let record = crate::backend::pool::tests::snapshot(n, &source);
+            backend.prepare_snapshot(&record, &any)?;
+            let copy = Image::Snapshot(record.uuid);
+            backend.clone_quiet(Image::Volume(source.uuid), copy)
+        },
+        &|n| {
+            let from = Image::Snapshot(snapshot.uuid);
+            let record = restored(&backend, n, Allocation::Thin, from);
+            backend.prepare(&record, &any)?;
+            backend.clone_quiet(from, Image::Volume(record.uuid))
+        },
+    ];
+    for (n, work) in (3..).zip(works) {
+        host.set_up_pool("pool", |setup| setup.fails_commits = true);
+        let refused = work(n).unwrap_err();
+        let why = crate::error::chain(&refused);
+        assert!(why.contains("could not commit"), "{why}");
+        assert_eq!(thin_ids(&host), before);
+        host.set_up_pool("pool", |setup| {
+            setup.fails_commits = false;
+            setup.mode = ThinPoolMode::ReadWrite;
+            setup.needs_check = false;
+        });
+    }
 }
 
 #[test]

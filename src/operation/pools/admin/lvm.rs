@@ -54,7 +54,8 @@ pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -
     let mut node = load_node(host, node_record)?;
     let name = lvm::thin_pool(pool)?;
     lvm::usable(host, pool, name)?;
-    let found = lvm::identify(host, name)?;
+    // The same error occurs again when the pool is opened or created.
+    let found = lvm::identify(host, name).ok().flatten();
     let home = machine_home(host, &node, &[])?;
     let home = home.unwrap_or_else(|| match &found {
         Some(found) => found.home,
