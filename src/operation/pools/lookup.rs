@@ -57,21 +57,21 @@ impl Pools {
     }
 
     /// The pool and record of a volume, which must exist and not be fenced.
-    pub(in crate::operation) fn find(
+    pub(in crate::operation) fn get_volume(
         &self,
         volume_id: &str,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
-        self.find_for(volume_id, None)
+        self.get_volume_for(volume_id, None)
     }
 
-    /// Like [`Pools::find`], for a move: its own fence does not keep it from the volume, but its end
+    /// Like [`Pools::get_volume`], for a move: its own fence does not keep it from the volume, but its end
     /// does. A request that was delayed on its way has no effect after that.
-    pub(in crate::operation) fn find_for(
+    pub(in crate::operation) fn get_volume_for(
         &self,
         volume_id: &str,
         mover: Option<Uuid>,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
-        let found = self.find_even_fenced(volume_id)?;
+        let found = self.get_volume_even_if_fenced(volume_id)?;
         check_fence(volume_id, &found.2, mover)?;
         if mover.is_some() && found.2.lifted == mover {
             let reason = "the fence of this move was lifted for good";
@@ -80,24 +80,24 @@ impl Pools {
         Ok(found)
     }
 
-    /// Like [`Pools::find_for`], also for a volume that a revert has fenced and not changed yet: it may
+    /// Like [`Pools::get_volume_for`], also for a volume that a revert has fenced and not changed yet: it may
     /// be read, so that its content can be kept in a snapshot.
-    pub(in crate::operation) fn find_to_read(
+    pub(in crate::operation) fn get_volume_to_read(
         &self,
         volume_id: &str,
         mover: Option<Uuid>,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
-        let found = self.find_even_fenced(volume_id)?;
+        let found = self.get_volume_even_if_fenced(volume_id)?;
         let reverting = found.2.reverting.as_ref();
         match reverting.is_some_and(|it| !it.is_switched) && mover.is_none() {
             true => Ok(found),
-            false => self.find_for(volume_id, mover),
+            false => self.get_volume_for(volume_id, mover),
         }
     }
 
     /// The pool and record of a volume, which must exist. A volume whose creation has not finished
     /// does not exist.
-    pub(in crate::operation) fn find_even_fenced(
+    pub(in crate::operation) fn get_volume_even_if_fenced(
         &self,
         volume_id: &str,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
@@ -178,24 +178,24 @@ impl Pools {
     }
 
     /// The pool and record of a snapshot, which must exist and be committed.
-    pub(in crate::operation) fn find_snapshot(
+    pub(in crate::operation) fn get_snapshot(
         &self,
         snapshot_id: &str,
     ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
-        self.find_snapshot_if(snapshot_id, |record| record.state == SnapshotState::Ready)
+        self.get_snapshot_if(snapshot_id, |record| record.state == SnapshotState::Ready)
     }
 
-    /// Like [`Pools::find_snapshot`], also for a deleted snapshot that is the hidden base of its volume.
-    pub(in crate::operation) fn find_base(
+    /// Like [`Pools::get_snapshot`], also for a deleted snapshot that is the hidden base of its volume.
+    pub(in crate::operation) fn get_snapshot_or_base(
         &self,
         snapshot_id: &str,
     ) -> Result<(Arc<Pool>, SnapshotId, SnapshotRecord)> {
-        self.find_snapshot_if(snapshot_id, |record| {
+        self.get_snapshot_if(snapshot_id, |record| {
             record.state == SnapshotState::Ready || record.is_base()
         })
     }
 
-    fn find_snapshot_if(
+    fn get_snapshot_if(
         &self,
         snapshot_id: &str,
         is_right: impl Fn(&SnapshotRecord) -> bool,

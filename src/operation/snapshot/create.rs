@@ -188,7 +188,7 @@ impl Snapshots {
     }
 
     pub fn get_snapshot(&self, snapshot_id: &str) -> Result<Snapshot> {
-        let (pool, _, record) = self.pools.find_snapshot(snapshot_id)?;
+        let (pool, _, record) = self.pools.get_snapshot(snapshot_id)?;
         Ok(self.pools.snapshot(&pool, &record))
     }
 }

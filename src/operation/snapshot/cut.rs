@@ -72,7 +72,9 @@ impl Snapshots {
     pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
         let mut pools: Vec<Arc<Pool>> = Vec::new();
         for member in members {
-            let (pool, ..) = self.pools.find_even_fenced(&member.target.volume_id)?;
+            let (pool, ..) = self
+                .pools
+                .get_volume_even_if_fenced(&member.target.volume_id)?;
             if !pools.iter().any(|one| Arc::ptr_eq(one, &pool)) {
                 pools.push(pool);
             }

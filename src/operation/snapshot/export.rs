@@ -21,11 +21,11 @@ impl Snapshots {
     pub fn export(&self, request: &Export, to: &mut dyn Write) -> Result<()> {
         let mut bases = Vec::new();
         for id in &request.base_snapshot_ids {
-            bases.push((id.as_str(), self.pools.find_base(id)?.2, false));
+            bases.push((id.as_str(), self.pools.get_snapshot_or_base(id)?.2, false));
         }
         let (mut members, mut loans, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for id in &request.snapshot_ids {
-            let (pool, _, record) = self.pools.find_snapshot(id)?;
+            let (pool, _, record) = self.pools.get_snapshot(id)?;
             let mut same = bases.iter_mut();
             let base = same.find(|(_, base, _)| are_of_one_volume(base, &record));
             let base = base.map(|(id, _, is_used)| {

@@ -94,7 +94,7 @@ impl Snapshots {
         let mut snapshots = Vec::new();
         let mut attempts = BTreeSet::new();
         for member in &membership.members {
-            let (pool, _, record) = match self.pools.find_snapshot(member) {
+            let (pool, _, record) = match self.pools.get_snapshot(member) {
                 Err(Error::NotFound { .. }) if some_may_be_gone => continue,
                 Err(Error::NotFound { .. }) => {
                     return Err(broken(format!("its member {member} no longer exists")));

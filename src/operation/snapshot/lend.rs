@@ -45,7 +45,7 @@ impl Loan {
 impl Snapshots {
     /// Grants a snapshot to the agent of a node, with those of the bases to which it can be compared.
     pub fn offer(&self, snapshot_id: &str, reader: &str, bases: &[String]) -> Result<Offer> {
-        let (pool, id, record) = self.pools.find_snapshot(snapshot_id)?;
+        let (pool, id, record) = self.pools.get_snapshot(snapshot_id)?;
         let image = pool.backend.open_image(Image::Snapshot(id.uuid))?;
         let now = self.host.now();
         // Elsewhere, two snapshots have no block in common.
@@ -53,7 +53,7 @@ impl Snapshots {
         let named = bases.iter().filter(|_| can_compare);
         let comparable = named.filter_map(|base| {
             // Without this one, the copy takes longer.
-            let (_, _, found) = self.pools.find_base(base).ok()?;
+            let (_, _, found) = self.pools.get_snapshot_or_base(base).ok()?;
             are_of_one_volume(&found, &record).then(|| (identity(&found), base.clone()))
         });
         let grant = Grant {
@@ -101,7 +101,7 @@ impl Snapshots {
             Wanted::Differences(base) => Some(granted_base(&grant, base, from)?),
             Wanted::Data | Wanted::Digests => None,
         };
-        let uuid = |id: &str| Ok::<_, Error>(self.pools.find_base(id)?.1.uuid);
+        let uuid = |id: &str| Ok::<_, Error>(self.pools.get_snapshot_or_base(id)?.1.uuid);
         let mut uuids = vec![uuid(&grant.snapshot_id)?];
         if let Some(id) = base {
             uuids.push(uuid(id).map_err(|error| base_is_gone(id, &error))?);
@@ -137,7 +137,7 @@ impl Snapshots {
 
     /// The snapshot with an ID, unless another one has the ID by now.
     fn granted(&self, snapshot_id: &str, granted: u64) -> Result<(Arc<Pool>, Side)> {
-        let (pool, id, record) = self.pools.find_base(snapshot_id)?;
+        let (pool, id, record) = self.pools.get_snapshot_or_base(snapshot_id)?;
         if identity(&record) != granted {
             return Err(Error::not_found(Kind::Snapshot, snapshot_id));
         }

@@ -38,11 +38,11 @@ impl Snapshots {
     /// One page of either call. A page may have no ranges and still have a next page. This changes
     /// nothing.
     pub fn snapshot_metadata(&self, request: &AskMetadata) -> Result<MetadataPage> {
-        let target = side(self.pools.find_snapshot(&request.snapshot_id)?)?;
+        let target = side(self.pools.get_snapshot(&request.snapshot_id)?)?;
         let base = request
             .base_snapshot_id
             .as_ref()
-            .map(|id| side(self.pools.find_base(id)?))
+            .map(|id| side(self.pools.get_snapshot_or_base(id)?))
             .transpose()?;
         if let Some(base) = &base {
             same_volume(request, base, &target)?;
@@ -99,13 +99,9 @@ impl Snapshots {
     }
 
     fn still_there(&self, request: &AskMetadata, of: MetadataOf) -> Result<()> {
-        let base = |id: &str| Ok::<_, Error>(self.pools.find_base(id)?.2.incarnation);
+        let base = |id: &str| Ok::<_, Error>(self.pools.get_snapshot_or_base(id)?.2.incarnation);
         let base = request.base_snapshot_id.as_deref().map(base).transpose()?;
-        let target = self
-            .pools
-            .find_snapshot(&request.snapshot_id)?
-            .2
-            .incarnation;
+        let target = self.pools.get_snapshot(&request.snapshot_id)?.2.incarnation;
         if (MetadataOf { base, target }) == of {
             Ok(())
         } else {

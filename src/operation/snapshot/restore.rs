@@ -151,9 +151,9 @@ impl Snapshots {
     pub(in crate::operation) fn content(&self, source: &ContentSource) -> Result<Content> {
         match source {
             ContentSource::Snapshot(snapshot_id) => {
-                let (_, id, _) = self.pools.find_snapshot(snapshot_id)?;
+                let (_, id, _) = self.pools.get_snapshot(snapshot_id)?;
                 let lock = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
-                let (pool, _, record) = self.pools.find_snapshot(snapshot_id)?;
+                let (pool, _, record) = self.pools.get_snapshot(snapshot_id)?;
                 Ok(Content::Snapshot {
                     pool,
                     record: Box::new(record),
@@ -324,7 +324,7 @@ impl Snapshots {
             && pool.backend.facts.shares_blocks
             // A copy shares no block, and its source may be on another node.
             && record.copy.is_none()
-            && self.pools.find(source)?.2.allocation == Allocation::Thick
+            && self.pools.get_volume(source)?.2.allocation == Allocation::Thick
         {
             // In the end the clone shares no block with a thick volume, so it needs all its blocks
             // now.

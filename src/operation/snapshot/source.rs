@@ -33,7 +33,7 @@ impl Snapshots {
         volume_id: &str,
         mover: Option<Uuid>,
     ) -> Result<Source> {
-        let (pool, id, record) = self.pools.find_to_read(volume_id, mover)?;
+        let (pool, id, record) = self.pools.get_volume_to_read(volume_id, mover)?;
         let text = volume_id.to_string();
         Ok(Source {
             text,
@@ -64,7 +64,7 @@ impl Snapshots {
         let mut locks = Vec::new();
         let mut sources = Vec::new();
         for volume_id in volume_ids {
-            let (_, id, _) = self.pools.find_to_read(volume_id, mover)?;
+            let (_, id, _) = self.pools.get_volume_to_read(volume_id, mover)?;
             locks.push(self.pools.locks.acquire(Key::Volume(id.uuid))?);
             sources.push(self.source(volume_id, mover)?);
         }

@@ -204,7 +204,7 @@ mod tests {
         let id = volume(&driver, "v").to_string();
         stage(&driver, &id).unwrap();
         driver.volumes.unstage_volume(&id, STAGING).unwrap();
-        let (pool, _, mut record) = driver.pools.find(&id).unwrap();
+        let (pool, _, mut record) = driver.pools.get_volume(&id).unwrap();
         let boot = driver.usage.boot().unwrap();
         record.last_stage = Some(LastStage {
             staging_path: STAGING.into(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn on_pool(driver: &Driver, id: &str) -> Option<LastStage> {
-        driver.pools.find(id).unwrap().2.last_stage
+        driver.pools.get_volume(id).unwrap().2.last_stage
     }
 
     #[test]

@@ -14,14 +14,14 @@ impl Volumes {
     /// Checks the file system of a volume that is not in use, and with `repair` repairs all errors.
     /// The volume is locked until the check ends: other calls for it return ABORTED.
     pub fn check_volume(&self, volume_id: &str, repair: bool) -> Result<Checked> {
-        let (pool, id, _) = self.pools.find(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         if self.snapshots.copies.has(id.uuid) {
             return Err(Error::Pending {
                 what: format!("a copy of volume {volume_id}"),
             });
         }
-        let (_, _, mut record) = self.pools.find(volume_id)?;
+        let (_, _, mut record) = self.pools.get_volume(volume_id)?;
         let refuse = |reason: String| Err(Error::refused(format!("volume {volume_id}"), reason));
         let formatted = record.formatted.as_ref().filter(|it| it.complete);
         let Some(fs) = formatted.and_then(|it| it.kind.fs()) else {

@@ -29,7 +29,7 @@ impl Volumes {
     pub fn describe_volumes(&self, ids: &[String]) -> Result<Vec<DescribedVolume>> {
         let mut found = Vec::new();
         for volume_id in ids {
-            match self.pools.find_even_fenced(volume_id) {
+            match self.pools.get_volume_even_if_fenced(volume_id) {
                 Ok((_, id, record)) => found.push(described(id, &record)),
                 Err(Error::NotFound {
                     kind: Kind::Volume, ..

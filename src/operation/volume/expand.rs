@@ -18,9 +18,9 @@ impl Volumes {
     /// be lowered again. A crash leaves the image longer than its record says; a retry completes
     /// the growth.
     pub fn expand_volume(&self, request: &ExpandVolume) -> Result<Expanded> {
-        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
         fits(&record, request.capability.as_ref())?;
         let wanted = request.capacity.required.max(record.size);
         if !request.capacity.admits(wanted) {
@@ -46,7 +46,7 @@ impl Volumes {
     /// It always grows to the size that the controller has granted, even if the request asks for
     /// less.
     pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
-        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         if request.volume_path.is_empty() {
             return Err(Error::invalid(
                 "volume_path",
@@ -54,7 +54,7 @@ impl Volumes {
             ));
         }
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
         let path = self
             .usage
             .caller_path("volume_path", &request.volume_path)?;

@@ -13,7 +13,7 @@ const NEARLY_FULL: u64 = 20;
 impl Volumes {
     /// Health of one volume; a volume without findings is healthy.
     pub fn volume_health(&self, volume_id: &str) -> Result<VolumeHealth> {
-        let (pool, id, record) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, id, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         Ok(self.examine(&pool, id, &record))
     }
 

@@ -73,7 +73,7 @@ impl Volumes {
 
     /// ControllerGetVolume.
     pub fn get_volume(&self, volume_id: &str) -> Result<Volume> {
-        let (pool, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         Ok(self.pools.volume(&pool, &record))
     }
 
@@ -85,7 +85,7 @@ impl Volumes {
                 "true is not supported by ControllerPublishVolume (PUBLISH_READONLY); use readonly of NodePublishVolume",
             ));
         }
-        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
         if request.node_id == self.pools.settings.node_name {
             return Ok(());
@@ -98,7 +98,7 @@ impl Volumes {
 
     /// ValidateVolumeCapabilities: `Ok(Err(message))` means "not confirmed".
     pub fn validate_volume(&self, request: &Validate) -> Result<std::result::Result<(), String>> {
-        let (pool, _, record) = self.pools.find_even_fenced(&request.volume_id)?;
+        let (pool, _, record) = self.pools.get_volume_even_if_fenced(&request.volume_id)?;
         Ok(self.confirm(&pool, &record, request))
     }
 

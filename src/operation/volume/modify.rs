@@ -9,9 +9,9 @@ impl Volumes {
     /// ControllerModifyVolume. `wipe` is the one mutable parameter. One record is written, so a
     /// crash leaves all or nothing.
     pub fn modify_volume(&self, request: &ModifyVolume) -> Result<()> {
-        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, mut record) = self.pools.find(&request.volume_id)?;
+        let (_, _, mut record) = self.pools.get_volume(&request.volume_id)?;
         let Some(wipe) = request.mutable.wipe.filter(|wipe| *wipe != record.wipe) else {
             return Ok(());
         };

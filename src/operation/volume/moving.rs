@@ -77,9 +77,9 @@ pub enum MovingState {
 impl Volumes {
     /// Fences a volume for a move, durably. It is refused while the volume is in use.
     pub fn fence_volume(&self, volume_id: &str, mover: Uuid) -> Result<()> {
-        let (pool, id, _) = self.pools.find_for(volume_id, Some(mover))?;
+        let (pool, id, _) = self.pools.get_volume_for(volume_id, Some(mover))?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find_for(volume_id, Some(mover))?;
+        let (_, _, record) = self.pools.get_volume_for(volume_id, Some(mover))?;
         if record.fenced.is_some() {
             return Ok(());
         }
@@ -131,7 +131,7 @@ impl Volumes {
         mover: Uuid,
         round: Option<u32>,
     ) -> Result<(Snapshot, CreateVolume)> {
-        let (pool, _, record) = self.pools.find_for(volume_id, Some(mover))?;
+        let (pool, _, record) = self.pools.get_volume_for(volume_id, Some(mover))?;
         let facts = &pool.backend.facts;
         let is_thick = record.allocation == Allocation::Thick;
         let is_full_copy = !facts.shares_blocks || (is_thick && facts.unshares);
@@ -215,11 +215,11 @@ impl Volumes {
 
     /// What uses a volume; `None` if nothing does. It changes nothing that a user could notice.
     pub(super) fn user_of(&self, volume_id: &str) -> Result<Option<String>> {
-        let (pool, id, _) = self.pools.find(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(volume_id)?;
         let Ok(_lock) = self.pools.locks.acquire(Key::Volume(id.uuid)) else {
             return Ok(Some("an operation on it is running".into()));
         };
-        let (_, _, record) = self.pools.find(volume_id)?;
+        let (_, _, record) = self.pools.get_volume(volume_id)?;
         match self.refuse_if_used(&pool, &record, volume_id) {
             Ok(()) => Ok(None),
             Err(used @ Error::InUse { .. }) => Ok(Some(chain(&used))),

@@ -35,9 +35,9 @@ impl Volumes {
         let staging = self
             .usage
             .caller_path("staging_target_path", &request.staging_path)?;
-        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
         let view = self
             .usage
             .view(&pool, &record)

@@ -113,9 +113,9 @@ impl Volumes {
     /// snapshot is not one of this volume.
     pub fn begin_revert(&self, asked: &BeginRevert) -> Result<()> {
         let volume_id = &asked.volume_id;
-        let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         match stage(volume_id, &record, asked.uid)? {
             Stage::Begun(reverting) => return check_members(volume_id, reverting, asked.members),
             Stage::Done => return Ok(()),
@@ -138,7 +138,7 @@ impl Volumes {
         self.refuse_if_used(&pool, &record, volume_id)?;
         // Blocks beyond the end of the volume belong to the image that it has now.
         pool.backend.clean_up(&Leftover::Growth(id.uuid))?;
-        let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         pool.backend.update(&VolumeRecord {
             reverting: Some(Reverting {
                 uid: asked.uid,
@@ -158,9 +158,9 @@ impl Volumes {
     /// Fills the new image of a volume that this revert has fenced. A crash leaves nothing, or the whole
     /// image, or a copy that a repeat continues. Space is checked as for a restored volume.
     pub fn prepare_revert(&self, volume_id: &str, uid: Uuid) -> Result<()> {
-        let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let reverting = match stage(volume_id, &record, uid)? {
             Stage::Begun(reverting) if reverting.is_switched => return Ok(()),
             Stage::Begun(reverting) => reverting,
@@ -203,9 +203,9 @@ impl Volumes {
     /// in the trash then, for the cleanup: other members of the group wait for this one. If
     /// `members` are others than it was fenced for, the volume is not switched.
     pub fn switch_revert(&self, volume_id: &str, uid: Uuid, members: Members) -> Result<()> {
-        let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let reverting = match stage(volume_id, &record, uid)? {
             Stage::Begun(reverting) => reverting,
             Stage::Done => return Ok(()),
@@ -239,9 +239,9 @@ impl Volumes {
 
     /// Lifts the fence of a revert whose volume has its new image, durably and for good.
     pub fn end_revert(&self, volume_id: &str, uid: Uuid) -> Result<()> {
-        let (pool, id, _) = self.pools.find_even_fenced(volume_id)?;
+        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.find_even_fenced(volume_id)?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
         let reverting = match stage(volume_id, &record, uid)? {
             Stage::Begun(reverting) => reverting,
             Stage::Done => return Ok(()),
@@ -338,7 +338,7 @@ impl Volumes {
         record: &VolumeRecord,
         snapshot_id: &str,
     ) -> Result<SnapshotRecord> {
-        let (on, _, snapshot) = self.pools.find_snapshot(snapshot_id)?;
+        let (on, _, snapshot) = self.pools.get_snapshot(snapshot_id)?;
         let refuse = |reason: &str| Err(Error::refused(format!("snapshot {snapshot_id}"), reason));
         if on.id() != pool.id() {
             return refuse("it is in another pool than the volume; create a new volume from it");

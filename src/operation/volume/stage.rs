@@ -25,11 +25,11 @@ impl Volumes {
         let staging = self
             .usage
             .caller_path("staging_target_path", &request.staging_path)?;
-        let (pool, id, _) = self.pools.find(&request.volume_id)?;
+        let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         self.snapshots.copies.cancel(id.uuid);
         // Read again, because the volume may have been deleted before the lock was acquired.
-        let (_, _, record) = self.pools.find(&request.volume_id)?;
+        let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
         for_its_readers(&record, &request.capability)?;
         let Some(fs) = wanted_fs(&record, &request.capability) else {
             return self.stage_block(&pool, record, request);

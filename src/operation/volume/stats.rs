@@ -8,7 +8,7 @@ use crate::operation::{AskStats, Stats, VolumeUsage, Volumes, usage};
 impl Volumes {
     /// NodeGetVolumeStats. It only reads, and never waits for a running operation.
     pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
-        let (pool, _, record) = match self.pools.find_even_fenced(&request.volume_id) {
+        let (pool, _, record) = match self.pools.get_volume_even_if_fenced(&request.volume_id) {
             Err(Error::NotFound { .. }) => self.find_inline(&request.volume_id)?,
             found => found?,
         };

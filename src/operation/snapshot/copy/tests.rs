@@ -150,7 +150,7 @@ fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
         .volumes
         .create_volume(&node.clone_request())
         .unwrap();
-    let (_, _, record) = node.driver.pools.find(&clone.id.to_string()).unwrap();
+    let (_, _, record) = node.driver.pools.get_volume(&clone.id.to_string()).unwrap();
     assert!(record.formatted.is_some_and(|formatted| formatted.complete));
 }
 

@@ -562,7 +562,7 @@ fn a_spare_that_no_volume_names_is_deleted() {
         let clean = || driver.served().iter().for_each(|pool| driver.clean(*pool));
         clean();
         assert_eq!(records(&driver), 2, "it is needed");
-        let (pool, _, record) = driver.pools.find_even_fenced(&id).unwrap();
+        let (pool, _, record) = driver.pools.get_volume_even_if_fenced(&id).unwrap();
         let unnamed = VolumeRecord {
             reverting: None,
             ..record
@@ -665,7 +665,7 @@ fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
         let volumes = &driver.volumes;
         volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
         volumes.prepare_revert(&id, REVERT).unwrap();
-        let (pool, _, record) = driver.pools.find_even_fenced(&id).unwrap();
+        let (pool, _, record) = driver.pools.get_volume_even_if_fenced(&id).unwrap();
         let spare = record.reverting.unwrap().spare;
         let its = Key::Volume(spare);
         // As while the cleanup wipes what an earlier attempt has left.
@@ -711,7 +711,7 @@ fn an_abort_stops_the_writing_of_a_thick_volume_of_a_thin_pool() {
     let (id, old) = with_snapshot(&host, &driver, &ext4(), thick);
     let volumes = &driver.volumes;
     volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
-    let (pool, ..) = driver.pools.find_even_fenced(&id).unwrap();
+    let (pool, ..) = driver.pools.get_volume_even_if_fenced(&id).unwrap();
     let hung = host.hang_disk(&pool.backend.folder.path).unwrap();
     std::thread::scope(|scope| {
         let preparing = scope.spawn(|| volumes.prepare_revert(&id, REVERT));
@@ -741,7 +741,7 @@ fn the_former_image_is_in_the_trash_until_it_is_wiped() {
     let volumes = &driver.volumes;
     volumes.begin_revert(&begin(&id, &old, REVERT, 0)).unwrap();
     volumes.prepare_revert(&id, REVERT).unwrap();
-    let (pool, id, record) = driver.pools.find_even_fenced(&id).unwrap();
+    let (pool, id, record) = driver.pools.get_volume_even_if_fenced(&id).unwrap();
     let whole = pool.backend.find_whole_spare(&record).unwrap().unwrap();
     pool.backend.switch(&record, &whole).unwrap();
     pool.backend.end_switch(id.uuid).unwrap();
