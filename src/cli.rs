@@ -195,8 +195,9 @@ enum PoolCommand {
     },
     /// Transfer a pool of another machine to this one; with --cluster, update its PersistentVolumes
     Adopt {
-        /// NAME=file:/path, or the name of a known pool; with --cluster its UUID, name or NODE/NAME
-        #[arg(value_name = "NAME[=file:/path]")]
+        /// NAME=file:/path, NAME=lvm:VG/POOL, or the name of a known pool; with --cluster its UUID, name
+        /// or NODE/NAME
+        #[arg(value_name = "NAME[=file:/path|=lvm:VG/POOL]")]
         pool: String,
         /// Only show what would be changed
         #[arg(long)]
@@ -281,7 +282,7 @@ struct Node {
 struct Place {
     #[command(flatten)]
     node: Node,
-    /// A pool: NAME=file:/path (may be repeated)
+    /// A pool: NAME=file:/path or NAME=lvm:VG/POOL (may be repeated)
     #[arg(long, value_name = "POOL")]
     pool: Vec<PoolDefinition>,
 }

@@ -1,9 +1,10 @@
 //! Slackwater: a CSI driver for the disks a node already has.
 //!
-//! A volume is one image file on a file system of the node, attached to a loop device, formatted
-//! once, and mounted. Records of volumes, snapshots and pools are files next to the data; the
-//! current state is read from the kernel. `docs/architecture.md` describes the path of a call, the
-//! dependencies between modules and all invariants; `docs/adr` has the reasons for decisions.
+//! A volume is one image file on a file system of the node, attached to a loop device, or one thin
+//! device of a thin pool of LVM. It is formatted once, and mounted. Records of volumes, snapshots and
+//! pools are files next to the data; the current state is read from the kernel. `docs/architecture.md`
+//! describes the path of a call, the dependencies between modules and all invariants; `docs/adr` has
+//! the reasons for decisions.
 //!
 //! # Reading order
 //!

@@ -130,6 +130,24 @@ fn the_map_names_every_module_and_only_files_that_exist() {
 }
 
 #[test]
+fn the_map_names_every_file_that_handles_grpc_codes() {
+    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("the map exists");
+    let (_, rest) = map
+        .split_once("**A final code means")
+        .expect("the invariant");
+    let (invariant, _) = rest.split_once("\n\n**").expect("the next invariant");
+    for source in below("src") {
+        let tokens = rules::production(&source);
+        let handles_codes = tokens.iter().any(|token| token.text == "Code");
+        assert!(
+            !handles_codes || invariant.contains(&format!("`src/{}`", source.path)),
+            "docs/architecture.md does not say what src/{} does with codes of gRPC",
+            source.path
+        );
+    }
+}
+
+#[test]
 fn every_request_with_a_field_has_a_fuzz_target() {
     let targets = ["src/service/request/fuzz.rs", "src/service/agent/fuzz.rs"]
         .map(|path| fs::read_to_string(root().join(path)).expect("the targets exist"))
