@@ -8,7 +8,7 @@ STATE=${CLUSTER_STATE:-$CACHE/state}              # the running cluster: removed
 NET=${CLUSTER_NET:-10.199.0}                      # first three bytes of the nodes' /24
 POD_NET=${CLUSTER_POD_NET:-10.244}                # pods of node N: $POD_NET.N.0/24
 SERVICE_NET=${CLUSTER_SERVICE_NET:-10.96}         # services: $SERVICE_NET.0.0/16
-BRIDGE=${CLUSTER_BRIDGE:-swlab0}
+BRIDGE=${CLUSTER_BRIDGE:-testcluster0}
 DISK=${CLUSTER_DISK-20G}                          # each node's disk for a pool; empty: none
 DISK_AT=/var/lib/slackwater/pool                  # where a node mounts it
 BIN=$CACHE/bin
@@ -21,7 +21,7 @@ die() { say "$*"; exit 1; }
 node_name() { echo "node-$1"; }
 node_ip() { echo "$NET.$((10 + $1))"; }
 node_dir() { echo "$STATE/node-$1"; }
-node_netns() { echo "swlab-$1"; }
+node_netns() { echo "testcluster-$1"; }
 
 # The node's first process as this (host) PID namespace numbers it, if it lives.
 node_pid() {
