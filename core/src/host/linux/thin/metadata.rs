@@ -1,4 +1,4 @@
-//! The metadata of a thin pool, which the kernel changes meanwhile: which thin devices there are, and
+//! The metadata of a thin pool, which the kernel changes at any time: which thin devices there are, and
 //! where their blocks are.
 
 use std::collections::BTreeMap;
