@@ -120,7 +120,7 @@ impl Session {
                 HostError::errno("hand the file systems over to", guard, Errno::EAGAIN)
             }
             (Some(errno), _) if errno == Errno::EPROTO as i32 => {
-                let guard = "the freeze guard, which is of a release with another protocol; it is waited for until it exits";
+                let guard = "the freeze guard, which uses another version of the protocol; the driver waits for it to exit";
                 HostError::errno("hand the file systems over to", guard, Errno::EPROTO)
             }
             (Some(errno), _) if errno == Errno::EOPNOTSUPP as i32 => {

@@ -193,7 +193,7 @@ impl Sweeper {
     /// Runs in a thread: it may hang, and the next sweep then checks it.
     fn thaw_in_time(&self, member: &EntryMember, freezing: bool) -> Result<Thawed> {
         let hangs = || {
-            let what = "thawing hangs, which happens while freezing it hangs; check whether the file system of the pool is frozen or its disk hangs";
+            let what = "FITHAW hangs, usually because a FIFREEZE of the same file system still hangs; check whether the file system of the pool is frozen or its disk hangs";
             Err(HostError::unexpected("thaw", &member.device, what))
         };
         if !self.mark_hanging(member.rdev) {

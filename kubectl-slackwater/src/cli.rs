@@ -122,13 +122,13 @@ pub enum PoolCommand {
     Lose {
         /// ID, NODE/NAME or name of the pool
         pool: String,
-        /// Why, for those who see the pool later
+        /// Reason, which is stored in the Pool object
         #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
         reason: Option<String>,
         /// Remove the mark
         #[arg(long, conflicts_with_all = ["reason", "force"])]
         undo: bool,
-        /// Also if a node serves the pool
+        /// Proceed although a node serves the pool
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -338,7 +338,7 @@ pub struct Check {
     /// Image of that pod
     #[arg(long, value_name = "IMAGE", requires = "verify")]
     pub verify_image: Option<String>,
-    /// Number of the user as whom the command runs
+    /// Numeric UID for the command
     #[arg(long, value_name = "UID", requires = "verify")]
     pub verify_user: Option<u32>,
     /// Delete the claims after the check, which may write to them

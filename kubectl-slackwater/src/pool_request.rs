@@ -246,7 +246,7 @@ async fn progress(
         Request::Adopt if is_own => Ok(format!("Pool {title} belongs to node {node}.")),
         Request::Adopt if object.text("/spec/node") == node => {
             return Ok(Progress::Running(format!(
-                "node {node} has adopted it, and is to report it"
+                "node {node} has adopted it; waiting for its next report"
             )));
         }
         Request::Forget if requested.is_empty() && (!is_own || is_over(&now)) => {

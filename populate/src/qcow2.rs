@@ -132,13 +132,13 @@ impl Header {
         let needed = self.size.div_ceil(self.l2_covers());
         if needed * 8 > L1_BYTES || self.l1_entries < needed {
             return Err(corrupt(format!(
-                "has {} entries in its first table for a disk of {} bytes",
+                "has {} entries in its L1 table for a disk of {} bytes",
                 self.l1_entries, self.size
             )));
         }
         match self.l1_offset % self.cluster() {
             0 => Ok(()),
-            _ => Err(corrupt("has its first table within a cluster")),
+            _ => Err(corrupt("has an L1 table that is not aligned to a cluster")),
         }
     }
 
@@ -238,9 +238,7 @@ impl<'a> Image<'a> {
         self.read_exact(self.header.l1_offset.saturating_add(index * 8), &mut entry)?;
         let entry = u64::from_be_bytes(entry);
         if entry & !(OFFSET | COPIED) != 0 {
-            return Err(corrupt(format!(
-                "has the entry {entry:#x} in its first table"
-            )));
+            return Err(corrupt(format!("has the entry {entry:#x} in its L1 table")));
         }
         match self.aligned(entry & OFFSET)? {
             0 => Ok(None),
@@ -263,9 +261,7 @@ impl<'a> Image<'a> {
         }
         let flag = if self.header.is_v3 { ZERO } else { 0 };
         if entry & !(OFFSET | COPIED | flag) != 0 {
-            return Err(corrupt(format!(
-                "has the entry {entry:#x} in a second table"
-            )));
+            return Err(corrupt(format!("has the entry {entry:#x} in an L2 table")));
         }
         match self.aligned(entry & OFFSET)? {
             0 => Ok(Place::Zeros),

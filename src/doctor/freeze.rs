@@ -18,7 +18,7 @@ const LIMITS: FreezeLimits = FreezeLimits {
     freeze: Duration::from_secs(5),
 };
 /// File systems whose content is lost at a reboot, as freezes are.
-const FORGETFUL: [&str; 2] = ["tmpfs", "ramfs"];
+const VOLATILE_FS: [&str; 2] = ["tmpfs", "ramfs"];
 /// Name of the member in journal and logs.
 const MEMBER: &str = "doctor";
 
@@ -66,7 +66,7 @@ fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
         Some(_) | None => " (not created yet)",
     };
     match host.backing_fs(there.unwrap_or(path)) {
-        Ok(ground) if FORGETFUL.contains(&ground.fs_name.as_str()) => Check::ok(
+        Ok(ground) if VOLATILE_FS.contains(&ground.fs_name.as_str()) => Check::ok(
             subject,
             format!("on {}, as recommended{made}", ground.fs_name),
         ),

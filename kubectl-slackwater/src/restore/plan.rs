@@ -220,7 +220,7 @@ fn refuse_mix(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
         return Ok(());
     }
     Err(Failure::failed(format!(
-        "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The others would be of another time: give another --suffix, or restore single members by the names of their VolumeSnapshots",
+        "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The remaining claims would be from a different point in time: give another --suffix, or restore single members by the names of their VolumeSnapshots",
         cluster.namespace,
         bound.join(", ")
     )))

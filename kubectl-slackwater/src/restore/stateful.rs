@@ -128,7 +128,7 @@ impl Stateful {
 
     /// Refuses a StatefulSet with claims that are neither restored nor there: its controller would
     /// create empty ones beside those that are restored. Returns the claims that are there and are kept,
-    /// which are those of other pods only: a pod with one of them would have volumes of two times.
+    /// which are those of other pods only: with one of them, the volumes of a pod would be from different points in time.
     pub async fn refuse_gaps(&self, cluster: &Cluster, slots: &[Slot]) -> Result<Vec<String>> {
         let (mut absent, mut kept) = (Vec::new(), Vec::new());
         for slot in self.set.missing(slots) {
@@ -138,7 +138,7 @@ impl Stateful {
                 None => absent.push((slot, name)),
                 Some(_) if slots.iter().any(|one| one.ordinal == slot.ordinal) => {
                     return Err(Failure::failed(format!(
-                        "{} would start a pod with volumes of two times: claim {name} exists, and no member restores it",
+                        "{} would start a pod whose volumes are from different points in time: claim {name} exists, and no member restores it",
                         self.title()
                     )));
                 }

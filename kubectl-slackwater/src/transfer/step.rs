@@ -192,7 +192,7 @@ fn refused_new(to: &Place, view: &View) -> Option<String> {
     let new = view.new.as_ref()?;
     if !new.is_of_volume {
         return Some(format!(
-            "claim {to} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer. With --undo the transfer is given up, and can be repeated under another name"
+            "claim {to} exists, and is not bound to the PersistentVolume, which stays Retain with the record of the transfer. With --undo the transfer is given up, and can be repeated under another name"
         ));
     }
     new.is_leaving

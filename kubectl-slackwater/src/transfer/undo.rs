@@ -74,7 +74,7 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     }
     if !old.is_of_volume {
         return refuse(format!(
-            "claim {from} exists, and is another user's: it is not of the PersistentVolume, which stays Retain with the record of the transfer"
+            "claim {from} exists, and is not bound to the PersistentVolume, which stays Retain with the record of the transfer"
         ));
     }
     if volume.claim == Some((from.clone(), old.uid.clone())) {

@@ -267,7 +267,11 @@ fn claims_of_two_times_are_not_restored() {
             {"name": "data", "persistentVolumeClaim": {"claimName": "log"}}]}}),
     );
     for (server, why, more) in [
-        (arrived, "The others would be of another time: test/log", 0),
+        (
+            arrived,
+            "The remaining claims would be from a different point in time: test/log",
+            0,
+        ),
         (taken, "claim test/log exists", 0),
         (waiting, "pod test/pg-0 waits for the claim log", 2),
     ] {

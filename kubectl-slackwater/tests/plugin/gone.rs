@@ -569,7 +569,7 @@ fn claims_of_two_times_are_not_restored_without_a_namespace() {
     server.lock().unwrap().tick();
     let said = refused(&server, &[GROUP]);
     assert!(
-        said.contains("The others would be of another time: log"),
+        said.contains("The remaining claims would be from a different point in time: log"),
         "{said}"
     );
 }

@@ -185,7 +185,10 @@ fn what_another_user_does_in_between_is_not_overwritten() {
         }
     });
     let said = message(&taken);
-    assert!(said.contains("is another user's"), "{said}");
+    assert!(
+        said.contains("is not bound to the PersistentVolume"),
+        "{said}"
+    );
     assert!(!said.contains("delete that claim"), "{said}");
     let volume = taken.lock().unwrap().objects[&Server::volume_path("pv")].clone();
     assert_eq!(volume["spec"]["persistentVolumeReclaimPolicy"], "Retain");
@@ -310,7 +313,7 @@ fn a_claim_that_cannot_be_created_is_not_deleted() {
         }
     });
     for (server, why) in [
-        (taken, "is another user's"),
+        (taken, "is not bound to the PersistentVolume"),
         (gone, "namespace other does not exist"),
     ] {
         let said = run(&server, Cut::Never, 1).unwrap_err().message;

@@ -227,7 +227,10 @@ fn another_users_claims_stay() {
     let path = Server::claim_path("shop", "data");
     taken.lock().unwrap().put(&path, foreign);
     let said = undo(&taken, Cut::Never, 1).unwrap_err().message;
-    assert!(said.contains("is another user's"), "{said}");
+    assert!(
+        said.contains("is not bound to the PersistentVolume"),
+        "{said}"
+    );
     taken.lock().unwrap().objects.remove(&path);
     undo(&taken, Cut::Never, 1).unwrap();
     is_back(&taken, "Delete", "after a foreign claim");

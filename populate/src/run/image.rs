@@ -306,7 +306,7 @@ impl<'a> Registry<'a> {
     fn token(&self, realm: &str, service: &str) -> Result<String> {
         let mut url = parse_url(realm)?;
         if url.scheme() != "https" {
-            let what = "the registry names a server of tokens without https";
+            let what = "the token server of the registry is not an https URL";
             return Err(Failure::refused("RedirectRefused", what));
         }
         let scope = format!("repository:{}:pull", self.reference.repository);
@@ -328,7 +328,7 @@ impl<'a> Registry<'a> {
         let token = document["token"]
             .as_str()
             .or_else(|| document["access_token"].as_str());
-        let none = || Failure::again("TransferFailed", "the server of tokens sent none");
+        let none = || Failure::again("TransferFailed", "the token server returned no token");
         token.map(str::to_string).ok_or_else(none)
     }
 }

@@ -85,7 +85,7 @@ impl Attempt<'_> {
         }
         if rest.ends_with('/') || !is_strong(&object.etag) {
             let what = format!(
-                "the object {:?} has no name of a file, or no strong ETag",
+                "the object {:?} has a key that is no valid file name, or a weak ETag",
                 object.key
             );
             return Err(Failure::refused("ArchiveRefused", what));

@@ -76,13 +76,13 @@ fn is_blank_entry(host: &dyn Host, path: &Path, name: &str) -> Result<bool> {
 }
 
 /// File systems that do not survive a reboot, which volumes must.
-const FORGETFUL: [&str; 4] = ["tmpfs", "ramfs", "rootfs", "devtmpfs"];
+const VOLATILE_FS: [&str; 4] = ["tmpfs", "ramfs", "rootfs", "devtmpfs"];
 /// Layers over another file system, and read-only file systems.
 const UNFIT: [&str; 6] = [
     "overlay", "aufs", "ecryptfs", "squashfs", "iso9660", "erofs",
 ];
 /// Shared between machines, or served by a process that may need memory to free memory.
-const DISTANT: [&str; 16] = [
+const NETWORK_FS: [&str; 16] = [
     "nfs",
     "nfs4",
     "cifs",
@@ -112,13 +112,13 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
             format!("a pool cannot be on {name}: {reason}; give a directory on xfs, btrfs or ext4"),
         ))
     };
-    if FORGETFUL.contains(&name) {
+    if VOLATILE_FS.contains(&name) {
         return refuse("its contents are lost at a reboot");
     }
     if UNFIT.contains(&name) {
         return refuse("loop devices on it lose data or do not work at all");
     }
-    if DISTANT.contains(&name) || name.starts_with("fuse") {
+    if NETWORK_FS.contains(&name) || name.starts_with("fuse") {
         return refuse("it is not a local disk, so locks and loop devices on it are not reliable");
     }
     let mut warnings = Vec::new();

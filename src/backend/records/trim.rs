@@ -13,7 +13,7 @@ use crate::error::{ErrorContext, Result};
 use crate::host::Effect;
 
 /// A file in the trash: blocks were freed that are not discarded yet. Earlier releases ignore it.
-const UNTOLD: &str = "untrimmed";
+const UNDISCARDED_FILE: &str = "untrimmed";
 /// A file in the trash: seconds since 1970, in digits. Earlier releases ignore it, too.
 const TRIMMED: &str = "trimmed";
 /// The minimum time from the start of one trim to the next one.
@@ -48,7 +48,7 @@ fn is_due(last: Option<Instant>, now: Instant) -> bool {
 
 impl Folder {
     fn undiscarded_mark(&self) -> PathBuf {
-        self.root.join(TRASH).join(UNTOLD)
+        self.root.join(TRASH).join(UNDISCARDED_FILE)
     }
 
     /// Reads whether an earlier process has left blocks to be discarded.

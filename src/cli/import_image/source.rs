@@ -87,7 +87,7 @@ impl Source {
             return Ok(Source::Opened(opened));
         }
         let Some(bytes) = arguments.size else {
-            let missing = "--size is missing; give the length of what stdin has";
+            let missing = "--size is missing; give the number of bytes on stdin";
             return Err(BadConfig(missing.into()).into());
         };
         Ok(Source::Stdin {

@@ -280,7 +280,7 @@ impl<R: Read> ArchiveReader<R> {
         let (magic, version) = begin.split_at(MAGIC.len());
         if magic != MAGIC {
             return Err(bad(
-                "does not begin as an archive does; give the output of slackwater export, unpacked",
+                "is not an archive of Slackwater (its first bytes are others); give the output of slackwater export, unpacked",
             ));
         }
         let version = u16::from_le_bytes([version[0], version[1]]);
@@ -333,7 +333,7 @@ impl<R: Read> ArchiveReader<R> {
         let (body, _) = self.frame(END_FRAME)?;
         if body != whole {
             return Err(bad(format!(
-                "frame {number}: its SHA-256 of the whole archive is that of other data"
+                "frame {number}: the SHA-256 of the archive does not match its content"
             )));
         }
         let more = self.from.read(&mut [0]);
@@ -407,10 +407,12 @@ fn parse_manifest(body: &[u8]) -> Result<Manifest> {
             return wrong("an image is shorter than its volume");
         }
         if one.image_bytes > size::MAX || !one.image_bytes.is_multiple_of(ZERO_BLOCK) {
-            return wrong("the length of an image is not one");
+            return wrong(
+                "the length of an image is too large, or not a multiple of the size of a block",
+            );
         }
         if !(512..=4096).contains(&one.block_size) || !one.block_size.is_power_of_two() {
-            return wrong("a block size is not one");
+            return wrong("a block size is not a power of two from 512 to 4096");
         }
         if one.base == Some(one.identity) {
             return wrong("a snapshot is its own base");

@@ -12,7 +12,7 @@ use crate::model::Level;
 use crate::operation::Snapshots;
 
 /// A freeze that lasts for this number of seconds is reported. A cut takes milliseconds.
-const LONG_FREEZE: u64 = 10;
+const LONG_FREEZE_SECONDS: u64 = 10;
 
 /// Upper bounds of the buckets of the histograms, in seconds. A freeze lasts milliseconds, and at
 /// most 30 s; quiescing an application takes longer.
@@ -159,10 +159,10 @@ impl Snapshots {
     }
 }
 
-/// Those that began at least [`LONG_FREEZE`] before `now`, or whose deadline is over.
+/// Those that began at least [`LONG_FREEZE_SECONDS`] before `now`, or whose deadline is over.
 fn lasting(journalled: Vec<Journalled>, now: u64) -> Vec<LongFreeze> {
     let is_long = |one: &Journalled| {
-        one.freezing && (now.saturating_sub(one.since) >= LONG_FREEZE || now > one.until)
+        one.freezing && (now.saturating_sub(one.since) >= LONG_FREEZE_SECONDS || now > one.until)
     };
     let long = journalled.into_iter().filter(is_long);
     long.map(|one| LongFreeze {

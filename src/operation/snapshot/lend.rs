@@ -94,7 +94,7 @@ impl Snapshots {
     ) -> Result<Loan> {
         let grant = self.lent.find(ticket, self.host.now(), is_reader);
         let grant = grant.ok_or_else(|| {
-            let why = "is not one that this agent has issued to the caller and that is still valid; the router obtains a new one when the call is repeated";
+            let why = "has expired, or was not issued to this caller; the router obtains a new one when the call is repeated";
             Error::refused("the ticket", why)
         })?;
         let base = match wanted {

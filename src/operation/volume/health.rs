@@ -8,7 +8,7 @@ use crate::record::VolumeRecord;
 
 /// A pool is reported as nearly full if less than 1/20 of its space is available, so that the alert
 /// fires before writes fail.
-const NEARLY_FULL: u64 = 20;
+const LOW_SPACE_DIVISOR: u64 = 20;
 
 impl Volumes {
     /// Health of one volume; a volume without findings is healthy.
@@ -115,7 +115,7 @@ fn pool_findings(pool: &Pool) -> Vec<Finding> {
         }),
         Ok(PoolSpace {
             total, available, ..
-        }) if available < total / NEARLY_FULL => findings.push(Finding {
+        }) if available < total / LOW_SPACE_DIVISOR => findings.push(Finding {
             severity: Severity::Degraded,
             reason: "PoolNearlyFull",
             message: format!("pool {name} has {available} of {total} bytes left"),

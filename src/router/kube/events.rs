@@ -37,7 +37,7 @@ const RETRY_DELAYS: [Duration; 4] = [
 /// The API server refuses longer notes.
 const NOTE_BYTES: usize = 1024;
 /// The namespace of events about objects without a namespace.
-const NOWHERE: &str = "default";
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// An event to be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -192,7 +192,10 @@ pub(super) async fn one(
         }
         EventAction::Create => {
             let object = reference(client, own, &body.about).await?;
-            let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
+            let namespace = object
+                .namespace
+                .clone()
+                .unwrap_or_else(|| DEFAULT_NAMESPACE.into());
             let event = event(body, object, driver, me);
             let api = Api::<Event>::namespaced(client.clone(), &namespace);
             let created = api.create(&PostParams::default(), &event).await?;
@@ -203,7 +206,10 @@ pub(super) async fn one(
 }
 
 fn event(body: &EventBody, object: ObjectReference, driver: &str, me: &str) -> Event {
-    let namespace = object.namespace.clone().unwrap_or_else(|| NOWHERE.into());
+    let namespace = object
+        .namespace
+        .clone()
+        .unwrap_or_else(|| DEFAULT_NAMESPACE.into());
     let type_ = if body.is_warning { "Warning" } else { "Normal" };
     let stem: String = object
         .name

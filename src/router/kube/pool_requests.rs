@@ -211,7 +211,7 @@ impl PoolRequestController {
                 format!("node {node} has forgotten the pool"),
             ),
         };
-        tracing::info!(pool = %seen.id, node, message, "a request about a pool is done");
+        tracing::info!(pool = %seen.id, node, message, "completed spec.adopt or spec.forget of a pool");
         let object = ObjectRef::Pool(seen.id);
         self.cluster.record_event(&object, false, reason, message);
     }

@@ -9,11 +9,11 @@ use serde::Serialize;
 /// A Pool object is written at least once a minute while a router leads and its agent answers.
 pub(super) const STALE: SignedDuration = SignedDuration::from_mins(3);
 /// The free space below which the chart has an alert, in thousandths.
-const NEARLY_FULL: u64 = 50;
+const LOW_SPACE_PER_MILLE: u64 = 50;
 /// A pool that will be full within this time is a problem, as for the alert SlackwaterPoolWillBeFull.
-const SOON: SignedDuration = SignedDuration::from_hours(24);
+const FULL_SOON: SignedDuration = SignedDuration::from_hours(24);
 /// But not while at least this part of it is free, in thousandths, as for that alert.
-const HAS_ROOM: u64 = 400;
+const ENOUGH_SPACE_PER_MILLE: u64 = 400;
 
 /// A freeze that had lasted for this time when it was reported is a problem: a cut takes milliseconds, and
 /// at most seconds.
@@ -111,7 +111,7 @@ fn of_frozen(world: &World, pool: &Pool) -> Option<Problem> {
 /// When a pool is full, if that is so soon that it is a problem.
 fn full_soon(world: &World, pool: &Pool, free: u64) -> Option<Timestamp> {
     let at = pool.full_at?;
-    (free < HAS_ROOM && at.duration_since(world.now) < SOON).then_some(at)
+    (free < ENOUGH_SPACE_PER_MILLE && at.duration_since(world.now) < FULL_SOON).then_some(at)
 }
 
 fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
@@ -128,7 +128,7 @@ fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
     } else if is_stale(pool, world.now) {
         let text = format!("{name} was {}, but is not reported any more", pool.health);
         (1, text, pool.seen)
-    } else if pool.total_bytes > 0 && free < NEARLY_FULL {
+    } else if pool.total_bytes > 0 && free < LOW_SPACE_PER_MILLE {
         (2, format!("less than 5 % of {name} is free"), None)
     } else if let Some(at) = full_soon(world, pool, free) {
         let time = duration(at.duration_since(world.now).as_secs().max(0));

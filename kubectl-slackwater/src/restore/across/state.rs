@@ -112,7 +112,7 @@ impl<'a> Across<'a> {
             return Ok(());
         }
         Err(Failure::failed(format!(
-            "these claims exist since an earlier restore, or their transfer has begun, and an application may have changed their volumes: {}. The others would be of another time: {}. Give another --suffix, or restore single members by the names of their VolumeSnapshots",
+            "these claims exist since an earlier restore, or their transfer has begun, and an application may have changed their volumes: {}. The remaining claims would be from a different point in time: {}. Give another --suffix, or restore single members by the names of their VolumeSnapshots",
             begun.join(", "),
             absent.join(", ")
         )))

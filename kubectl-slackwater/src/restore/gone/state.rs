@@ -157,7 +157,7 @@ impl<'a> Gone<'a> {
         match bound.is_empty() || absent.is_empty() {
             true => Ok(()),
             false => Err(Failure::failed(format!(
-                "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The others would be of another time: {}. Give another --suffix, or restore single members as volumesnapshotcontent/NAME",
+                "these claims of namespace {} exist since an earlier restore, and an application may have changed their volumes: {}. The remaining claims would be from a different point in time: {}. Give another --suffix, or restore single members as volumesnapshotcontent/NAME",
                 self.namespace(),
                 bound.join(", "),
                 absent.join(", ")

@@ -1,4 +1,4 @@
-//! Whether a thin pool can be used as LVM has set it up. Each refusal has the command that mends it.
+//! Whether a thin pool can be used as LVM has set it up. Each refusal contains the command that fixes it.
 
 use crate::backend::thin::TRANSACTION_ID;
 use crate::error::{Error, ErrorContext, Result};

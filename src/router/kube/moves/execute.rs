@@ -367,7 +367,7 @@ impl Executor<'_> {
             Err(KubeError::Api(status)) => match status.code {
                 404 | 409 => return Ok(Outcome::Stale),
                 403 => {
-                    "the router may not end it; set moves.evict in the chart, or end it yourself"
+                    "the router may not evict the pod; set moves.evict in the chart, or delete the pod"
                         .into()
                 }
                 429 => "its PodDisruptionBudget does not allow its eviction now".into(),

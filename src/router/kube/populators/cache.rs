@@ -50,7 +50,7 @@ pub(super) const NAME_PREFIX: &str = "cache-";
 const PER_NODE: &str = "node";
 
 /// After this time, a claim does not wait for another one whose attempt makes no progress.
-const DOWNLOAD_PATIENCE: SignedDuration = SignedDuration::from_mins(10);
+const DOWNLOAD_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 /// A decision to receive the content is known to the watch of claims after this time.
 const BEGIN_INTERVAL: Duration = Duration::from_secs(30);
 /// After this time, a snapshot that was created is recorded or given up.
@@ -361,7 +361,7 @@ fn is_receiving(
         && !is_leaving(prime)
         && state.given_up.as_deref() != Some(uid(prime))
         && annotation(prime, SOURCE) == Some(&source.version())
-        && last.is_some_and(|last| now.duration_since(last.0) < DOWNLOAD_PATIENCE)
+        && last.is_some_and(|last| now.duration_since(last.0) < DOWNLOAD_TIMEOUT)
 }
 
 /// What the leader remembers of the cache. Losing it costs a download, or the order of deletions.

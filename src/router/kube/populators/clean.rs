@@ -18,7 +18,7 @@ use crate::router::kube::pool::Pool;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, written};
 
 /// A snapshot that is not recorded after this time was left by an interrupted or failed attempt.
-const RECORD_PATIENCE: SignedDuration = SignedDuration::from_mins(10);
+const RECORD_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 /// A pool lacks space if less than one part in so many is free. The alert of the chart begins there.
 const LOW_SPACE_PART: i64 = 20;
 
@@ -67,7 +67,7 @@ pub(super) struct CacheController(pub(super) Arc<Populators>);
 impl CacheController {
     /// Whether a snapshot is not recorded, long after its creation.
     async fn is_unrecorded(&self, snapshot: &CachedSnapshot, now: Timestamp) -> Result<bool> {
-        if now.duration_since(snapshot.created_at) < RECORD_PATIENCE {
+        if now.duration_since(snapshot.created_at) < RECORD_TIMEOUT {
             return Ok(false);
         }
         let Some(name) = &snapshot.content else {

@@ -23,7 +23,7 @@ use super::state::{
 
 /// A volume that is not created after this time takes no turn: that of a claim which no node has space for
 /// would keep it for ever.
-const PROVISION_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+const PROVISION_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 /// After this time, the watch of claims shows what was begun, or it was not.
 const BEGIN_INTERVAL: Duration = Duration::from_secs(30);
 /// A claim whose content may be cached waits without a request for this time. Then it is checked whether there is
@@ -161,7 +161,7 @@ pub(super) fn has_turn(
     }
     match annotation(prime, POD) {
         Some(pod) => State::of(claim).failed_pod.as_deref() != Some(pod),
-        None => now.duration_since(created_at(prime)) < PROVISION_PATIENCE,
+        None => now.duration_since(created_at(prime)) < PROVISION_TIMEOUT,
     }
 }
 

@@ -12,9 +12,9 @@ use crate::router::kube::populators::state::{
 };
 
 /// A snapshot that is not ready after this time is given up, and the claim is bound without it.
-const SNAPSHOT_PATIENCE: SignedDuration = SignedDuration::from_secs(60);
+const SNAPSHOT_TIMEOUT: SignedDuration = SignedDuration::from_secs(60);
 /// A volume that is not created from a snapshot after this time is filled by a pod.
-const RESTORE_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+const RESTORE_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 
 /// What has to be done for the cache before a claim is bound to its volume, which is filled; `None` if
 /// nothing. Whatever fails here ends with a claim that is bound.
@@ -66,7 +66,7 @@ pub(super) fn before_binding(seen: &Seen, prime: &PersistentVolumeClaim) -> Opti
             let step = Step::RecordSnapshot(content.name.clone(), content.version.clone());
             Some(of("the snapshot is ready").with(step))
         }
-        None if seen.now.duration_since(snapshot.created_at) > SNAPSHOT_PATIENCE => {
+        None if seen.now.duration_since(snapshot.created_at) > SNAPSHOT_TIMEOUT => {
             give_up("the snapshot is not ready in time")
         }
         None => Some(of("a snapshot is created for other claims")),
@@ -157,7 +157,7 @@ fn is_given_back(seen: &Seen, prime: &PersistentVolumeClaim) -> bool {
 
 fn is_late(seen: &Seen, prime: &PersistentVolumeClaim) -> bool {
     let created_at = prime.metadata.creation_timestamp.as_ref();
-    created_at.is_some_and(|at| seen.now.duration_since(at.0) > RESTORE_PATIENCE)
+    created_at.is_some_and(|at| seen.now.duration_since(at.0) > RESTORE_TIMEOUT)
 }
 
 /// Whether the volume of a prime claim was created for it. One that exists already can be bound to a claim
