@@ -327,9 +327,9 @@ const POOL_GAUGES: [PoolGauge; 15] = [
     ),
     (
         "pool_metadata_available",
-        "Free space in the metadata of the thin pool, in bytes",
+        "Free space in the metadata of the thin pool, without what thick volumes and their snapshots may still take, in bytes",
         Some(Unit::Bytes),
-        |pool| Some(pool.space?.metadata?.free),
+        |pool| Some(pool.space?.metadata?.available()),
     ),
 ];
 
