@@ -1,7 +1,7 @@
 //! Mapped devices of thin devices. An existing device is used again, or the call returns a retryable
 //! error.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -11,7 +11,7 @@ use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
 use crate::backend::mapped::suspended_by_others;
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
-use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{self, Device, DeviceHold, Effect, MappedDevice, ThinTable, mapped_path};
 use crate::model::Allocation;
@@ -217,9 +217,11 @@ impl ThinStore {
     ) -> Result<Vec<(Device, Result<()>)>> {
         let doing = || "list the devices of the pool's images".to_string();
         let mut found = self.mapped().context(doing)?;
-        let images = images.iter().map(|image| image.uuid());
-        let both = images.flat_map(|uuid| [self.device_uuid(uuid), self.second_uuid(uuid)]);
-        let own: BTreeSet<String> = both.collect();
+        let both = images.iter().flat_map(|image| {
+            let uuid = image.uuid();
+            [self.device_uuid(uuid), self.second_uuid(uuid)].map(|device| (device, *image))
+        });
+        let own: BTreeMap<String, Image> = both.collect();
         for foreign in found
             .iter()
             .filter(|it| !it.uuid.starts_with(DEVICE_PREFIX))
@@ -228,7 +230,7 @@ impl ThinStore {
             let id = foreign.table.as_ref().map_or(0, |table| table.id);
             tracing::error!(%device, uuid, id, "another program has mapped a thin device of this pool, whose volume cannot be attached until that device is removed");
         }
-        found.retain(|device| own.contains(&device.uuid));
+        found.retain(|device| own.contains_key(&device.uuid));
         let mut removed = Vec::new();
         for found in found {
             let uuid = &found.uuid;
@@ -243,11 +245,24 @@ impl ThinStore {
                 cleared.context(|| format!("clear {}", mapped_path(uuid).display()))?;
             }
             let device = found.device;
-            if !in_use(&device) && !self.host.is_claimed(&device).context(doing)? {
+            if in_use(&device) || self.host.is_claimed(&device).context(doing)? {
+                // A crash may have come between a new table and this.
+                if let Err(error) = self.keep_blocks_of(own.get(uuid), &device) {
+                    tracing::error!(%uuid, error = %chain(&error), "failed to disable discard on the device of a thick volume");
+                }
+            } else {
                 removed.push((device, self.remove_mapped(uuid)));
             }
         }
         Ok(removed)
+    }
+
+    /// Disables discards on the device of an image, if its record says that it is thick.
+    fn keep_blocks_of(&self, image: Option<&Image>, device: &Device) -> Result<()> {
+        let found = image.map(|image| self.find_image(*image)).transpose();
+        let found = found.context(|| format!("read the record of {}", device.path.display()))?;
+        let image = found.flatten();
+        image.map_or(Ok(()), |image| self.keep_blocks(image, device))
     }
 
     /// The own device of a volume or snapshot, and foreign devices on its thin device. Without its ID,

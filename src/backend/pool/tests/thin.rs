@@ -187,6 +187,11 @@ fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
     assert_eq!(seen(&host.effect_log()), 1);
     backend.devices().resize(&thick, &attached.device).unwrap();
     assert_eq!(seen(&host.effect_log()), 2);
+    // A start: a crash may have come after the table.
+    let images = [Image::Volume(thick.uuid)];
+    let idle = backend.store().detach_idle(&images, &|_| true).unwrap();
+    assert!(idle.is_empty());
+    assert_eq!(seen(&host.effect_log()), 3);
 }
 
 #[test]
