@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_flags_are_counted_and_not_told() {
+    fn mount_flags_are_counted_and_not_shown() {
         let mount = volume_capability::MountVolume {
             fs_type: "xfs".into(),
             mount_flags: vec![SECRET.into(), "noatime".into()],

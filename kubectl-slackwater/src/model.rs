@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_of_a_pool_are_conditions_that_wait_for_somebody() {
+    fn problems_of_a_pool_are_conditions_that_wait_for_a_person() {
         let condition = |kind: &str, status: &str, reason: &str| {
             json!({"type": kind, "status": status, "reason": reason,
                 "message": format!("why {reason}")})

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_told_as_people_say_them() {
+    fn seconds_are_shown_as_people_write_them() {
         assert_eq!(time(0), "1970-01-01T00:00:00Z");
         assert_eq!(time(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(time(1_709_251_199), "2024-02-29T23:59:59Z");

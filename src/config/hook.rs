@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_one_is_told_with_its_line() {
+    fn what_is_wrong_with_one_is_reported_with_its_line() {
         let hook = |lines: &str| format!("[[hook]]\nname = \"a\"\n{lines}");
         for (text, words) in [
             (hook("command = [\"/x\"]\n"), "neither volume nor pvc"),

@@ -114,7 +114,7 @@ pub fn run(
     // `workers` is declared after `quiesced`, so that a panic also thaws first and then releases.
     let mut workers = workers;
     let held = Instant::now();
-    let cut = stand_still(context, &mut workers, &ready, spec.parameters, &mut stats);
+    let cut = freeze_and_cut(context, &mut workers, &ready, spec.parameters, &mut stats);
     // Dropping `workers` thaws everything. After an error this happens before any application is
     // released.
     let workers = cut.is_ok().then_some(workers);
@@ -294,7 +294,7 @@ fn prepared(
 }
 
 /// Updates the clones; freezes, cuts and thaws all members. Returns the time of the cut.
-fn stand_still(
+fn freeze_and_cut(
     context: &CutContext<'_>,
     workers: &mut Participants,
     ready: &Readiness,

@@ -184,7 +184,7 @@ fn in_parallel_all_are_frozen_before_the_first_is_cut_and_thawed_after_their_own
 }
 
 #[test]
-fn a_failure_at_any_step_leaves_nobody_quiesced_or_frozen() {
+fn a_failure_at_any_step_leaves_nothing_quiesced_or_frozen() {
     let good = World::with_hooks(&["db"]);
     tried(&good, &group(), Level::Application).unwrap();
     let steps = good.log().len();
@@ -278,7 +278,7 @@ fn a_session_that_died_in_the_window_loses_the_level() {
 }
 
 #[test]
-fn a_session_that_had_to_be_killed_is_told_beside_a_good_cut() {
+fn a_session_that_had_to_be_killed_is_reported_beside_a_good_cut() {
     let world = World::with_hooks(&["db"]);
     world.set_release_problem("db was killed");
     let outcome = tried(&world, &group(), Level::Application).unwrap();
@@ -554,7 +554,7 @@ fn no_participant_cuts_before_all_have_frozen() {
 }
 
 #[test]
-fn nobody_stands_still_for_the_clone_of_a_copy_that_was_emptied() {
+fn no_writer_waits_for_the_clone_of_a_copy_that_was_emptied() {
     let clones = |emptied: bool| {
         let world = World::default();
         let members = [mounted("a"), mounted("b")];

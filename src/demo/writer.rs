@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_told_from_anything_else() {
+    fn what_was_written_is_distinguished_from_anything_else() {
         let file = tempfile::NamedTempFile::with_prefix("slackwater-").unwrap();
         let bytes = 3 * PIECE as u64 + 5;
         let written = write(file.path(), bytes, 7).unwrap();

@@ -100,7 +100,7 @@ fn write(
     let mut last = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         if let Some(requests) = requests {
-            requests.stand_still(stop);
+            requests.wait_while_quiesced(stop);
         }
         count += 1;
         for file in files {
@@ -132,7 +132,7 @@ impl Requests {
         }
     }
 
-    fn stand_still(&self, stop: &AtomicBool) {
+    fn wait_while_quiesced(&self, stop: &AtomicBool) {
         if !self.quiesce.exists() {
             return;
         }

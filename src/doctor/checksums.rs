@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_with_checksums_are_told_of_by_what_the_kernel_does_with_them() {
+    fn images_with_checksums_are_reported_by_what_the_kernel_does_with_them() {
         let pool = "default=file:/srv/pool".parse().unwrap();
         let said = |fs_name: &str, in_place: bool, kernel: Option<(u32, u32)>| {
             let images = BackingFs {

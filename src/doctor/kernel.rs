@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freeze_is_short_where_the_kernel_may_be_told_to_hurry() {
+    fn a_freeze_is_short_where_grace_periods_may_be_expedited() {
         let table =
             "20 1 0:5 / / rw - ext4 /dev/sda1 rw\n21 20 0:6 / /sys ro,nosuid - sysfs sysfs rw\n";
         let told: Vec<String> = [

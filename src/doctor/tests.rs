@@ -57,7 +57,7 @@ fn patient(pools: &[&str]) -> Subject {
     }
 }
 
-fn told(checks: &[Check]) -> String {
+fn listed(checks: &[Check]) -> String {
     let lines: Vec<String> = checks.iter().map(Check::to_string).collect();
     lines.join("\n")
 }
@@ -68,7 +68,7 @@ fn a_machine_in_order() {
     let patient = patient(&["default=file:/memory/a,mount=any"]);
     admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
     let checks = examine(&host, &host, &patient);
-    insta::assert_snapshot!(told(&checks));
+    insta::assert_snapshot!(listed(&checks));
     assert!(!has_failures(&checks));
     let left = host.files_below(Path::new("/memory/a"));
     assert!(!left.iter().any(|name| name.contains("doctor")), "{left:?}");
@@ -121,14 +121,14 @@ fn a_machine_with_each_trouble_of_pools() {
         .into_iter()
         .filter(|check| check.subject.starts_with("pool"))
         .collect();
-    insta::assert_snapshot!(told(&of_pools));
+    insta::assert_snapshot!(listed(&of_pools));
     assert!(has_failures(&of_pools));
 }
 
 #[test]
 fn a_machine_without_anything() {
     let host = MemoryHost::new();
-    insta::assert_snapshot!(told(&examine(&host, &host, &patient(&[]))));
+    insta::assert_snapshot!(listed(&examine(&host, &host, &patient(&[]))));
 }
 
 #[test]

@@ -253,7 +253,7 @@ impl Router {
                     })?;
                 return Ok(None);
             }
-            Ok(Some(used)) => self.stand_still(handle, &lines, wanted, now, &used),
+            Ok(Some(used)) => self.freeze_and_cut(handle, &lines, wanted, now, &used),
             Err(first) => Err(first),
         };
         let outcome = match done {
@@ -332,7 +332,7 @@ impl Router {
         Ok(used.collect())
     }
 
-    fn stand_still(
+    fn freeze_and_cut(
         &self,
         handle: &Handle,
         lines: &[Arc<ParticipantStream>],

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_connections_are_told_of_once_a_minute_with_their_number() {
+    fn refused_connections_are_logged_once_a_minute_with_their_number() {
         let refusals = Refusals::default();
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);

@@ -143,7 +143,7 @@ fn a_certificate_is_the_one_of_the_node_that_it_names() {
 }
 
 #[tokio::test]
-async fn the_router_reaches_an_agent_and_nobody_else_does() {
+async fn only_the_router_reaches_an_agent() {
     let (ours, other) = (authority(), authority());
     let agents = credentials(node(), issue(&ours, &node()));
     let address = agent(agents.clone()).await;
@@ -195,7 +195,7 @@ async fn the_router_reaches_an_agent_and_nobody_else_does() {
 /// As cert-manager issues them for the chart: by a CA with a common name, and one certificate for
 /// all nodes.
 #[tokio::test]
-async fn one_certificate_of_several_nodes_is_each_ones_and_nobody_elses() {
+async fn one_certificate_of_several_nodes_is_valid_for_each_of_them_and_no_other() {
     let parameters = |common: &str, names: &[&str]| {
         let names: Vec<_> = names.iter().map(|name| (*name).to_string()).collect();
         let mut parameters = CertificateParams::new(names).unwrap();
@@ -234,7 +234,7 @@ async fn one_certificate_of_several_nodes_is_each_ones_and_nobody_elses() {
 }
 
 #[tokio::test]
-async fn handshakes_that_never_end_hold_up_nobody() {
+async fn handshakes_that_never_end_delay_no_other_connection() {
     let ours = authority();
     let address = agent(credentials(node(), issue(&ours, &node()))).await;
     let mut idle = Vec::new();
@@ -410,7 +410,7 @@ fn files_that_have_changed_say_when_the_certificate_expires() {
 }
 
 #[test]
-fn what_is_wrong_is_told_by_its_file_and_without_the_key() {
+fn what_is_wrong_is_reported_with_its_file_and_without_the_key() {
     let folder = TempDir::with_prefix("slackwater-").unwrap();
     let ours = authority();
     let good = issue(&ours, &node());

@@ -105,8 +105,9 @@ fn a_foreign_resume_is_detected() {
 }
 
 #[test]
-fn a_table_that_a_foreign_process_loads_meanwhile_is_never_switched_to() {
-    let test = "guest_guard::a_table_that_a_foreign_process_loads_meanwhile_is_never_switched_to";
+fn a_table_that_a_foreign_process_loads_during_a_suspend_is_never_switched_to() {
+    let test =
+        "guest_guard::a_table_that_a_foreign_process_loads_during_a_suspend_is_never_switched_to";
     in_guest(test, &DISKS, || {
         let fixture = Fixture::new(&[None, None]);
         let table = |name: &str| run("dmsetup", &["table", name]);

@@ -146,7 +146,7 @@ fn one_that_ends_before_it_is_ready_fails_with_its_words_and_the_others_are_rele
 }
 
 #[test]
-fn one_that_never_says_ready_fails_at_the_timeout_and_is_told_so() {
+fn one_that_never_says_ready_fails_at_the_timeout_and_gets_the_reason() {
     let hook_folder = HookFolder::new();
     let silent = "echo waiting for a lock >&2; cat > /dev/null; echo released >> log";
     let hook = hook_folder.hook("a", silent);
@@ -259,7 +259,7 @@ fn what_a_session_leaves_behind_in_its_group_is_ended() {
 }
 
 #[test]
-fn ready_is_a_line_among_others_and_much_talk_holds_up_nobody() {
+fn ready_is_a_line_among_others_and_much_output_delays_nothing() {
     let hook_folder = HookFolder::new();
     let talk = "yes a line of a program that talks | head -c 300000";
     let body = format!(

@@ -112,7 +112,7 @@ impl Simulation {
             Some(LastingFault::Dead { remounted }) => {
                 let folder = Path::new(POOL);
                 let back = match remounted {
-                    true => self.host.mount_disk_anew(folder),
+                    true => self.host.mount_disk_again(folder),
                     false => self.host.replace_disk(folder),
                 };
                 back.expect("the disk can be put back");

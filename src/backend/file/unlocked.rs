@@ -63,7 +63,7 @@ mod tests {
     use crate::record::VolumeRecord;
 
     #[test]
-    fn what_is_just_begun_is_left_out_and_an_image_without_its_record_is_told() {
+    fn what_has_just_begun_is_left_out_and_an_image_without_its_record_is_reported() {
         let (host, pool) = (MemoryHost::new(), Path::new("/memory/pool"));
         let one = pool.join(VOLUMES).join(Uuid::from_u128(1).to_string());
         host.make_folder(&one).unwrap();

@@ -207,7 +207,7 @@ fn a_volume_goes_and_its_snapshots_and_restores_stay() {
 }
 
 #[test]
-fn a_start_ends_what_nobody_goes_on_with_and_keeps_the_rest() {
+fn a_start_ends_what_no_call_continues_and_keeps_the_rest() {
     let (host, backend) = pool();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let mut cut_off = Vec::new();
@@ -379,7 +379,7 @@ fn a_pool_of_an_earlier_release_gets_its_directory_of_snapshots_durably() {
 }
 
 #[test]
-fn a_damaged_record_of_a_snapshot_is_told_and_nothing_else_is_held_up() {
+fn a_damaged_record_of_a_snapshot_is_reported_and_delays_nothing_else() {
     let (host, backend) = pool();
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let (bad, good) = (cut(&backend, 2, &source), cut(&backend, 3, &source));

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_told_at_once_and_then_at_most_once_a_minute() {
+    fn a_disk_gets_discards_at_once_and_then_at_most_once_a_minute() {
         let now = Instant::now() + TRIM_INTERVAL;
         assert!(is_due(None, now));
         assert!(!is_due(Some(now), now));

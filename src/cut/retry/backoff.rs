@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_holds_nobody() {
+    fn a_clock_that_is_set_back_delays_no_retry() {
         let backoffs = Backoffs::default();
         let _ = backoffs.failed(&["a".into()], lost(0), 5_000_000);
         assert!(backoffs.check(&["a".into()], 4_999_999).is_ok());

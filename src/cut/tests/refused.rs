@@ -115,7 +115,7 @@ fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_d
 }
 
 #[test]
-fn nodes_stand_still_at_the_same_time_so_that_the_slowest_one_counts() {
+fn nodes_are_frozen_at_the_same_time_so_that_the_slowest_one_counts() {
     let parameters = SnapshotParameters {
         freeze_timeout: Duration::from_secs(1),
         ..SnapshotParameters::default()

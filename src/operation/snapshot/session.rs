@@ -122,7 +122,7 @@ impl Snapshots {
             Ok(room) => local.with_room(room),
             Err(first) => return Err(self.undo_share(&mut share, first)),
         };
-        match stand_still(Box::new(local), coordinator) {
+        match freeze_and_cut(Box::new(local), coordinator) {
             Ok(Some(kept)) => {
                 if self.keep_and_commit(&mut share, &kept, coordinator)? {
                     // The locks are released first, because the next call of the coordinator needs
@@ -239,7 +239,7 @@ impl Snapshots {
 
 /// Runs the steps of a cut until the cut is to be kept. Returns `None` if the steps end before
 /// that. Nothing is frozen afterwards.
-fn stand_still(
+fn freeze_and_cut(
     mut local: Box<dyn Participant>,
     coordinator: &mut dyn Coordinator,
 ) -> Result<Option<Kept>> {

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_of_which_nobody_is_certain_is_refused() {
+    fn a_pool_without_a_certain_report_is_refused() {
         let told = |change: fn(&mut Pool)| {
             let mut pool = pool(1, "default", "a");
             change(&mut pool);

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_words_are_one_event_and_told_once_a_minute() {
+    fn the_same_words_are_one_event_and_sent_once_a_minute() {
         let mut memory = Memory::default();
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_counted_and_nobody_waits() {
+    fn what_does_not_fit_is_counted_and_no_call_waits() {
         let (recorder, _queue) = queue();
         for n in 0..QUEUE_LENGTH + 3 {
             recorder.record_event(body(&n.to_string()));

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_old_counts_and_is_told_once() {
+    fn only_what_is_old_counts_and_is_reported_once() {
         let mut memory = Memory::default();
         let begun = Instant::now();
         let age = Duration::from_secs(10);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_told_bit_by_bit() {
+    fn many_orphans_are_reported_in_parts() {
         let names: Vec<String> = (0..MAX_REPORTED_AT_ONCE + 7)
             .map(|n| n.to_string())
             .collect();

@@ -351,7 +351,7 @@ fn a_node_forgets_a_pool_whichever_request_the_router_is_killed_at() {
 
 /// Runs one router until the condition says this.
 #[track_caller]
-fn until_told(world: &World, kind: &str, reason: &str, words: &str) {
+fn until_condition(world: &World, kind: &str, reason: &str, words: &str) {
     let life = Life::of(i64::MAX);
     let cluster = world.start(&life);
     eventually(&format!("{kind} is {reason}"), || {
@@ -365,10 +365,10 @@ fn until_told(world: &World, kind: &str, reason: &str, words: &str) {
 fn a_request_that_waits_has_a_condition_that_says_for_what() {
     let world = adopting();
     world.nodes.silent.lock().unwrap().insert("node-b".into());
-    until_told(&world, "Adopted", "Unreachable", "connection refused");
+    until_condition(&world, "Adopted", "Unreachable", "connection refused");
     world.nodes.silent.lock().unwrap().clear();
     world.nodes.old.lock().unwrap().insert("node-b".into());
-    until_told(
+    until_condition(
         &world,
         "Adopted",
         "NotPresent",
@@ -379,7 +379,7 @@ fn a_request_that_waits_has_a_condition_that_says_for_what() {
         world.nodes.at.lock().unwrap().insert(node.into(), at);
     };
     at("node-a", At::Served);
-    until_told(&world, "Adopted", "Served", "node-a");
+    until_condition(&world, "Adopted", "Served", "node-a");
     assert_eq!(world.done(), [""; 0]);
     // The person takes it back: the condition goes with the field.
     world
@@ -402,13 +402,13 @@ fn a_request_that_waits_has_a_condition_that_says_for_what() {
 fn what_an_agent_answers_to_a_request_is_shown() {
     let at = [("node-a", At::Absent), ("node-b", At::Nothing)];
     let world = World::new(json!({"forget": "node-b"}), "NotServed", &at);
-    until_told(&world, "Forgotten", "Refused", "the pool is Nothing");
+    until_condition(&world, "Forgotten", "Refused", "the pool is Nothing");
     world.nodes.old.lock().unwrap().insert("node-b".into());
-    until_told(&world, "Forgotten", "Refused", "earlier release");
+    until_condition(&world, "Forgotten", "Refused", "earlier release");
     let spec = json!({"forget": "node-a", "adopt": "node-b"});
     let world = World::new(spec, "NotServed", &at);
-    until_told(&world, "Forgotten", "Adopting", "another node");
-    until_told(&world, "Adopted", "NotReported", "mount its disk");
+    until_condition(&world, "Forgotten", "Adopting", "another node");
+    until_condition(&world, "Adopted", "NotReported", "mount its disk");
     assert_eq!(world.done(), [""; 0]);
 }
 

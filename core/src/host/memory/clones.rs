@@ -264,7 +264,7 @@ impl Machine {
             let shared: Vec<usize> = blocks
                 .filter(|index| others.contains(&before.map[*index]))
                 .collect();
-            machine.disk.place_anew(ino, &shared)
+            machine.disk.place_again(ino, &shared)
         })?;
         Ok(Acted::Plain)
     }

@@ -201,7 +201,7 @@ impl Disk {
     }
 
     /// Gives blocks of a file's content new addresses.
-    pub(super) fn place_anew(&mut self, ino: Ino, blocks: &[usize]) -> Result<(), Errno> {
+    pub(super) fn place_again(&mut self, ino: Ino, blocks: &[usize]) -> Result<(), Errno> {
         let mut placed = self.placed;
         let map = &mut self.file_mut(ino)?.live.map;
         for index in blocks {

@@ -216,7 +216,7 @@ impl Machine {
         self.within_room(ino, |machine, before| {
             let blocks = within(before.map.len(), from..to);
             let shared = blocks.filter(|index| others.contains(&before.map[*index]));
-            machine.disk.place_anew(ino, &shared.collect::<Vec<_>>())?;
+            machine.disk.place_again(ino, &shared.collect::<Vec<_>>())?;
             let data = machine.data_mut(ino)?;
             data.reserved = data.reserved.max(to);
             machine.disk.changed(ino, 0)

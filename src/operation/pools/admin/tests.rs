@@ -99,7 +99,7 @@ fn only_the_last_folder_of_a_path_is_made() {
 }
 
 #[test]
-fn somebody_elses_folder_is_never_made_a_pool() {
+fn a_folder_with_other_files_is_never_made_a_pool() {
     let host = host_with(&["/memory/a/photos"]);
     let text = refusal(init(&host, node(), &pool("a=file:/memory/a")));
     assert!(text.contains("photos"), "{text}");
@@ -156,7 +156,7 @@ fn a_disk_that_is_not_mounted_is_not_made_a_pool_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_pool_that_nobody_knows_can_not_be_forgotten() {
+fn an_unknown_pool_can_not_be_forgotten() {
     let host = host_with(&[]);
     assert!(matches!(
         forget(&host, node(), "a"),
@@ -399,7 +399,7 @@ fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
 }
 
 #[test]
-fn a_pool_that_can_not_be_read_keeps_its_id_when_it_is_looked_at_again() {
+fn a_pool_that_can_not_be_read_keeps_its_id_when_it_is_examined_again() {
     let host = host_with(&["/memory/a"]);
     let a = pool("a=file:/memory/a");
     let made = init(&host, node(), &a).unwrap();

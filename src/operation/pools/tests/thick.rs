@@ -588,7 +588,7 @@ fn a_growth_that_fails_frees_its_blocks() {
 }
 
 #[test]
-fn a_growth_that_nobody_asks_for_any_more_gives_its_blocks_back() {
+fn a_growth_that_no_call_asks_for_any_more_gives_its_blocks_back() {
     let host = MemoryHost::new();
     let driver = keeping_promises(&host);
     let id = failed_growth(&host, &driver, FaultMode::CrashBefore);

@@ -160,7 +160,7 @@ fn every_flipped_bit_is_found() {
 }
 
 #[test]
-fn every_truncation_is_found_and_told_with_its_frame() {
+fn every_truncation_is_found_and_reported_with_its_frame() {
     let bytes = written(&group());
     let begins = frames(&bytes);
     for length in 0..bytes.len() {

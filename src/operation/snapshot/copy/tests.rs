@@ -123,7 +123,7 @@ impl Node {
 }
 
 #[test]
-fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
+fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_again() {
     for fs_name in ["xfs", "ext4"] {
         let node = Node::on(fs_name);
         let source = node.clone_around(|| node.expand());
@@ -141,7 +141,7 @@ fn a_clone_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
 
 /// Otherwise the clone would count as not formatted, and its content would be overwritten by mkfs.
 #[test]
-fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
+fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_again() {
     let node = Node::on("xfs");
     let source = node.clone_around(|| node.stage());
     assert!(source.formatted.is_some_and(|formatted| formatted.complete));
@@ -155,7 +155,7 @@ fn a_clone_of_a_volume_that_was_formatted_since_its_plan_is_planned_anew() {
 }
 
 #[test]
-fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_planned_anew() {
+fn a_snapshot_that_is_a_copy_of_a_volume_that_was_changed_since_its_plan_is_planned_again() {
     let node = Node::on("ext4");
     let driver = &node.driver;
     let request = CreateSnapshot {
@@ -237,7 +237,7 @@ fn cut_off(node: &Node) -> VolumeId {
 }
 
 #[test]
-fn a_copy_that_nobody_asks_for_any_more_is_ended() {
+fn a_copy_that_no_call_asks_for_any_more_is_ended() {
     let node = Node::on("ext4");
     let (driver, host) = (&node.driver, &node.host);
     let id = cut_off(&node);

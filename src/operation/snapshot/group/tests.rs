@@ -207,7 +207,7 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
 }
 
 #[test]
-fn a_group_is_not_made_anew_beside_an_unreadable_member_of_a_volume_that_is_gone() {
+fn a_group_is_not_created_again_beside_an_unreadable_member_of_a_volume_that_is_gone() {
     // A record of a newer release still identifies its snapshot or group, so it affects no other.
     let [group, share] = beside(Left::Group, true, false);
     is_damaged(group);
@@ -362,7 +362,7 @@ fn a_member_is_not_deleted_while_its_group_is_being_made() {
 }
 
 #[test]
-fn a_name_whose_snapshot_appears_meanwhile_is_not_prepared_over_it() {
+fn a_name_whose_snapshot_appears_during_the_call_is_not_prepared_over_it() {
     let driver = driver(&MemoryHost::new());
     let source = volume(&driver, "a");
     let asked = CreateSnapshot {
@@ -511,7 +511,7 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
 }
 
 #[test]
-fn a_member_stays_while_another_one_cannot_be_looked_at() {
+fn a_member_stays_while_another_one_cannot_be_read() {
     let host = MemoryHost::new();
     let driver = driver(&host);
     let sources = ["a", "b"].map(|name| volume(&driver, name));

@@ -43,7 +43,7 @@ fn a_volumes_end_within_a_block_is_the_last_ranges_end() {
 }
 
 #[test]
-fn what_the_base_did_not_have_is_told_of_whatever_it_is() {
+fn what_the_base_did_not_have_is_reported_whatever_it_is() {
     let mut walk = walk();
     walk.take((vec![(0, 1)], 50 * GRAIN), Some(40 * GRAIN));
     walk.take((vec![(60 * GRAIN, 61 * GRAIN)], END), Some(40 * GRAIN));
@@ -64,7 +64,7 @@ fn a_full_page_goes_on_with_the_first_range_that_it_has_no_room_for() {
 }
 
 #[test]
-fn nothing_is_told_that_ends_before_the_offset() {
+fn nothing_is_reported_that_ends_before_the_offset() {
     let mut walk = Walk {
         at: 3 * GRAIN,
         ..walk()

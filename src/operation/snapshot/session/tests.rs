@@ -129,7 +129,7 @@ fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_c
 }
 
 #[test]
-fn what_another_node_decides_about_stays_in_doubt_until_somebody_says_what_it_decided() {
+fn what_another_node_decides_about_stays_in_doubt_until_its_decision_is_known() {
     let host = MemoryHost::new();
     let mut driver = driver(&host);
     let ours = [volume(&driver, "a")];

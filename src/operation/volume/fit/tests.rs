@@ -84,7 +84,7 @@ fn staged_small(fs: FsType) -> (MemoryHost, Driver, VolumeId) {
 }
 
 #[test]
-fn a_stage_that_could_not_grow_its_volume_is_told_until_it_has_grown_or_ended() {
+fn a_stage_that_could_not_grow_its_volume_is_reported_until_it_has_grown_or_ended() {
     for fs in [FsType::Xfs, FsType::Ext4, FsType::Btrfs] {
         let (host, driver, id) = staged_small(fs);
         let told = driver.describe().not_grown;

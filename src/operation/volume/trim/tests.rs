@@ -158,7 +158,7 @@ fn nothing_is_trimmed_where_the_definition_does_not_say_so() {
 }
 
 #[test]
-fn a_volume_that_fails_or_that_somebody_works_on_keeps_no_other_from_it() {
+fn a_volume_that_fails_or_is_in_use_keeps_no_other_from_being_trimmed() {
     let host = MemoryHost::new();
     let driver = weekly(&host);
     let ids = ["a", "b", "c"].map(|name| used(&driver, name, false));
@@ -230,7 +230,7 @@ fn a_disk_without_room_for_the_note_gets_one_round_all_the_same() {
 }
 
 #[test]
-fn a_stop_ends_a_round_and_the_next_start_begins_it_anew() {
+fn a_stop_ends_a_round_and_the_next_start_begins_it_again() {
     let host = MemoryHost::new();
     let driver = weekly(&host);
     used(&driver, "a", false);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_somebody_elses_is_left() {
+    fn what_belongs_to_another_user_is_left() {
         let mut world = World::new();
         assert_eq!(next(world.goal(), None, None), Next::Done);
         // Someone deletes it before the first step.

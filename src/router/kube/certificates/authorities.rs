@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_meets_an_authority_that_it_does_not_trust() {
+    fn no_client_meets_an_authority_that_it_does_not_trust() {
         let first = Authorities::step(None, day(0)).unwrap().unwrap();
         assert_eq!(trusted(&first), 1);
         assert_eq!(Authorities::step(Some(&first), day(364)).unwrap(), None);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_a_nodes_pod_is_denied() {
+    fn requests_that_are_not_of_a_nodes_pod_are_denied() {
         let authorities = Authorities::step(None, Timestamp::now()).unwrap().unwrap();
         let (_, pem) = request::make(&Name::controller().unwrap()).unwrap();
         let cases = [

@@ -163,7 +163,7 @@ fn conditions(sky: &Sky, n: u128) -> Vec<(String, String, String)> {
 }
 
 #[test]
-fn what_a_pool_lies_on_is_told_and_a_pool_without_a_mount_has_a_condition() {
+fn what_a_pool_lies_on_is_reported_and_a_pool_without_a_mount_has_a_condition() {
     let mut sky = Sky::new();
     let why = "no file system is mounted at /pool";
     sky.says(
@@ -448,7 +448,7 @@ fn two_that_show_the_same_pool_are_both_named() {
 }
 
 #[test]
-fn a_pool_that_its_node_misses_is_served_elsewhere_once_somebody_says_so() {
+fn a_pool_that_its_node_misses_is_served_elsewhere_once_an_administrator_says_so() {
     let mut sky = Sky::new();
     let mut missing = shown(1);
     missing.refusal = "is its disk mounted?".into();

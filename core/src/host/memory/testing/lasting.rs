@@ -82,7 +82,7 @@ impl MemoryHost {
 
     /// Mounts the file system of a dead disk again at its directory. Data that was not synced is
     /// lost. Loop devices and pinned directories of the earlier mount stay dead.
-    pub fn mount_disk_anew(&self, folder: &Path) -> Answer<()> {
+    pub fn mount_disk_again(&self, folder: &Path) -> Answer<()> {
         let mut machine = self.lock();
         let ino = machine.revive(folder)?;
         let Machine {

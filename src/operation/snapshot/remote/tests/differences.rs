@@ -322,7 +322,7 @@ fn a_move_keeps_what_it_has_if_its_snapshot_does_not_exist_any_more() {
 }
 
 #[test]
-fn only_a_granted_base_is_read_and_it_is_not_deleted_meanwhile() {
+fn only_a_granted_base_is_read_and_it_is_not_deleted_during_that() {
     let source = Source::new(KINDS[0]);
     let base = source.snapshot("1", &[1]);
     let snapshot = source.snapshot("2", &[2]);
