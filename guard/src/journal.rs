@@ -394,4 +394,15 @@ mod tests {
         ];
         formats::check("freeze-journal", expected);
     }
+
+    #[test]
+    fn fuzz_entries_of_the_journal() {
+        let path = std::path::Path::new("/entry.json");
+        let seeds: Vec<_> = formats::files("freeze-journal").into_values().collect();
+        let parse = |bytes: &[u8]| record::decode::<Entry>(path, bytes);
+        let target = |bytes: &[u8]| drop(parse(bytes));
+        slackwater_core::fuzz::fuzz("freeze journal", &seeds, target, |bytes| {
+            assert!(parse(bytes).is_err() || parse(bytes).is_ok_and(|entry| entry.owner == 4711));
+        });
+    }
 }

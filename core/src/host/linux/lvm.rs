@@ -105,4 +105,13 @@ mod tests {
         expected[2] = group("c-3", "", true);
         assert_eq!(seen("  system ID: \n"), expected);
     }
+
+    #[test]
+    fn fuzz_lists_of_volume_groups() {
+        let listed = "  a-1||\n  b-2|sanlock|\n  c-3|none|here\n";
+        crate::fuzz::fuzz_text("volume groups", &[listed], |text| {
+            let groups = parse("  system ID: here\n", text);
+            (!groups.is_empty()).then_some(groups)
+        });
+    }
 }

@@ -183,4 +183,15 @@ mod tests {
         slot.resize(SLOTS, 0);
         assert_eq!(decode(&slot), FoundHeader::Newer(2));
     }
+
+    /// The planted bug is to use the older header: only a damage of the newer one shows it.
+    #[test]
+    fn fuzz_headers_of_pools() {
+        let (old, new) = (header(0), header(1));
+        let seed = slots(&[old.clone(), new]);
+        let target = |bytes: &[u8]| drop(decode(bytes));
+        slackwater_core::fuzz::fuzz("header of a pool", &[seed], target, |bytes| {
+            assert_ne!(decode(bytes), FoundHeader::Header(old.clone()));
+        });
+    }
 }
