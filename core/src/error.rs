@@ -5,12 +5,13 @@
 //! gRPC code: `service/status.rs` maps them. An error never holds a secret.
 
 mod finality;
+mod host;
 mod printable;
 
 use std::fmt;
 use std::path::PathBuf;
 
-use printable::printable;
+pub use host::{HostCause, HostError};
 
 /// What kind of object an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,10 +150,14 @@ pub enum Error {
         holder: String,
     },
     /// The pool does not have enough free space.
-    #[error("pool {pool} has {available} bytes available, but {required} are needed")]
+    #[error(
+        "pool {pool} has {available} bytes available, but {required} are needed; delete snapshots or volumes that are not needed, or {enlarge}"
+    )]
     OutOfSpace {
         /// Name of the pool.
         pool: String,
+        /// How an administrator enlarges it ([`PoolPlace::enlarge`](crate::model::PoolPlace::enlarge)).
+        enlarge: String,
         /// Bytes needed.
         required: u64,
         /// Bytes available.
@@ -160,11 +165,13 @@ pub enum Error {
     },
     /// A snapshot would use space that is guaranteed to volumes.
     #[error(
-        "pool {pool} guarantees {promised} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or enlarge the pool"
+        "pool {pool} guarantees {promised} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or {enlarge}"
     )]
     Promised {
         /// Name of the pool.
         pool: String,
+        /// How an administrator enlarges it ([`PoolPlace::enlarge`](crate::model::PoolPlace::enlarge)).
+        enlarge: String,
         /// Bytes guaranteed to volumes.
         promised: u64,
         /// Bytes that could be kept available for them.
@@ -431,146 +438,4 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         next = source.source();
     }
     text
-}
-
-/// Why the kernel or a program refused.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{action} {}", printable(subject))]
-pub struct HostError {
-    /// The verb, such as "open", "mount" or "fsync".
-    pub action: &'static str,
-    /// The object of the verb.
-    pub subject: PathBuf,
-    /// The cause of the failure.
-    #[source]
-    pub cause: HostCause,
-}
-
-/// The cause within a [`HostError`].
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum HostCause {
-    /// An errno returned by the kernel.
-    #[error("{0}")]
-    Errno(nix::errno::Errno),
-    /// A program exited with an error.
-    #[error("{program} failed with {status}: {stderr}")]
-    Tool {
-        /// Its name.
-        program: String,
-        /// Exit status or signal.
-        status: String,
-        /// The first lines of its stderr, without control characters.
-        stderr: String,
-    },
-    /// A required program is not installed.
-    #[error("program {program} is not installed (package {package})")]
-    Missing {
-        /// Its name.
-        program: String,
-        /// The Debian package that contains it.
-        package: &'static str,
-    },
-    /// The state that was found is not the required one.
-    #[error("{0}")]
-    Unexpected(String),
-    /// There was no answer in time. The outcome of the request is unknown.
-    #[error("no answer in time; the disk or the server behind it hangs")]
-    NoAnswer,
-}
-
-impl HostError {
-    /// Creates an error with an errno.
-    pub fn errno(
-        action: &'static str,
-        subject: impl Into<PathBuf>,
-        errno: nix::errno::Errno,
-    ) -> Self {
-        HostError {
-            action,
-            subject: subject.into(),
-            cause: HostCause::Errno(errno),
-        }
-    }
-
-    /// Creates an error from an I/O error; if it has no errno, its text is used.
-    pub fn io(action: &'static str, subject: impl Into<PathBuf>, error: &std::io::Error) -> Self {
-        let cause = match error.raw_os_error() {
-            Some(code) => HostCause::Errno(nix::errno::Errno::from_raw(code)),
-            None => HostCause::Unexpected(error.to_string()),
-        };
-        HostError {
-            action,
-            subject: subject.into(),
-            cause,
-        }
-    }
-
-    /// Creates an error with a message.
-    pub fn unexpected(
-        action: &'static str,
-        subject: impl Into<PathBuf>,
-        what: impl Into<String>,
-    ) -> Self {
-        HostError {
-            action,
-            subject: subject.into(),
-            cause: HostCause::Unexpected(what.into()),
-        }
-    }
-
-    /// The errno, if the cause is one.
-    pub fn code(&self) -> Option<nix::errno::Errno> {
-        match &self.cause {
-            HostCause::Errno(errno) => Some(*errno),
-            HostCause::Tool { .. }
-            | HostCause::Missing { .. }
-            | HostCause::Unexpected(_)
-            | HostCause::NoAnswer => None,
-        }
-    }
-
-    /// Creates the error of a request that was not answered in time.
-    pub fn no_answer(action: &'static str, subject: impl Into<PathBuf>) -> Self {
-        HostError {
-            action,
-            subject: subject.into(),
-            cause: HostCause::NoAnswer,
-        }
-    }
-
-    /// Whether the request was not answered in time.
-    pub fn is_no_answer(&self) -> bool {
-        matches!(self.cause, HostCause::NoAnswer)
-    }
-
-    /// Whether the cause means that a file system is dead: shut down, or without its disk.
-    pub fn is_dead_disk(&self) -> bool {
-        matches!(
-            self.code(),
-            Some(nix::errno::Errno::EIO | nix::errno::Errno::ESHUTDOWN)
-        )
-    }
-
-    /// Whether the cause means that the file system does not support files of such a length.
-    pub fn is_too_large(&self) -> bool {
-        self.code() == Some(nix::errno::Errno::EFBIG)
-    }
-
-    /// Whether the cause means that a file system is dead or can no longer be written.
-    pub fn is_lost_disk(&self) -> bool {
-        use nix::errno::Errno;
-        self.is_dead_disk()
-            || matches!(
-                self.code(),
-                Some(Errno::ENODEV | Errno::ENXIO | Errno::EROFS | Errno::EUCLEAN | Errno::ESTALE)
-            )
-    }
-
-    /// Whether the cause means that the disk is full.
-    pub fn is_no_space(&self) -> bool {
-        matches!(
-            self.code(),
-            Some(nix::errno::Errno::ENOSPC | nix::errno::Errno::EDQUOT)
-        )
-    }
 }

@@ -90,6 +90,16 @@ impl PoolPlace {
         }
     }
 
+    /// How an administrator enlarges the pool, as the end of a sentence.
+    pub fn enlarge(&self) -> String {
+        match self {
+            PoolPlace::Lvm { pool } => {
+                format!("enlarge the thin pool: lvextend --size +SIZE {pool}")
+            }
+            PoolPlace::File { .. } | PoolPlace::Memory { .. } => "enlarge the pool".into(),
+        }
+    }
+
     /// Whether it is simulated.
     pub fn is_memory(&self) -> bool {
         matches!(self, PoolPlace::Memory { .. })

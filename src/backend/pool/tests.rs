@@ -334,6 +334,7 @@ fn what_is_refused_leaves_nothing() {
     let full = |space: &PoolSpace| {
         Err(Error::OutOfSpace {
             pool: "pool".into(),
+            enlarge: "enlarge the pool".into(),
             required: SIZE,
             available: space.available,
         })

@@ -150,6 +150,7 @@ fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
     }
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
+        enlarge: pool.definition.place.enlarge(),
         required,
         available,
     })
@@ -189,6 +190,7 @@ pub(in crate::operation) fn check_promises(pool: &Pool, space: &PoolSpace) -> Re
     }
     Err(Error::Promised {
         pool: pool.definition.name.clone(),
+        enlarge: pool.definition.place.enlarge(),
         promised: space.promised,
         room,
     })
@@ -204,6 +206,7 @@ pub(in crate::operation) fn check_headroom(pool: &Pool) -> Result<()> {
     }
     Err(Error::OutOfSpace {
         pool: pool.definition.name.clone(),
+        enlarge: pool.definition.place.enlarge(),
         required,
         available: space.available,
     })

@@ -131,6 +131,7 @@ fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
         let _ = backend.empty(copy.image);
         why.get_or_insert(Error::OutOfSpace {
             pool: copy.pool.definition.name.clone(),
+            enlarge: copy.pool.definition.place.enlarge(),
             required: copy.bytes,
             available: space.available,
         });

@@ -145,6 +145,7 @@ fn conditions() -> Vec<Condition> {
         of(
             Error::OutOfSpace {
                 pool: "default".into(),
+                enlarge: "enlarge the pool".into(),
                 required: 2 << 30,
                 available: 1 << 30,
             },
@@ -153,6 +154,7 @@ fn conditions() -> Vec<Condition> {
         of(
             Error::Promised {
                 pool: "default".into(),
+                enlarge: "enlarge the thin pool: lvextend --size +SIZE vg/pool".into(),
                 promised: 8 << 30,
                 room: 7 << 30,
             },
@@ -271,7 +273,7 @@ fn conditions() -> Vec<Condition> {
         of(
             Error::Forwarded {
                 code: Code::ResourceExhausted as i32,
-                message: "pool default has 0 bytes available, but 1073741824 are needed".into(),
+                message: "pool default has 0 bytes available, but 1073741824 are needed; delete snapshots or volumes that are not needed, or enlarge the pool".into(),
             },
             "The answer of a node's agent to the cluster's router, which passes message and code on unchanged; in this example a full pool.",
         ),
