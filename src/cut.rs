@@ -11,6 +11,7 @@ mod clone_worker;
 pub mod coordinator;
 pub mod local;
 pub mod participant;
+mod quiet;
 pub mod retry;
 mod semaphore;
 mod step_workers;
@@ -34,6 +35,7 @@ pub use slackwater_guard as guard;
 
 pub use abort::AbortHandle;
 pub use local::Room;
+pub(crate) use quiet::copy_quiet;
 pub use retry::Attempt;
 
 /// How a member is used while it is cut.

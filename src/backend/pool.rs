@@ -141,15 +141,6 @@ impl PoolBackend {
         longer.context(|| format!("extend the image of {image}"))
     }
 
-    /// Makes a prepared image the clone of another image of this pool, which must not change during
-    /// the call. Requires [`Facts::shares_blocks`].
-    pub fn clone_quiet(&self, source: Image, copy: Image) -> Result<()> {
-        let copied = self.copier(source, copy, &Arc::default())?.copy_whole();
-        copied
-            .map(drop)
-            .context(|| format!("clone {source} into {copy}"))
-    }
-
     /// Why no image of this pool can share blocks with a file that the driver did not create; `None` if
     /// one can.
     pub fn find_obstacle(&self, file: &dyn ForeignFile) -> Result<Option<String>> {

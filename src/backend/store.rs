@@ -193,6 +193,11 @@ pub trait Devices: Send + Sync + 'static {
     /// Finds devices that an earlier process gave to pods, among these device numbers; `None` if
     /// none of them is of this kind.
     fn find_published(&self, nodes: &[u64]) -> Option<FindPublished<'_>>;
+    /// The number of volumes that are attached without a loop device. Loop devices are counted by
+    /// [`count_devices`](super::file::count_devices), also those of pools that are not open.
+    fn count_without_loops(&self) -> Result<usize> {
+        Ok(0)
+    }
     /// Must be called with a device that was the volume's and is detached. It removes the settings
     /// that the volume made on the device, so that the next user of its number does not get them.
     fn released(&self, record: &VolumeRecord, device: &Device) -> Result<()>;

@@ -1,7 +1,8 @@
 //! The participant of this process: images in the pools of this node.
 //!
 //! Each member is cut according to its use:
-//! - not in use: one whole clone at any time, because its volume is locked;
+//! - not in use: one whole clone at any time, because its volume is locked; if a running copy reads it
+//!   through a mapped device, the guard suspends that device for it;
 //! - mounted: cloned ahead in pieces, and updated within the freeze;
 //! - a raw device, or level `crash`: exactly one whole clone, which is atomic, at the cut. If the
 //!   backend shows it as a mapped device, the guard suspends that device for it, without a freeze.
@@ -15,6 +16,7 @@ use nix::errno::Errno;
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
 use super::guard::{MOST_DESCRIPTORS, MOST_MEMBERS};
 use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
+use super::quiet::copy_quiet;
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
 use super::{AbortHandle, CutMember, Seams, Use};
@@ -127,10 +129,20 @@ impl Local {
             .map(|(at, (member, _))| (at, member))
     }
 
-    /// Clones whole images, one after the other.
-    fn clone_whole(&self, way: MemberMode) -> Result<u64> {
+    /// Clones the whole images of members that are not in use, one after the other.
+    fn clone_quiet(&self) -> Result<u64> {
         let mut extents = 0;
-        for (_, member) in self.of_way(way) {
+        for (_, member) in self.of_way(MemberMode::Quiet) {
+            let (id, copier) = (&member.target.volume_id, &*member.copier);
+            extents += copy_quiet(&*self.freezer, id, copier, self.limits.freeze)?;
+        }
+        Ok(extents)
+    }
+
+    /// Clones the whole images of members in use of which the guard holds nothing, one after the other.
+    fn clone_moment(&self) -> Result<u64> {
+        let mut extents = 0;
+        for (_, member) in self.of_way(MemberMode::Moment) {
             extents += copied(member, Copier::copy_whole)?;
         }
         Ok(extents)
@@ -296,7 +308,7 @@ impl Local {
 
 /// EAGAIN means that the guard already holds its maximum. It is no failure, and the call may be
 /// repeated.
-fn refusal(error: HostError) -> Error {
+pub(super) fn refusal(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EAGAIN) => Error::unreachable("a cut of volumes in use", chain(&error)),
         Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EPERM) => {
@@ -314,7 +326,7 @@ fn refusal(error: HostError) -> Error {
 }
 
 /// A freeze by another program ends the attempts: a further attempt would find it, too.
-fn not_frozen(error: HostError) -> Error {
+pub(super) fn not_frozen(error: HostError) -> Error {
     match error.code() {
         Some(Errno::EBUSY) => Error::Busy {
             subject: "a volume of the cut".into(),
@@ -404,7 +416,7 @@ impl Local {
     pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
         self.is_ahead = true;
         let mut done = Prepared {
-            extents: self.clone_whole(MemberMode::Quiet)?,
+            extents: self.clone_quiet()?,
             ..Prepared::default()
         };
         if self.to_hold.is_empty() {
@@ -452,7 +464,7 @@ impl Local {
 
     pub(super) fn cut(&mut self) -> Result<Thawed> {
         let mut done = self.all(CloneStep::Cut)?;
-        done.extents += self.clone_whole(MemberMode::Moment)?;
+        done.extents += self.clone_moment()?;
         Ok(done)
     }
 

@@ -6,7 +6,7 @@ use super::{IMAGE, linear, mapped_above, object_of};
 use crate::error::{ErrorContext, Result};
 use crate::host::{self, Device, Effect, Host, LoopStatus};
 
-/// The number of attached devices of volumes, of all pools together.
+/// The number of attached loop devices of volumes, of all pools together.
 pub fn count_devices(host: &dyn Host) -> Result<usize> {
     let found = host.loop_devices(&|image| object_of(image).is_some());
     Ok(found.context(|| "list loop devices".into())?.len())

@@ -23,6 +23,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::make::{self, Probe};
+use crate::backend::mapped::suspended_by_others;
 use crate::backend::thin::{
     DEVICE_PREFIX, HEADER_ID, RECORDS_ID, TRANSACTION_ID, pool_of_records, records_device,
 };
@@ -335,6 +336,10 @@ impl<'a> HeaderDevice<'a> {
         let uuid = format!("{DEVICE_PREFIX}header-{major}-{minor}");
         let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
         let found = mapped_device(host, mapped, &uuid)?;
+        if found.as_ref().is_some_and(|found| found.suspended) {
+            let what = suspended_by_others(&uuid);
+            return Err(HostError::unexpected("use", mapped, what));
+        }
         if found.is_none_or(|found| found.table.is_none()) {
             // One without a table was left by a crash.
             perform(Effect::RemoveMapped { uuid: &uuid })?;

@@ -125,12 +125,18 @@ fn progress() -> Option<CopyProgress> {
     })
 }
 
+/// Makes a prepared image the clone of an image that is not in use.
+fn clone_quiet(backend: &PoolBackend, source: Image, copy: Image) -> Result<()> {
+    let cloned = backend.copier(source, copy, &Arc::default())?.copy_whole();
+    cloned.map(drop).context(|| format!("clone {source}"))
+}
+
 /// Creates a snapshot that is ready.
 fn cut(backend: &PoolBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
     let mut record = snapshot(n, of);
     backend.prepare_snapshot(&record, &any).unwrap();
     let (source, target) = (Image::Volume(of.uuid), Image::Snapshot(record.uuid));
-    backend.clone_quiet(source, target).unwrap();
+    clone_quiet(backend, source, target).unwrap();
     backend.snapshots.sync_image(record.uuid).unwrap();
     if of.allocation == Allocation::Thick {
         backend.unshare(target, of.size).unwrap();
@@ -155,7 +161,7 @@ fn restored(backend: &PoolBackend, n: u128, allocation: Allocation, from: Image)
 fn restore(backend: &PoolBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
     backend.prepare(record, &any).unwrap();
     let copy = Image::Volume(record.uuid);
-    backend.clone_quiet(from, copy).unwrap();
+    clone_quiet(backend, from, copy).unwrap();
     backend.complete(record).unwrap()
 }
 

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
-use crate::backend::mapped::suspended_by_others;
+use crate::backend::mapped::{object_of_device, suspended_by_others};
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
@@ -134,13 +134,16 @@ impl ThinStore {
         let _alone = self.activating();
         let own = &self.device_uuid(image.uuid);
         let found = self.devices_of(image.uuid, Some(image.id))?;
-        match self.remove_unfinished(found)?.is_empty() {
-            true => self.activate(own, image, FOR_A_COPY),
-            false => {
-                let held = self.hold_own(own);
-                held.context(|| format!("open thin device {}", image.id))
-            }
+        let found = self.remove_unfinished(found)?;
+        if found.is_empty() {
+            return self.activate(own, image, FOR_A_COPY);
         }
+        if let Some(found) = found.iter().find(|found| found.suspended) {
+            // Reads would wait. The guard suspends a device for milliseconds only.
+            return Err(busy(image.uuid, suspended_by_others(&found.uuid)));
+        }
+        let held = self.hold_own(own);
+        held.context(|| format!("open thin device {}", image.id))
     }
 
     /// Opens a second device of an image, which has the size in `image`, whatever that of the first
@@ -353,6 +356,17 @@ impl Devices for ThinStore {
 
     fn find_published(&self, _: &[u64]) -> Option<FindPublished<'_>> {
         None
+    }
+
+    /// Without devices that exist for a copy only.
+    fn count_without_loops(&self) -> Result<usize> {
+        let mapped = self.mapped();
+        let mapped = mapped.context(|| "list the devices of the pool's images".into())?;
+        let is_volume = |found: &&MappedDevice| {
+            let is_own = found.uuid.starts_with(&self.prefix);
+            is_own && !found.deferred_remove && object_of_device(&found.uuid).is_some()
+        };
+        Ok(mapped.iter().filter(is_volume).count())
     }
 
     /// A device that is removed leaves no settings.

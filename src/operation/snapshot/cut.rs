@@ -9,9 +9,10 @@ use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
 use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use};
 use crate::error::{ErrorContext, Result, chain};
-use crate::model::SnapshotParameters;
+use crate::model::{SnapshotId, SnapshotParameters};
 use crate::operation::pools::capacity::check_headroom;
 use crate::operation::{Pool, Snapshots, Used, usage};
+use crate::record::SnapshotRecord;
 
 impl Snapshots {
     /// What the cut needs to know of each volume. `copies` are the prepared images into which the
@@ -98,6 +99,24 @@ impl Snapshots {
             outcome.reason = now.why.to_string();
         }
         Ok(outcome)
+    }
+
+    /// Makes a prepared image the clone of a snapshot of the same pool.
+    pub(in crate::operation) fn clone_snapshot(
+        &self,
+        pool: &Pool,
+        from: &SnapshotRecord,
+        copy: Image,
+    ) -> Result<()> {
+        let backend = &pool.backend;
+        let copier = backend.copier(Image::Snapshot(from.uuid), copy, &Arc::default())?;
+        let id = SnapshotId {
+            pool: backend.record.id,
+            uuid: from.uuid,
+        };
+        let freeze_timeout = SnapshotParameters::default().freeze_timeout;
+        let freezer = self.seams.freezer.as_ref();
+        cut::copy_quiet(freezer, &id.to_string(), &*copier, freeze_timeout).map(drop)
     }
 
     /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,

@@ -237,7 +237,7 @@ impl Snapshots {
             Content::Volume(source) => self.clone_volume(pool, record, source),
             Content::Snapshot { record: from, .. } => self.filled(pool, record, || {
                 let copy = Image::Volume(record.uuid);
-                pool.backend.clone_quiet(Image::Snapshot(from.uuid), copy)
+                self.clone_snapshot(pool, from, copy)
             }),
             Content::File(file) => self.filled(pool, record, || {
                 let copy = Image::Volume(record.uuid);

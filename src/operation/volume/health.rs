@@ -52,7 +52,7 @@ impl Volumes {
             severity: Severity::Inaccessible,
             reason: "DeviceLost",
             message: format!(
-                "a raw block volume is published at {}, but its loop device was detached; delete its pod",
+                "a raw block volume is published at {}, but its device was detached; delete its pod",
                 path.display()
             ),
         }));
@@ -81,7 +81,7 @@ impl Volumes {
                 severity: Severity::Degraded,
                 reason: "SeveralDevices",
                 message: format!(
-                    "{} loop devices are attached to the image; unmount and detach all but one",
+                    "{} devices show the image; unmount and detach all but one",
                     devices.len()
                 ),
             }),

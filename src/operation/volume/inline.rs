@@ -208,8 +208,12 @@ impl Volumes {
         let Some(most) = self.pools.settings.max_volumes else {
             return Ok(());
         };
-        let attached = count_devices(self.host.as_ref());
-        if attached.map_err(Error::into_indeterminate)? < usize::from(most.get()) {
+        let mut attached = count_devices(self.host.as_ref()).map_err(Error::into_indeterminate)?;
+        for pool in self.pools.serving() {
+            let mapped = pool.backend.devices().count_without_loops();
+            attached += mapped.map_err(Error::into_indeterminate)?;
+        }
+        if attached < usize::from(most.get()) {
             return Ok(());
         }
         Err(Error::refused(

@@ -1,12 +1,12 @@
 //! A pool of thin devices on a simulated host.
 
 use super::*;
-use crate::backend::AttachMode;
 use crate::backend::place::make::make_pool_of_kind;
+use crate::backend::{AttachMode, ImageHandle};
 use crate::error::Result;
 use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::Unreadable;
-use crate::host::{Host, NodeKind, ThinMessage, ThinTable};
+use crate::host::{Freezer, Host, NodeKind, ThinMessage, ThinTable};
 use crate::model::PoolId;
 
 const KIND: PoolKind<'_> = PoolKind::Thin { pool: "pool" };
@@ -67,13 +67,13 @@ fn a_message_that_the_kernel_takes_back_is_no_success() {
             let record = crate::backend::pool::tests::snapshot(n, &source);
             backend.prepare_snapshot(&record, &any)?;
             let copy = Image::Snapshot(record.uuid);
-            backend.clone_quiet(Image::Volume(source.uuid), copy)
+            clone_quiet(&backend, Image::Volume(source.uuid), copy)
         },
         &|n| {
             let from = Image::Snapshot(snapshot.uuid);
             let record = restored(&backend, n, Allocation::Thin, from);
             backend.prepare(&record, &any)?;
-            backend.clone_quiet(from, Image::Volume(record.uuid))
+            clone_quiet(&backend, from, Image::Volume(record.uuid))
         },
     ];
     for (n, work) in (3..).zip(works) {
@@ -380,4 +380,132 @@ fn a_pool_without_free_metadata_has_no_space() {
     assert!(backend.space().unwrap().available > 0);
     host.set_thin_metadata(4096);
     assert_eq!(backend.space().unwrap().available, 0);
+}
+
+/// A snapshot of volume 1 that a copy reads, the device through which it reads, and a prepared volume.
+fn read_by_a_copy(backend: &PoolBackend) -> (ImageHandle, Image, Image) {
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let from = Image::Snapshot(cut(backend, 2, &source).uuid);
+    let reader = backend.open_image(from).unwrap();
+    let record = restored(backend, 3, Allocation::Thin, from);
+    backend.prepare(&record, &any).unwrap();
+    (reader, from, Image::Volume(record.uuid))
+}
+
+fn copy_quiet(host: &MemoryHost, backend: &PoolBackend, from: Image, to: Image) -> Result<u64> {
+    let copier = backend.copier(from, to, &Arc::default())?;
+    crate::cut::copy_quiet(host, "snapshot", &*copier, Duration::from_secs(10))
+}
+
+fn suspended(host: &MemoryHost) -> usize {
+    let found = host.mapped_devices("pool", "SLACKWATER-").unwrap();
+    found.iter().filter(|found| found.suspended).count()
+}
+
+#[test]
+fn the_guard_suspends_a_device_that_a_copy_reads_for_another_copy() {
+    let (host, backend) = pool();
+    let (reader, from, to) = read_by_a_copy(&backend);
+    let refused = clone_quiet(&backend, from, to).unwrap_err();
+    assert!(refused.to_string().contains("clone"), "{refused}");
+    assert_eq!(copy_quiet(&host, &backend, from, to).unwrap(), 1);
+    assert_eq!((thin_ids(&host).len(), suspended(&host)), (3, 0));
+    assert!(host.journalled().unwrap().is_empty());
+    drop(reader);
+    assert!(
+        host.mapped_devices("pool", "SLACKWATER-")
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(host.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_process_that_dies_during_a_copy_leaves_no_device_suspended() {
+    let mut kills = 0;
+    for mode in [FaultMode::CrashBefore, FaultMode::CrashAfter] {
+        for n in 1.. {
+            let (host, backend) = pool();
+            let (reader, from, to) = read_by_a_copy(&backend);
+            // Then the next process must resume it.
+            host.let_guard_die(true);
+            host.fail_effect(n, mode);
+            let done = copy_quiet(&host, &backend, from, to);
+            if host.is_alive() {
+                done.unwrap();
+                break;
+            }
+            let next = host.restart_process();
+            drop((reader, backend));
+            next.sweep().unwrap();
+            assert_eq!(suspended(&next), 0, "{mode:?} {n}");
+            assert_eq!(next.violations(), Vec::<String>::new());
+            kills += 1;
+        }
+    }
+    assert!(kills >= 6, "{kills} kills");
+}
+
+#[test]
+fn a_copy_does_not_wait_for_a_device_that_is_suspended() {
+    let (host, backend) = pool();
+    let (reader, from, _) = read_by_a_copy(&backend);
+    let found = host.mapped_devices("pool", "SLACKWATER-").unwrap();
+    let uuid = &found[0].uuid;
+    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    let refused = backend.open_image(from).err().unwrap();
+    assert!(refused.to_string().contains("dmsetup resume"), "{refused}");
+    host.perform(&Effect::ResumeMapped { uuid }).unwrap();
+    drop((backend.open_image(from).unwrap(), reader));
+}
+
+#[test]
+fn blocks_of_a_large_image_are_discarded_before_its_deletion() {
+    for (size, discards) in [(SIZE, 0), (2 * GIB, 1)] {
+        let (host, backend) = pool();
+        let record = VolumeRecord {
+            size,
+            ..volume(1, Allocation::Thin)
+        };
+        let made = backend.create(record, &any).unwrap();
+        backend.volumes.delete(made.uuid).unwrap();
+        let log = host.effect_log();
+        let found = log
+            .iter()
+            .filter(|effect| effect.starts_with("discard "))
+            .count();
+        assert_eq!(found, discards, "{size} bytes: {log:?}");
+        assert!(thin_ids(&host).is_empty());
+        assert_eq!(host.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_deletion_does_not_fail_with_its_discards() {
+    let (host, backend) = pool();
+    let record = VolumeRecord {
+        size: 2 * GIB,
+        ..volume(1, Allocation::Thin)
+    };
+    let made = backend.create(record, &any).unwrap();
+    host.fail_always("discard", Some(Errno::EOPNOTSUPP));
+    backend.volumes.delete(made.uuid).unwrap();
+    assert!(thin_ids(&host).is_empty());
+    assert!(
+        host.mapped_devices("pool", "SLACKWATER-")
+            .unwrap()
+            .is_empty()
+    );
+}
+
+#[test]
+fn attached_volumes_are_counted_without_devices_for_copies() {
+    let (_, backend) = pool();
+    let (reader, ..) = read_by_a_copy(&backend);
+    let count = || backend.devices().count_without_loops().unwrap();
+    assert_eq!(count(), 0);
+    let made = backend.create(volume(4, Allocation::Thin), &any).unwrap();
+    let attached = backend.devices().attach(&made, WRITE).unwrap();
+    assert_eq!(count(), 1);
+    drop((attached, reader));
 }
