@@ -97,7 +97,7 @@ pub struct Given {
     #[arg(long, value_name = "SIZE")]
     #[serde(deserialize_with = "value::one")]
     pub copy_rate: Option<CopyRate>,
-    /// Directory below which files are whose blocks imported volumes may share (may be repeated)
+    /// Directory with files of other drivers that `volumes import` may clone (may be repeated)
     /// [default: none]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "value::many")]

@@ -8,11 +8,11 @@
 mod admin;
 mod agent;
 mod controller;
+mod deadline;
 mod group;
 mod identity;
 pub(crate) mod ids;
 mod node;
-mod patience;
 mod peer;
 mod pulse;
 pub(crate) mod reached;
@@ -31,8 +31,8 @@ use crate::error::{Error, Result};
 use crate::model::Alpha;
 use crate::operation::Driver;
 
+pub(crate) use deadline::{max_wait, timeout};
 use ids::Ids;
-pub(crate) use patience::{patience, timeout};
 pub use peer::{Callers, PeerDial, PeerService, Peers};
 use pulse::Pulse;
 use request::Classed;

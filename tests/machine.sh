@@ -75,7 +75,7 @@ shadowed() {
 
 # Waits a moment for processes that end by themselves.
 settled() {
-    local left end=$((SECONDS + ${MACHINE_PATIENCE:-60}))
+    local left end=$((SECONDS + ${MACHINE_MAX_WAIT:-60}))
     while left=$("$@") && [ -n "$left" ] && [ "$SECONDS" -lt "$end" ]; do sleep 0.2; done
     [ -n "$left" ] || return 0
     printf '%s\n' "$left"

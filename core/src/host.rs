@@ -299,15 +299,15 @@ pub trait Host: Send + Sync + 'static {
     /// Takes the exclusive lock of a file and holds it until the handle is dropped. Returns `None`
     /// if the lock is taken.
     fn try_lock_file(&self, path: &Path) -> Result<Option<Kept>>;
-    /// Like [`Host::try_lock_file`], but waits up to `patience` while the lock is taken. The locks
+    /// Like [`Host::try_lock_file`], but waits up to `max_wait` while the lock is taken. The locks
     /// of a killed process can stay taken for a moment: a program that it was just starting
     /// inherits them between fork and exec.
-    fn lock_file(&self, path: &Path, patience: Duration) -> Result<Option<Kept>> {
+    fn lock_file(&self, path: &Path, max_wait: Duration) -> Result<Option<Kept>> {
         const STEP: Duration = Duration::from_millis(50);
         let mut waited = Duration::ZERO;
         loop {
             let lock = self.try_lock_file(path)?;
-            if lock.is_some() || waited >= patience {
+            if lock.is_some() || waited >= max_wait {
                 return Ok(lock);
             }
             if waited.is_zero() {

@@ -49,7 +49,7 @@ impl Session {
         journal: Own,
         limits: FreezeLimits,
         grace_periods: GracePeriods,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Session> {
         let begin = Ask::Begin {
             members: members.len() as u32,
@@ -100,7 +100,7 @@ impl Session {
             HostError::io("start a thread for", "the freeze guard", &error)
         })?;
         let session = Session(shared, Some(keeper));
-        let ready = session.0.wait(Instant::now() + patience, |state| {
+        let ready = session.0.wait(Instant::now() + max_wait, |state| {
             state
                 .ready
                 .or_else(|| (state.lost || state.ended).then_some(-1))

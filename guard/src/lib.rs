@@ -168,7 +168,7 @@ impl GuardClient {
         let program = match &self.starter {
             Starter::Ourselves(Some(program)) => program.clone(),
             Starter::Ourselves(None) => program()?,
-            Starter::Others => return self.find(until),
+            Starter::Others => return self.connect_to_running(until),
         };
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last_start = None;
@@ -197,7 +197,7 @@ impl GuardClient {
     }
 
     /// Connects to the guard that others have started.
-    fn find(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
+    fn connect_to_running(&self, until: Instant) -> Result<(Channel, Option<Process>)> {
         let socket = self.socket();
         let until = until.min(Instant::now() + RECONNECT_TIMEOUT);
         loop {
@@ -230,9 +230,9 @@ impl GuardClient {
             self.check_version(&channel)?;
         }
         let journal = self.write_down(entries, limits)?;
-        let (how, patience) = (self.grace_periods, START_TIMEOUT / 2);
+        let (how, max_wait) = (self.grace_periods, START_TIMEOUT / 2);
         let held = (copies, admitted.clone());
-        Session::begin(channel, guard, held, journal, limits, how, patience)
+        Session::begin(channel, guard, held, journal, limits, how, max_wait)
     }
 
     /// EPROTONOSUPPORT if the guard does not know mapped devices. A guard that does not answer is

@@ -20,7 +20,7 @@ use crate::failure::{DENIED, Failure, Result};
 use crate::model::pools_of;
 use crate::object::{self, Fields, Kind};
 use arguments::AdoptArguments;
-use plan::{Adoption, Todo, View, find, todo};
+use plan::{Adoption, Todo, View, get_adoption, todo};
 
 /// Steps, with those that are repeated because another user has created something.
 const MAX_STEPS: usize = 6;
@@ -80,7 +80,7 @@ pub async fn look(
         // Last, because one that is created while this is read must be seen.
         owners: cluster.get_all(owners, &scope, &all).await?,
     };
-    let mut adoption = find(arguments, &view)?;
+    let mut adoption = get_adoption(arguments, &view)?;
     adoption.class = class(cluster, arguments, &adoption).await?;
     adoption.set_mount_options();
     let place = &adoption.place;

@@ -47,7 +47,7 @@ pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Resul
         scope,
         target: RefCell::default(),
     });
-    let target = page.find().await?;
+    let target = page.get_target().await?;
     may_forward(cluster, &target).await?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
     let local = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
@@ -93,7 +93,7 @@ async fn may_forward(cluster: &Cluster, target: &Target) -> Result<()> {
 
 impl Page {
     /// A pod of the controller that serves the page.
-    async fn find(&self) -> Result<Target> {
+    async fn get_target(&self) -> Result<Target> {
         let params = ListParams::default().labels(CONTROLLER_LABELS);
         let found = self.cluster.get_all(&object::POD, &self.scope, &params);
         let pods = found.await.map_err(|failure| match self.scope {
@@ -159,7 +159,7 @@ impl Page {
     }
 
     async fn open_another(&self) -> Result<(Target, Opened)> {
-        let target = self.find().await?;
+        let target = self.get_target().await?;
         let stream = self.open(&target).await?;
         self.use_from_now(&target);
         Ok((target, stream))

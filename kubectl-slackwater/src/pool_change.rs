@@ -24,7 +24,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
         } => {
             let (object, pool) = get(cluster, &pool).await?;
             match undo {
-                true => find_again(cluster, &object, &pool, &change).await,
+                true => mark_as_found(cluster, &object, &pool, &change).await,
                 false => {
                     lose(
                         cluster,
@@ -121,7 +121,7 @@ async fn lose(
     Ok(())
 }
 
-async fn find_again(
+async fn mark_as_found(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,

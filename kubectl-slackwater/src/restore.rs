@@ -76,7 +76,7 @@ struct Plan {
 impl Plan {
     /// Refuses what would fail later, or leave an application with some of its volumes.
     async fn read(cluster: &Cluster, arguments: &RestoreArguments) -> Result<Plan> {
-        let source = source::find(cluster, &arguments.source).await?;
+        let source = source::get(cluster, &arguments.source).await?;
         source.refuse_unsized()?;
         let set = arguments.statefulset.as_deref();
         let set = stateful::find(cluster, &cluster.namespace, set).await?;

@@ -76,7 +76,7 @@ async fn members(cluster: &Cluster, arguments: &RevertArguments) -> Result<(Stri
             group.as_deref().unwrap_or_default()
         ),
     };
-    let Source { title, members } = source::find(cluster, &which).await?;
+    let Source { title, members } = source::get(cluster, &which).await?;
     let scope = Scope::Namespace(cluster.namespace.clone());
     let volumes = model::volumes(cluster, &scope, None).await?;
     let mut found = Vec::new();

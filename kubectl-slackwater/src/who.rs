@@ -48,7 +48,7 @@ const USERS: [Column; 6] = [
 
 /// Prints all about a claim.
 pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
-    let found = find(cluster, claim).await?;
+    let found = get_volume(cluster, claim).await?;
     let notes = cluster.take_notes();
     let text = match format {
         Format::Table | Format::Wide => screen(&found, format == Format::Wide),
@@ -74,7 +74,7 @@ pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
     Ok(())
 }
 
-async fn find(cluster: &Cluster, claim: &str) -> Result<Found> {
+async fn get_volume(cluster: &Cluster, claim: &str) -> Result<Found> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     cluster
         .get(&object::CLAIM, &cluster.namespace, claim)

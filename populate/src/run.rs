@@ -17,7 +17,7 @@ use crate::disk::{Disk, open_folder};
 use crate::failure::{Failure, Next, Result};
 use crate::format::{Compression, Format};
 use crate::net::address::Policy;
-use crate::net::client::{Auth, Client, Get, Patience, parse_url};
+use crate::net::client::{Auth, Client, Get, RequestLimits, parse_url};
 use crate::net::dial::Dialer;
 use crate::net::download::Download;
 use crate::received::{Meter, Received, hex, sha256};
@@ -74,7 +74,7 @@ impl<'a> Attempt<'a> {
     pub fn prepare(config: &'a Config, policy: Policy, report: &'a Report) -> Result<Attempt<'a>> {
         let seconds = Duration::from_secs(config.limits.seconds);
         let deadline = Instant::now().checked_add(seconds);
-        let patience = Patience {
+        let limits = RequestLimits {
             deadline: deadline
                 .ok_or_else(|| Failure::refused("ConfigurationInvalid", "limits.seconds"))?,
             silence: Duration::from_secs(config.limits.silence_seconds),
@@ -93,7 +93,7 @@ impl<'a> Attempt<'a> {
         Ok(Attempt {
             config,
             report,
-            client: Client::new(dialer, patience)?,
+            client: Client::new(dialer, limits)?,
             target: Opened::new(&config.target)?,
             keys: keys(config)?,
             has_part: Cell::new(false),

@@ -129,7 +129,7 @@ impl FileStore {
     }
 
     /// The file of an image that must exist.
-    fn find_image(&self, image: Image) -> Result<(PathBuf, FileStat)> {
+    fn get_image(&self, image: Image) -> Result<(PathBuf, FileStat)> {
         let path = self.image(image);
         let found = self.host.stat(&path);
         match found.context(|| format!("find the image of {image}"))? {
@@ -229,7 +229,7 @@ impl Store for FileStore {
     }
 
     fn open(&self, image: Image) -> Result<ImageHandle> {
-        let (path, found) = self.find_image(image)?;
+        let (path, found) = self.get_image(image)?;
         Ok(ImageHandle {
             host: self.host.clone(),
             path,
@@ -266,7 +266,7 @@ impl Store for FileStore {
             Image::Volume(uuid) => Some(linear::device_uuid(uuid)),
             Image::Snapshot(_) => None,
         };
-        let (source, found) = self.find_image(source)?;
+        let (source, found) = self.get_image(source)?;
         Ok(Box::new(copier::FileCopier::new(
             self.host.clone(),
             (source, found.id),

@@ -77,7 +77,7 @@ impl FoundPlace {
 pub struct Opening<'a> {
     pub claim: Claim,
     /// How long to wait for a lock.
-    pub patience: Duration,
+    pub max_wait: Duration,
     /// Folders on the file systems that have the machine's own files.
     pub machine: &'a [PathBuf],
 }
@@ -100,7 +100,7 @@ fn open_records(
     definition: &PoolDefinition,
     opening: &Opening<'_>,
 ) -> Result<FoundPlace> {
-    let open = lvm::open(host, definition, opening.claim, opening.patience)?;
+    let open = lvm::open(host, definition, opening.claim, opening.max_wait)?;
     let found = match &open {
         Some(open) => {
             let found = make::probe(host, &open.folder)?;
@@ -145,7 +145,7 @@ fn open_folder(
         Probe::Missing if may_create => make::make_folder(host, &place.outer)?,
         _ => return Ok(place),
     }
-    let image = image::open(host, definition, size, opening.patience, opening.machine)?;
+    let image = image::open(host, definition, size, opening.max_wait, opening.machine)?;
     place.found = make::probe(host, &image.folder)?;
     place.open = Some(OpenPlace::Image(image));
     Ok(place)

@@ -54,13 +54,13 @@ pub enum OpenResult {
 }
 
 impl PoolBackend {
-    /// Opens the pool at `path`: takes its lock, for which it waits for `patience`, and reads its
+    /// Opens the pool at `path`: takes its lock, for which it waits for `max_wait`, and reads its
     /// records.
     pub fn open(
         host: Arc<dyn Host>,
         path: &Path,
         kind: PoolKind<'_>,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<OpenResult> {
         let what = || format!("open the directory of pool {}", path.display());
         if host.stat(&path.join(POOL_FILE)).context(what)?.is_none() {
@@ -70,7 +70,7 @@ impl PoolBackend {
         let Some(record) = PoolBackend::identify(host.as_ref(), &root)? else {
             return Ok(OpenResult::Blank);
         };
-        let lock = PoolBackend::lock(host.as_ref(), &root, patience);
+        let lock = PoolBackend::lock(host.as_ref(), &root, max_wait);
         let Some(lock) = lock.context(what)? else {
             return Ok(OpenResult::Locked);
         };

@@ -188,7 +188,7 @@ impl ThinStore {
             tables: UnusedTables::default(),
             host,
         };
-        let numbers = store.find_numbers()?;
+        let numbers = store.read_numbers()?;
         *store.numbers.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
         Ok(store)
     }
@@ -196,7 +196,7 @@ impl ThinStore {
     /// The IDs of all thin devices and of all records, including those in the trash. Before that,
     /// the removal of records is made durable: a record that came back with a power loss would
     /// delete the thin device that has its ID by then.
-    fn find_numbers(&self) -> host::Result<Numbers> {
+    fn read_numbers(&self) -> host::Result<Numbers> {
         let devices = self.host.thin_devices(&self.pool)?;
         let mut taken: BTreeSet<u32> = devices.into_keys().collect();
         for dir in objects(self.host.as_ref(), &self.root.join(TRASH))? {

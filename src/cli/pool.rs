@@ -104,7 +104,7 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
     let host = real_host(&[], &given_too.cloned().collect::<Vec<_>>());
     let pool = match given {
         Some(pool) => pool,
-        None => find(text, settled, host.as_ref())?,
+        None => get_pool(text, settled, host.as_ref())?,
     };
     let (host, record, others) = (host.as_ref(), &settled.node_record, &settled.pools);
     let adopted = match dry_run {
@@ -137,9 +137,9 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds a pool by its name, in the configuration file or among the pools that this machine has
+/// Returns a pool by its name, in the configuration file or among the pools that this machine has
 /// had.
-fn find(
+fn get_pool(
     name: &str,
     settled: &Settled,
     host: &dyn crate::host::Host,
@@ -167,7 +167,7 @@ fn release(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
         true => text
             .parse()
             .map_err(|error: NotAPool| BadConfig(error.to_string()))?,
-        false => find(text, settled, host.as_ref())?,
+        false => get_pool(text, settled, host.as_ref())?,
     };
     let host = real_host(&[], std::slice::from_ref(&pool));
     let released = lvm::release(host.as_ref(), &pool)?;

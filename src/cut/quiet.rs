@@ -10,11 +10,11 @@ use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
 use crate::host::{self, DeviceHold, FreezeMember, Freezer};
 
-/// Copies the image of a volume or snapshot with this ID that no user has. Returns the number of
+/// Copies the image of a volume or snapshot with this ID that is not in use. Returns the number of
 /// extents.
 ///
-/// If a copy that runs, for example to another node, reads the image through a mapped device, the
-/// guard suspends that device meanwhile, so that it is resumed whatever happens to this process.
+/// If a running copy, for example to another node, reads the image through a mapped device, the guard
+/// suspends that device for this copy. So it is resumed even if this process dies.
 pub(crate) fn copy_quiet(
     freezer: &dyn Freezer,
     id: &str,

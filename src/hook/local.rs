@@ -38,7 +38,7 @@ impl LocalHooks {
     }
 
     /// A hook, and the user that runs it.
-    fn find(&self, name: &str) -> Result<(&HookDefinition, Option<Account>)> {
+    fn get_hook(&self, name: &str) -> Result<(&HookDefinition, Option<Account>)> {
         let hook = self.hooks.iter().find(|hook| hook.name == name);
         let hook =
             hook.ok_or_else(|| Error::bug(format!("hook {name} is one of the selected hooks")))?;
@@ -93,7 +93,7 @@ impl Hooks for LocalHooks {
         let begun = Instant::now();
         let mut sessions = Sessions::new(self.grace);
         // This precedes the first quiesced application, because a directory service may be slow.
-        let found = names.iter().map(|name| self.find(name));
+        let found = names.iter().map(|name| self.get_hook(name));
         for (hook, account) in found.collect::<Result<Vec<_>>>()? {
             let begun = Instant::now();
             let session = self.start(hook, account.as_ref())?;

@@ -152,7 +152,7 @@ impl PodHooks {
     }
 
     /// The hook with a name, as its pod's annotations configure it now.
-    fn find(&self, name: &str) -> Result<Found> {
+    fn get_hook(&self, name: &str) -> Result<Found> {
         let mut parts = name.splitn(3, '/');
         let (Some(namespace), Some(pod), Some(container)) =
             (parts.next(), parts.next(), parts.next())
@@ -213,7 +213,7 @@ impl Hooks for PodHooks {
         let begun = Instant::now();
         let found: Vec<Found> = names
             .iter()
-            .map(|name| self.find(name))
+            .map(|name| self.get_hook(name))
             .collect::<Result<_>>()?;
         let starts = found.iter().map(|found| {
             let limit = timeout

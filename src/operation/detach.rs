@@ -264,9 +264,9 @@ impl Driver {
 
     /// Waits until none of these locks is held, or until the time is over, and acquires none of
     /// them. No thread is blocked, and the wait ends if the caller goes away.
-    pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
+    pub async fn wait_until_free(&self, keys: &[Key], max_wait: Duration) {
         if !self.pools.in_flight.is_stopping() {
-            self.pools.locks.wait_until_free(keys, patience).await;
+            self.pools.locks.wait_until_free(keys, max_wait).await;
         }
     }
 

@@ -93,7 +93,7 @@ impl Locks {
     }
 
     /// Waits until none of these locks is held, or until the time is over. Acquires none of them.
-    pub async fn wait_until_free(&self, keys: &[Key], patience: Duration) {
+    pub async fn wait_until_free(&self, keys: &[Key], max_wait: Duration) {
         let free = async {
             loop {
                 // Registered before the check, so that a release after the check is not missed.
@@ -105,7 +105,7 @@ impl Locks {
             }
         };
         // If a lock is still held, the operation itself returns the error.
-        let _ = timeout(patience, free).await;
+        let _ = timeout(max_wait, free).await;
     }
 
     fn held_now(&self) -> MutexGuard<'_, HashMap<Key, Option<String>>> {
@@ -163,8 +163,8 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| Key::Name(name.into()));
         let guards = [&a, &b].map(|key| locks.acquire(key.clone()).unwrap());
         let keys = [a, b];
-        for patience in [Duration::ZERO, MOMENT] {
-            locks.wait_until_free(&keys, patience).await;
+        for max_wait in [Duration::ZERO, MOMENT] {
+            locks.wait_until_free(&keys, max_wait).await;
             assert_eq!(locks.held(), 2, "its time is over");
         }
         let waiting = locks.clone();

@@ -12,7 +12,7 @@ use super::agents::{Agent, beneath};
 use crate::csi::controller_client::ControllerClient;
 use crate::error::{Error, Result};
 use crate::service::status::code_name;
-use crate::service::{Rpc, RpcResult, patience, status, timeout};
+use crate::service::{Rpc, RpcResult, max_wait, status, timeout};
 
 /// A call in progress. If it is dropped (because of its deadline, or because the caller
 /// disconnected), its requests to agents are dropped as well: their work continues there, detached.
@@ -22,7 +22,7 @@ pub(super) struct Call<'a> {
     begun: Instant,
     until: Option<Instant>,
     /// How long it may wait for locks.
-    patience: Duration,
+    max_wait: Duration,
     /// Number of requests to agents, and how long the last one took.
     asked: Mutex<(u32, Duration)>,
 }
@@ -36,7 +36,7 @@ impl Router {
             rpc,
             begun,
             until: timeout(request.metadata()).and_then(|left| begun.checked_add(left)),
-            patience: patience(request),
+            max_wait: max_wait(request),
             asked: Mutex::default(),
         }
     }
@@ -49,8 +49,8 @@ impl Call<'_> {
     }
 
     /// How long it may wait for locks before it begins.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn max_wait(&self) -> Duration {
+        self.max_wait
     }
 
     /// A request to an agent, with the remaining time as its deadline.

@@ -21,7 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::model::{GroupId, HomeId, VolumeId};
 use crate::operation::{CreateGroup, Group, Key, NamedGroup, same_members, same_request};
 use crate::service::{
-    Rpc, RpcResult, ids, log_and_unwrap, patience, reply, request, status, warn_misplaced_policy,
+    Rpc, RpcResult, ids, log_and_unwrap, max_wait, reply, request, status, warn_misplaced_policy,
 };
 
 #[tonic::async_trait]
@@ -38,10 +38,10 @@ impl GroupController for Router {
         &self,
         request: Request<csi::CreateVolumeGroupSnapshotRequest>,
     ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
-        let patience = patience(&request);
+        let max_wait = max_wait(&request);
         let message = log_and_unwrap(request);
         let content = content(&message.parameters);
-        let created = self.create_group(message, patience).await;
+        let created = self.create_group(message, max_wait).await;
         let group = created.map_err(|error| status(Rpc::CreateVolumeGroupSnapshot, &error))?;
         ids::grouped(group.id);
         if let (Some(content), Some(member)) = (content, group.snapshots.first()) {
@@ -110,25 +110,25 @@ impl Router {
     async fn create_group(
         &self,
         asked: csi::CreateVolumeGroupSnapshotRequest,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Group> {
         let request = warn_misplaced_policy(request::create_group(&asked)?);
         let id = self.group_id(&request.name);
-        let wait_until = Instant::now() + patience;
+        let wait_until = Instant::now() + max_wait;
         let locks = &self.cuts.locks;
-        locks.wait_until_free(&[Key::Group(id.0)], patience).await;
+        locks.wait_until_free(&[Key::Group(id.0)], max_wait).await;
         let lock = self.cuts.locks.acquire(Key::Group(id.0))?;
         let router = self.clone();
         let work = async move {
             let _lock = lock;
             router
-                .find_or_create_group(id, request, asked.parameters, wait_until)
+                .get_or_create_group(id, request, asked.parameters, wait_until)
                 .await
         };
         self.detached(work).await
     }
 
-    async fn find_or_create_group(
+    async fn get_or_create_group(
         &self,
         id: GroupId,
         request: CreateGroup,

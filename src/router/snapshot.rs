@@ -47,8 +47,8 @@ impl Router {
             // The application runs in a pod, which no agent can reach.
             let lock = [Key::SnapshotName(asked.name.clone())];
             let locks = &self.cuts.locks;
-            let wait_until = Instant::now() + call.patience();
-            locks.wait_until_free(&lock, call.patience()).await;
+            let wait_until = Instant::now() + call.max_wait();
+            locks.wait_until_free(&lock, call.max_wait()).await;
             match self.cut_single(agent.clone(), &message, wait_until).await {
                 // The volume is in backoff after another call has failed; the snapshot may exist.
                 Err(paused @ Error::Paused { .. }) => {

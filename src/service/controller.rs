@@ -144,12 +144,12 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateSnapshotRequest>,
     ) -> RpcResult<csi::CreateSnapshotResponse> {
-        let (key, patience) = (self.snapshot_topology_key(), super::patience(&request));
+        let (key, max_wait) = (self.snapshot_topology_key(), super::max_wait(&request));
         let args = request::create_snapshot(&log_and_unwrap(request), key.as_deref())
             .map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
             let locks = self.driver.snapshots.locks_of_snapshot(asked);
-            self.driver.wait_until_free(&locks, patience).await;
+            self.driver.wait_until_free(&locks, max_wait).await;
         }
         let snapshot = self
             .run(Rpc::CreateSnapshot, args, |driver, args| {

@@ -20,12 +20,12 @@ impl GroupController for Service {
         &self,
         request: Request<csi::CreateVolumeGroupSnapshotRequest>,
     ) -> RpcResult<csi::CreateVolumeGroupSnapshotResponse> {
-        let patience = super::patience(&request);
+        let max_wait = super::max_wait(&request);
         let args =
             request::create_group(&log_and_unwrap(request)).map(super::warn_misplaced_policy);
         if let Ok(asked) = &args {
             let locks = self.driver.snapshots.locks_of_group(asked);
-            self.driver.wait_until_free(&locks, patience).await;
+            self.driver.wait_until_free(&locks, max_wait).await;
         }
         let group = self
             .run(Rpc::CreateVolumeGroupSnapshot, args, |driver, args| {

@@ -15,7 +15,7 @@ use tonic::codegen::BoxStream;
 use tonic::transport::Channel;
 use tonic::{Code, Extensions, Request, Status};
 
-use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, patience, reply, request, status};
+use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, max_wait, reply, request, status};
 use crate::agent::peer_server::Peer;
 use crate::agent::read_response::{Part, Piece};
 use crate::agent::receive_request::{self, Problem, Source};
@@ -208,7 +208,7 @@ impl Service {
         &self,
         asked: Request<SnapshotForCloneRequest>,
     ) -> std::result::Result<SnapshotForCloneResponse, Status> {
-        let patience = patience(&asked);
+        let max_wait = max_wait(&asked);
         let asked = asked.into_inner();
         let rpc = match asked.delete {
             true => Rpc::DeleteSnapshot,
@@ -220,7 +220,7 @@ impl Service {
         {
             let request = request_for_clone(&asked.volume_id, &asked.volume_name);
             let locks = self.driver.snapshots.locks_of_snapshot(&request);
-            self.driver.wait_until_free(&locks, patience).await;
+            self.driver.wait_until_free(&locks, max_wait).await;
         }
         let id = self.run(rpc, args, |driver, asked| {
             let (volume, clone) = (&asked.volume_id, &asked.volume_name);
@@ -241,7 +241,7 @@ impl Service {
         asked: Request<ReceiveRequest>,
     ) -> std::result::Result<ReceiveResponse, Status> {
         const RPC: Rpc = Rpc::CreateVolume;
-        let until = Instant::now() + patience(&asked);
+        let until = Instant::now() + max_wait(&asked);
         let asked = asked.into_inner();
         let decoded = csi::CreateVolumeRequest::decode(&*asked.create);
         let key = self.driver.pools.topology_key();

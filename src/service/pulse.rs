@@ -69,12 +69,12 @@ impl Pulse {
             (since, beat.found.is_some())
         };
         if since.elapsed() < self.stuck {
-            let patience = if known {
+            let max_wait = if known {
                 PROBE_TIMEOUT
             } else {
                 FIRST_CHECK_TIMEOUT
             };
-            let _ = tokio::time::timeout(patience, ended.changed()).await;
+            let _ = tokio::time::timeout(max_wait, ended.changed()).await;
         }
         let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
         let late = beat

@@ -7,12 +7,17 @@
     reason = "a test panics where an expectation fails, and starts programs"
 )]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use slackwater_testkit::guest;
+use slackwater_testkit::snapshots::from_snapshot;
+use slackwater_testkit::{Scratch, Server, block, eventually, mount};
+
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end_pool, restore, runtime};
 
 /// For events that happen without further action.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -139,5 +144,64 @@ fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
             labelled(&device, label);
             assert!(by_label(label), "{image}: {}", properties(&device));
         }
+    });
+}
+
+/// What `udevadm monitor --property` prints of one event.
+fn events(printed: &str) -> Vec<BTreeMap<String, String>> {
+    let blocks = printed.split("\n\n");
+    let each = blocks.map(|block| {
+        let properties = block.lines().filter_map(|line| line.split_once('='));
+        properties
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect()
+    });
+    each.collect()
+}
+
+/// The kernel repeats the flags of a call in its event. A program that waits for udev would have put
+/// the number of a semaphore into the lower half.
+#[test]
+fn no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it() {
+    let test = "guest_udev::no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it";
+    guest::in_guest(test, &DISKS, || {
+        create_pool("640M");
+        let scratch = Scratch::new();
+        let printed = scratch.join("events");
+        let mut monitor = Command::new("udevadm")
+            .args(["monitor", "--udev", "--property", "--subsystem-match=block"])
+            .stdout(fs::File::create(&printed).unwrap())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("the monitor runs", || {
+            fs::read_to_string(&printed).unwrap().contains("UDEV")
+        });
+        let server = Server::start(&scratch, &[POOL]);
+        runtime().block_on(async {
+            let client = server.client();
+            for (name, capability) in [("raw", block()), ("ext4", mount("ext4"))] {
+                let size = 64 << 20;
+                let id = client.create(name, size, capability.clone(), &[]).await;
+                let volume = Volume::of(&scratch, name, id.unwrap(), capability.clone());
+                volume.up(&client).await;
+                // The guard suspends and resumes the device.
+                let made = client.snapshot(name, &volume.id, &[]).await.unwrap();
+                client.expand(&volume.id, 2 * size).await.unwrap();
+                client
+                    .expand_node(&volume.id, &volume.target)
+                    .await
+                    .unwrap();
+                volume.down(&client).await;
+                client.delete(&volume.id).await.unwrap();
+                client.delete_snapshot(&made.snapshot_id).await.unwrap();
+            }
+        });
+        end_pool(server);
+        run("udevadm", &["settle"]);
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+        let printed = fs::read_to_string(&printed).unwrap();
+        println!("{printed}");
     });
 }

@@ -20,7 +20,7 @@ fn on_a_machine(history: &str, command: &str) -> Output {
     Command::new("unshare")
         .args(["--mount", "--propagation", "private", "bash", "-ec"])
         .arg(script)
-        .env("MACHINE_PATIENCE", "1")
+        .env("MACHINE_MAX_WAIT", "1")
         // It belongs to the run that contains this test; findings here are not its own.
         .env_remove("MACHINE_LOG")
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -17,13 +17,13 @@ impl<K: Ord> Questions<K> {
         Questions(Mutex::new(BTreeMap::new()))
     }
 
-    /// Runs a query and returns its result; `None` if it does not return within `patience`, or if
+    /// Runs a query and returns its result; `None` if it does not return within `max_wait`, or if
     /// an earlier one about the same subject still hangs. A timeout carries no information about
     /// the subject.
     pub fn ask<T: Send + 'static>(
         &self,
         about: K,
-        patience: Duration,
+        max_wait: Duration,
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         if self.hangs(&about) {
@@ -34,7 +34,7 @@ impl<K: Ord> Questions<K> {
             // After a timeout the result is discarded.
             let _ = sender.send(question());
         });
-        let answer = receiver.recv_timeout(patience).ok();
+        let answer = receiver.recv_timeout(max_wait).ok();
         if let (None, Ok(asked)) = (&answer, asked) {
             self.hanging().insert(about, asked);
         }

@@ -85,7 +85,7 @@ fn refused(id: &str, why: String) -> Failure {
 }
 
 /// What is to be created for an orphan, or why it is not adopted.
-pub fn find(arguments: &AdoptArguments, view: &View) -> Result<Adoption> {
+pub fn get_adoption(arguments: &AdoptArguments, view: &View) -> Result<Adoption> {
     let id = arguments.adopt.as_deref().unwrap_or_default();
     let sort = match &arguments.new_snapshot {
         Some(_) => &Sort::SNAPSHOT,

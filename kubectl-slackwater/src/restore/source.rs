@@ -41,17 +41,17 @@ enum Named {
 
 /// The snapshot or the group snapshot with this name, which may have the kind before it
 /// (`volumegroupsnapshot/NAME`). For `snapshotschedule/NAME`, what this schedule has taken last.
-pub async fn find(cluster: &Cluster, which: &str) -> Result<Source> {
+pub async fn get(cluster: &Cluster, which: &str) -> Result<Source> {
     let Some((kind, name)) = which.split_once('/') else {
-        return find_named(cluster, Named::Any, which).await;
+        return get_named(cluster, Named::Any, which).await;
     };
     // As `-o name` prints it, with the API group.
     match kind.split('.').next().unwrap_or_default() {
-        "volumesnapshot" | "volumesnapshots" => find_named(cluster, Named::Snapshot, name).await,
+        "volumesnapshot" | "volumesnapshots" => get_named(cluster, Named::Snapshot, name).await,
         "volumegroupsnapshot" | "volumegroupsnapshots" => {
-            find_named(cluster, Named::Group, name).await
+            get_named(cluster, Named::Group, name).await
         }
-        "snapshotschedule" | "snapshotschedules" => find_newest(cluster, name).await,
+        "snapshotschedule" | "snapshotschedules" => get_newest(cluster, name).await,
         _ => Err(Failure::usage(format!(
             "{which} is neither volumesnapshot/NAME, volumegroupsnapshot/NAME nor snapshotschedule/NAME, nor a content (volumesnapshotcontent/NAME, volumegroupsnapshotcontent/NAME)"
         ))),
@@ -60,7 +60,7 @@ pub async fn find(cluster: &Cluster, which: &str) -> Result<Source> {
 
 /// The sets of the last slot of a schedule of which each set is complete, as its controller has written to
 /// its status. One that was deleted since then is an error, and never replaced by an older one.
-async fn find_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
+async fn get_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
     let object = schedule_run::get(cluster, schedule).await?;
     let title = format!("SnapshotSchedule {}/{schedule}", cluster.namespace);
     let Some(slot) = object.time("/status/lastCutSlot") else {
@@ -75,7 +75,7 @@ async fn find_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
     };
     let mut members = Vec::new();
     for name in &sets.names {
-        members.extend(find_named(cluster, named, name).await?.members);
+        members.extend(get_named(cluster, named, name).await?.members);
     }
     let sets = sets.names.join(", ");
     Ok(Source {
@@ -84,7 +84,7 @@ async fn find_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
     })
 }
 
-async fn find_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source> {
+async fn get_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let mut snapshots = cuts::snapshots(cluster, &scope, None).await?;
     let groups = match named {

@@ -22,12 +22,12 @@ use crate::s3::Signer;
 const HEADERS: usize = 100;
 const HEADER_BYTES: usize = 64 << 10;
 
-/// Times after which a server is given up.
+/// Limits after which a request fails.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// The end of everything.
+pub struct RequestLimits {
+    /// When the whole download must have ended.
     pub deadline: Instant,
-    /// Without a byte.
+    /// The longest time without a byte.
     pub silence: Duration,
     pub redirects: usize,
 }
@@ -66,7 +66,7 @@ impl Get {
 pub struct Client {
     runtime: Runtime,
     dialer: Dialer,
-    patience: Patience,
+    limits: RequestLimits,
 }
 
 /// A reply whose status is not a redirect.
@@ -111,7 +111,7 @@ fn check_url(mut url: Url) -> Result<Url> {
 }
 
 impl Client {
-    pub fn new(dialer: Dialer, patience: Patience) -> Result<Rc<Client>> {
+    pub fn new(dialer: Dialer, limits: RequestLimits) -> Result<Rc<Client>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
@@ -119,7 +119,7 @@ impl Client {
         Ok(Rc::new(Client {
             runtime,
             dialer,
-            patience,
+            limits,
         }))
     }
 
@@ -127,7 +127,7 @@ impl Client {
     pub fn get(self: &Rc<Client>, get: &Get) -> Result<Reply> {
         let mut get = get.clone();
         let mut from_public = get.from_public;
-        for _ in 0..=self.patience.redirects {
+        for _ in 0..=self.limits.redirects {
             let reply = self.send(&get, &mut from_public)?;
             if !is_redirect(reply.status) {
                 return Ok(reply);
@@ -140,7 +140,7 @@ impl Client {
         }
         let what = format!(
             "the server redirects more than {} times",
-            self.patience.redirects
+            self.limits.redirects
         );
         Err(Failure::refused("RedirectRefused", what))
     }
@@ -180,10 +180,10 @@ impl Client {
     fn wait<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
         self.check_time()?;
         let left = self
-            .patience
+            .limits
             .deadline
             .saturating_duration_since(Instant::now());
-        let limit = left.min(self.patience.silence);
+        let limit = left.min(self.limits.silence);
         let waited = self
             .runtime
             .block_on(async { tokio::time::timeout(limit, work).await });
@@ -196,7 +196,7 @@ impl Client {
 
     /// Fails when the time of the attempt is over, which also work without a server has to end with.
     pub fn check_time(&self) -> Result<()> {
-        match Instant::now() < self.patience.deadline {
+        match Instant::now() < self.limits.deadline {
             true => Ok(()),
             false => Err(Failure::again(
                 "TimeLimit",
@@ -208,7 +208,7 @@ impl Client {
     /// Sleeps, if that is within the time limit.
     pub fn pause(&self, pause: Duration) -> bool {
         let left = self
-            .patience
+            .limits
             .deadline
             .saturating_duration_since(Instant::now());
         let is_possible = pause < left;

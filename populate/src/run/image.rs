@@ -101,7 +101,7 @@ impl Attempt<'_> {
             // Layers below it may not be needed.
             self.report
                 .count(|numbers| numbers.total = Some(numbers.received.saturating_add(layer.size)));
-            let found = self.layer(registry, layer, |content| self.find_disk(&name, content))?;
+            let found = self.layer(registry, layer, |content| self.read_disk(&name, content))?;
             match found {
                 Found::Disk(image) => return image.map_or(Ok(()), |image| self.convert(&image)),
                 Found::Hidden => break,
@@ -114,7 +114,7 @@ impl Attempt<'_> {
         ))
     }
 
-    fn find_disk(&self, name: &Name, content: &mut dyn Read) -> Result<Found> {
+    fn read_disk(&self, name: &Name, content: &mut dyn Read) -> Result<Found> {
         let mut found = Found::Nothing;
         let mut archive = Archive::new(content).of_layer(true);
         while let Some(entry) = archive.next_entry()? {

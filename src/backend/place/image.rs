@@ -91,7 +91,7 @@ pub fn probe_path(host: &dyn Host, path: &Path) -> Result<(PathBuf, Probe)> {
 
 /// Opens the image in a pool's folder, which exists. Creates the image if there is none (the caller
 /// has checked that it may be created), completes what a crash interrupted, grows the image to the
-/// size in the definition, and mounts it. Waits for its lock for `patience`. `machine` are folders
+/// size in the definition, and mounts it. Waits for its lock for `max_wait`. `machine` are folders
 /// on the file systems that have the machine's own files, on which more space stays free.
 ///
 /// # Errors
@@ -104,11 +104,11 @@ pub fn open(
     host: &dyn Host,
     pool: &PoolDefinition,
     wanted: u64,
-    patience: Duration,
+    max_wait: Duration,
     machine: &[PathBuf],
 ) -> Result<OpenImage> {
     let path = file_folder(pool)?;
-    let lock = PoolBackend::lock(host, path, patience)
+    let lock = PoolBackend::lock(host, path, max_wait)
         .context(|| format!("lock pool {}", pool.name))?
         .ok_or_else(|| Error::Locked {
             place: path.display().to_string(),

@@ -280,20 +280,20 @@ fn refuse_foreign(host: &dyn Host, mapped: &str) -> crate::host::Result<()> {
     Ok(())
 }
 
-/// Opens the device of the header exclusively. Waits for `patience` while another process has it.
+/// Opens the device of the header exclusively. Waits for `max_wait` while another process has it.
 fn claim_header<'a>(
     host: &'a dyn Host,
     pool: &PoolDefinition,
     mapped: &str,
     status: &ThinPoolStatus,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<HeaderDevice<'a>> {
     const STEP: Duration = Duration::from_millis(50);
     let mut waited = Duration::ZERO;
     loop {
         match HeaderDevice::open(host, mapped, status, true) {
             Ok(Some(device)) => return Ok(device),
-            Err(error) if error.code() == Some(Errno::EBUSY) && waited >= patience => {
+            Err(error) if error.code() == Some(Errno::EBUSY) && waited >= max_wait => {
                 return Err(Error::Locked {
                     place: pool.place.to_string(),
                 });
@@ -302,7 +302,7 @@ fn claim_header<'a>(
                 return Err(error).context(|| format!("open the header of pool {}", pool.name));
             }
             // Another process has removed it just now.
-            Ok(None) if waited >= patience => {
+            Ok(None) if waited >= max_wait => {
                 return Err(Error::Pending {
                     what: format!("pool {}", pool.name),
                 });

@@ -20,10 +20,10 @@ impl PoolBackend {
         record::load(host, &path.join(POOL_FILE))
     }
 
-    /// Takes the lock of a pool, for which it waits for `patience`; `None` if another process has
+    /// Takes the lock of a pool, for which it waits for `max_wait`; `None` if another process has
     /// it. The lock is released when the result is dropped.
-    pub fn lock(host: &dyn Host, path: &Path, patience: Duration) -> host::Result<Option<Kept>> {
-        host.lock_file(&path.join(LOCK_FILE), patience)
+    pub fn lock(host: &dyn Host, path: &Path, max_wait: Duration) -> host::Result<Option<Kept>> {
+        host.lock_file(&path.join(LOCK_FILE), max_wait)
     }
 
     /// Replaces the record of a pool durably. The caller has its lock.

@@ -64,7 +64,7 @@ impl Folder {
             undiscarded: Undiscarded::default(),
             trimmed: Trimmed::default(),
         };
-        folder.find_undiscarded()?;
+        folder.read_undiscarded_mark()?;
         Ok(folder)
     }
 

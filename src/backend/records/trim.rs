@@ -52,7 +52,7 @@ impl Folder {
     }
 
     /// Reads whether an earlier process has left blocks to be discarded.
-    pub(super) fn find_undiscarded(&self) -> Result<()> {
+    pub(super) fn read_undiscarded_mark(&self) -> Result<()> {
         let marked = self.is_there(&self.undiscarded_mark(), || {
             "look up the marker for freed blocks".into()
         })?;

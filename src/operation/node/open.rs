@@ -32,7 +32,7 @@ impl Driver {
 
     /// How long to wait for the lock of a pool. After the start the driver does not wait, because
     /// it tries again in the background.
-    fn lock_patience(&self) -> Duration {
+    fn max_lock_wait(&self) -> Duration {
         match self.pools.states().len() < self.pools.settings.pools.len() {
             true => LOCK_TIMEOUT,
             false => Duration::ZERO,
@@ -49,7 +49,7 @@ impl Driver {
         let refused = |id, why| Ok(ServingState::refused(definition, id, why));
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
-        let patience = self.lock_patience();
+        let max_wait = self.max_lock_wait();
         let claim = Claim {
             home: self.pools.home(),
             init: definition.init,
@@ -57,7 +57,7 @@ impl Driver {
         };
         let opening = place::Opening {
             claim,
-            patience,
+            max_wait,
             machine: &self.machine_folders(),
         };
         let place = match place::open(host, definition, &opening) {
@@ -106,7 +106,7 @@ impl Driver {
             found => return Err(no_pool(definition, &path, &found)),
         }
         make::check_extent(host, definition, &path)?;
-        self.serve_folder(definition, (&outer, &path), patience, (place, was))
+        self.serve_folder(definition, (&outer, &path), max_wait, (place, was))
     }
 
     /// A pool whose place could not be opened. The header of a pool of LVM says whose it is, also if the
@@ -135,11 +135,11 @@ impl Driver {
         &self,
         definition: &PoolDefinition,
         (outer, path): (&Path, &Path),
-        patience: Duration,
+        max_wait: Duration,
         (place, was): (Option<OpenPlace>, Option<u64>),
     ) -> Result<ServingState> {
         let refused = |id, why| Ok(ServingState::refused(definition, id, why));
-        match PoolBackend::open(self.host.clone(), path, pool_kind(definition), patience)? {
+        match PoolBackend::open(self.host.clone(), path, pool_kind(definition), max_wait)? {
             OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
                 Some(why) => refused(Some(backend.record.id), why),
                 None => Ok(ServingState::Serving(Arc::new(self.recover(

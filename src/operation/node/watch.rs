@@ -40,13 +40,13 @@ impl Driver {
 
     /// Like [`Driver::probe_pool`], with another timeout for the disk, for tests in which a disk
     /// hangs.
-    pub fn probe_pool_within(&self, name: &str, patience: Duration) {
+    pub fn probe_pool_within(&self, name: &str, max_wait: Duration) {
         let mut states = self.pools.states().into_iter();
         let Some(before) = states.find(|state| state.definition().name == name) else {
             return;
         };
         let now = match &before {
-            ServingState::Serving(pool) => match self.try_disk(pool, patience) {
+            ServingState::Serving(pool) => match self.try_disk(pool, max_wait) {
                 Ok(()) => return,
                 Err(why) => ServingState::Refused {
                     definition: Box::new(pool.definition.clone()),
@@ -62,7 +62,7 @@ impl Driver {
             },
             ServingState::Refused {
                 definition, was, ..
-            } => self.try_again(definition, was.as_ref(), patience),
+            } => self.try_again(definition, was.as_ref(), max_wait),
         };
         if self.pools.replace(&before, &now) && matches!(now, ServingState::Serving(_)) {
             self.pools.note_served();
@@ -70,11 +70,11 @@ impl Driver {
     }
 
     /// Whether the disk of a pool accepts writes; if not, why the pool is no longer served.
-    fn try_disk(&self, pool: &Arc<Pool>, patience: Duration) -> std::result::Result<(), String> {
+    fn try_disk(&self, pool: &Arc<Pool>, max_wait: Duration) -> std::result::Result<(), String> {
         let asked = pool.clone();
         let question = move || asked.backend.try_disk();
         let about = ("disk", pool.definition.name.clone());
-        match self.questions.ask(about, patience, question) {
+        match self.questions.ask(about, max_wait, question) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.is_lost_disk() => Err(format!(
                 "its disk is dead and must be mounted again ({})",
@@ -87,7 +87,7 @@ impl Driver {
             }
             None => Err(format!(
                 "its disk hangs: nothing could be written to it for {} s; check whether its file system is frozen or its disk is gone",
-                patience.as_secs()
+                max_wait.as_secs()
             )),
         }
     }
@@ -98,7 +98,7 @@ impl Driver {
         &self,
         definition: &PoolDefinition,
         was: Option<&Arc<Former>>,
-        patience: Duration,
+        max_wait: Duration,
     ) -> ServingState {
         let still = |mut state: ServingState| {
             if let ServingState::Refused { was: former, .. } = &mut state {
@@ -107,7 +107,7 @@ impl Driver {
             state
         };
         if let Some(pool) = was.and_then(|was| was.pool.upgrade()) {
-            return match self.try_disk(&pool, patience) {
+            return match self.try_disk(&pool, max_wait) {
                 Ok(()) => ServingState::Serving(pool),
                 Err(why) => still(ServingState::refused(definition, Some(pool.id()), why)),
             };

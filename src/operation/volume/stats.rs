@@ -9,7 +9,7 @@ impl Volumes {
     /// NodeGetVolumeStats. It only reads, and never waits for a running operation.
     pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
         let (pool, _, record) = match self.pools.get_volume_even_if_fenced(&request.volume_id) {
-            Err(Error::NotFound { .. }) => self.find_inline(&request.volume_id)?,
+            Err(Error::NotFound { .. }) => self.get_inline(&request.volume_id)?,
             found => found?,
         };
         let missing = || Error::NotFound {
@@ -74,8 +74,8 @@ impl Volumes {
         Ok(Stats { bytes, inodes })
     }
 
-    /// Finds an inline volume, whose ID is the one that the kubelet has generated.
-    fn find_inline(
+    /// Returns an inline volume, whose ID is the one that the kubelet has generated.
+    fn get_inline(
         &self,
         volume_id: &str,
     ) -> Result<(

@@ -144,15 +144,15 @@ pub async fn make_plan(client: &Client, driver: Option<&str>, which: &str) -> Re
 /// Carries out a plan. PersistentVolumes that cannot be moved are left as they are, and returned with
 /// the reason. `watch` is called with each step before it is done. An error, or the end of the process
 /// at any point, leaves some PersistentVolumes moved, some not, and at most one deleted, which is stored:
-/// the next run completes it. `patience` is the longest time without any claim becoming bound again,
+/// the next run completes it. `max_wait` is the longest time without any claim becoming bound again,
 /// while some are not.
 pub async fn carry_out(
     client: &Client,
     plan: &Plan,
-    patience: Duration,
+    max_wait: Duration,
     watch: impl FnMut(&str, Step) + Send,
 ) -> Result<Done> {
-    work::run(client, plan, patience, watch).await
+    work::run(client, plan, max_wait, watch).await
 }
 
 pub(super) fn resource() -> ApiResource {

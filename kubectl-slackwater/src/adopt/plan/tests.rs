@@ -98,7 +98,7 @@ fn own_reference() -> Value {
 
 #[track_caller]
 fn is_refused(arguments: &AdoptArguments, view: &View, why: &str) {
-    match find(arguments, view) {
+    match get_adoption(arguments, view) {
         Err(failure) => assert!(failure.message.contains(why), "{}", failure.message),
         Ok(adoption) => panic!("{why}: {adoption:?}"),
     }
@@ -106,7 +106,7 @@ fn is_refused(arguments: &AdoptArguments, view: &View, why: &str) {
 
 #[test]
 fn an_orphan_gets_a_volume_and_a_claim_with_what_its_agent_reports() {
-    let adoption = find(&arguments(), &view()).unwrap();
+    let adoption = get_adoption(&arguments(), &view()).unwrap();
     let expected = json!({
         "apiVersion": "v1", "kind": "PersistentVolume",
         "metadata": {"name": own_name(), "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
@@ -142,14 +142,14 @@ fn an_orphan_gets_a_volume_and_a_claim_with_what_its_agent_reports() {
 fn block_volumes_and_copies_for_readers_keep_their_modes() {
     let path = "/status/orphans/listed/0/volume";
     let raw = with(path, json!({"sizeBytes": 4097}));
-    let adoption = find(&arguments(), &raw).unwrap();
+    let adoption = get_adoption(&arguments(), &raw).unwrap();
     let spec = &adoption.pair.owner["spec"];
     assert_eq!(spec["volumeMode"], "Block");
     assert_eq!(spec["capacity"]["storage"], "4097");
     assert!(spec["csi"]["fsType"].is_null());
     assert_eq!(adoption.pair.user["spec"]["volumeMode"], "Block");
     let readers = json!({"sizeBytes": 4096, "fileSystem": "ext4", "forReaders": true});
-    let adoption = find(&arguments(), &with(path, readers)).unwrap();
+    let adoption = get_adoption(&arguments(), &with(path, readers)).unwrap();
     for object in [&adoption.pair.owner, &adoption.pair.user] {
         assert_eq!(object["spec"]["accessModes"], json!(["ReadOnlyMany"]));
     }
@@ -159,7 +159,7 @@ fn block_volumes_and_copies_for_readers_keep_their_modes() {
 fn without_a_claim_it_is_the_one_for_which_the_volume_was_created() {
     let mut arguments = arguments();
     arguments.new_claim = None;
-    let adoption = find(&arguments, &view()).unwrap();
+    let adoption = get_adoption(&arguments, &view()).unwrap();
     assert_eq!(adoption.place, place("shop", "old"));
     assert!(adoption.is_recorded);
     let path = "/status/orphans/listed/0/volume/claim";
@@ -173,7 +173,7 @@ fn without_a_claim_it_is_the_one_for_which_the_volume_was_created() {
 #[test]
 fn a_snapshot_gets_a_content_and_a_volume_snapshot() {
     let snapshot = with("/status/orphans/listed/0/kind", json!("Snapshot"));
-    let adoption = find(&of_snapshot(), &snapshot).unwrap();
+    let adoption = get_adoption(&of_snapshot(), &snapshot).unwrap();
     let spec = &adoption.pair.owner["spec"];
     assert_eq!(spec["source"], json!({"snapshotHandle": id()}));
     assert_eq!(spec["deletionPolicy"], "Retain");
@@ -238,7 +238,7 @@ fn what_is_not_certainly_an_orphan_is_refused() {
 #[test]
 fn a_check_of_exactly_half_an_hour_ago_is_believed() {
     let view = with("/status/orphans/checked", json!("2026-11-27T11:35:00Z"));
-    assert!(find(&arguments(), &view).is_ok());
+    assert!(get_adoption(&arguments(), &view).is_ok());
 }
 
 #[test]
@@ -288,14 +288,14 @@ fn what_something_names_is_refused() {
         ..view()
     };
     refused(moved("Copying"), "VolumeMove shop/away");
-    assert!(find(&arguments(), &moved("Aborted")).is_ok());
+    assert!(get_adoption(&arguments(), &moved("Aborted")).is_ok());
 }
 
 #[test]
 fn a_volume_of_another_driver_with_the_same_handle_names_nothing() {
     let mut view = with_volume("pvc-1", &id(), own_reference());
     view.owners[0].data["spec"]["csi"]["driver"] = json!("other.example.com");
-    assert!(find(&arguments(), &view).is_ok());
+    assert!(get_adoption(&arguments(), &view).is_ok());
 }
 
 /// The claim of the orphan, as this command creates it, with other fields.
@@ -314,7 +314,7 @@ fn claim(more: Value) -> DynamicObject {
 
 #[track_caller]
 fn todo_of(view: &View, user: Option<DynamicObject>) -> std::result::Result<(bool, bool), String> {
-    let adoption = find(&arguments(), view).unwrap();
+    let adoption = get_adoption(&arguments(), view).unwrap();
     let left = todo(&adoption, user.as_ref()).map_err(|failure| failure.message)?;
     Ok((left.owner, left.user))
 }
@@ -323,8 +323,11 @@ fn todo_of(view: &View, user: Option<DynamicObject>) -> std::result::Result<(boo
 fn what_an_earlier_run_has_begun_is_completed() {
     let begun = with_volume(&own_name(), &id(), own_reference());
     assert_eq!(todo_of(&begun, None), Ok((false, true)));
-    let claim_of = find(&arguments(), &begun).unwrap().pair.user;
-    assert_eq!(claim_of, find(&arguments(), &view()).unwrap().pair.user);
+    let claim_of = get_adoption(&arguments(), &begun).unwrap().pair.user;
+    assert_eq!(
+        claim_of,
+        get_adoption(&arguments(), &view()).unwrap().pair.user
+    );
     assert_eq!(todo_of(&begun, Some(claim(json!({})))), Ok((false, false)));
     // A controller has bound it between the two reads.
     let annotations = json!({"pv.kubernetes.io/bind-completed": "yes"});

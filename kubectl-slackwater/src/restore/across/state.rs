@@ -51,7 +51,7 @@ impl<'a> Across<'a> {
                 "the snapshot is in namespace {namespace} already: leave out --to-namespace"
             )));
         }
-        let source = source::find(cluster, &arguments.source).await?;
+        let source = source::get(cluster, &arguments.source).await?;
         source.refuse_unsized()?;
         if arguments.statefulset.is_some() && arguments.suffix.is_some() {
             return Err(Failure::usage(format!(

@@ -97,7 +97,7 @@ fn group_of_member(content: &DynamicObject) -> &str {
 }
 
 /// Finds the contents. `to` is the namespace of the new claims.
-pub async fn find(cluster: &Cluster, which: &Which, to: &str) -> Result<Source> {
+pub async fn get_source(cluster: &Cluster, which: &Which, to: &str) -> Result<Source> {
     let all = ListParams::default();
     let contents = cluster.get_all(&object::SNAPSHOT_CONTENT, &Scope::All, &all);
     let groups = cluster.get_all(&object::GROUP_CONTENT, &Scope::All, &all);

@@ -48,7 +48,7 @@ impl<'a> Gone<'a> {
             ));
         };
         let cluster = Cluster::with(cluster.client.clone(), to, &cluster.driver);
-        let source = find::find(&cluster, which, to).await?;
+        let source = find::get_source(&cluster, which, to).await?;
         let title = source.title.clone();
         let mut members = names::members(source, arguments, to)?;
         let mut copies: Vec<_> = members.iter().map(|it| it.copy.clone()).collect();

@@ -43,7 +43,7 @@ pub struct Claim {
 
 /// Opens the pool of a definition: mounts its records, after it has completed what a crash has
 /// interrupted. Creates the pool if there is none and `claim` allows it. `None` if there is none.
-/// Waits for `patience` while another process opens it.
+/// Waits for `max_wait` while another process opens it.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub fn open(
     host: &dyn Host,
     pool: &PoolDefinition,
     claim: Claim,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<Option<OpenRecords>> {
     let name = thin_pool(pool)?;
     let status = usable(host, pool, name)?;
@@ -77,7 +77,7 @@ pub fn open(
     if !opening.make_header_device()? {
         return Ok(None);
     }
-    let device = claim_header(host, pool, opening.mapped, &status, patience)?;
+    let device = claim_header(host, pool, opening.mapped, &status, max_wait)?;
     let opened = opening.open_records(&device);
     device.close();
     opened

@@ -35,7 +35,7 @@ fn enter(
             init,
             is_known: node.find_pool(pool).is_some(),
         },
-        patience: Duration::ZERO,
+        max_wait: Duration::ZERO,
         machine: &[],
     };
     place::open(host, pool, &opening)

@@ -57,7 +57,7 @@ impl fmt::Display for Moving {
 pub(super) async fn run<W: FnMut(&str, Step) + Send>(
     client: &Client,
     plan: &Plan,
-    patience: Duration,
+    max_wait: Duration,
     watch: W,
 ) -> Result<Done> {
     let adoption = Adoption {
@@ -79,7 +79,7 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
         }
     }
     adoption
-        .settle(client, &mut arrived, patience, &mut done)
+        .settle(client, &mut arrived, max_wait, &mut done)
         .await?;
     Ok(done)
 }
@@ -140,7 +140,7 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
         &self,
         client: &Client,
         arrived: &mut BTreeMap<String, Manifest>,
-        patience: Duration,
+        max_wait: Duration,
         done: &mut Done,
     ) -> Result<()> {
         let mut since = Instant::now();
@@ -182,7 +182,7 @@ impl<W: FnMut(&str, Step) + Send> Adoption<'_, W> {
             if arrived.is_empty() {
                 break;
             }
-            if since.elapsed() > patience {
+            if since.elapsed() > max_wait {
                 let names: Vec<_> = arrived.keys().map(String::as_str).collect();
                 return Err(Error::unreachable(
                     "the PersistentVolume controller of Kubernetes",

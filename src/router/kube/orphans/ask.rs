@@ -25,7 +25,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub(in crate::router::kube) async fn ask(
     mut client: ControllerClient<Channel>,
     pool: Option<PoolId>,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<(Vec<String>, Vec<StoredSnapshot>), String> {
     let pool = pool.and_then(|pool| pool.to_string().parse::<AsciiMetadataValue>().ok());
     let (mut volumes, mut snapshots) = (Vec::new(), Vec::new());
@@ -36,7 +36,7 @@ pub(in crate::router::kube) async fn ask(
             starting_token: token.clone(),
         };
         let answer = client
-            .list_volumes(of_pool(question, pool.as_ref(), patience))
+            .list_volumes(of_pool(question, pool.as_ref(), max_wait))
             .await;
         let page = answer
             .map_err(|status| status.message().to_string())?
@@ -56,7 +56,7 @@ pub(in crate::router::kube) async fn ask(
             ..ListSnapshotsRequest::default()
         };
         let answer = client
-            .list_snapshots(of_pool(question, pool.as_ref(), patience))
+            .list_snapshots(of_pool(question, pool.as_ref(), max_wait))
             .await;
         let page = answer
             .map_err(|status| status.message().to_string())?
@@ -82,9 +82,9 @@ fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
     }
 }
 
-fn of_pool<M>(message: M, pool: Option<&AsciiMetadataValue>, patience: Duration) -> Request<M> {
+fn of_pool<M>(message: M, pool: Option<&AsciiMetadataValue>, max_wait: Duration) -> Request<M> {
     let mut request = Request::new(message);
-    request.set_timeout(patience);
+    request.set_timeout(max_wait);
     if let Some(pool) = pool {
         request.metadata_mut().insert(ONLY_POOL, pool.clone());
     }

@@ -196,3 +196,102 @@ own_kind!(
     "snapshotschedules",
     NamespaceResourceScope
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::formats::check_with;
+
+    fn time(text: &str) -> Time {
+        serde_json::from_value(Value::from(text)).unwrap()
+    }
+
+    /// A schedule of groups that has not run, and one of single claims with everything that a status
+    /// can have.
+    #[test]
+    fn schedule_objects_keep_their_format() {
+        let slot = time("2026-01-02T03:00:00Z");
+        let new = SnapshotSchedule {
+            types: Some(TypeMeta::resource::<SnapshotSchedule>()),
+            metadata: ObjectMeta {
+                name: Some("nightly".into()),
+                namespace: Some("shop".into()),
+                ..ObjectMeta::default()
+            },
+            spec: ScheduleSpec {
+                selector: Some(Selector {
+                    match_labels: [("app".into(), "db".into())].into(),
+                    match_expressions: Vec::new(),
+                }),
+                group: Some(true),
+                class: "groups".into(),
+                cron: Some("0 3 * * *".into()),
+                time_zone: Some("Europe/Berlin".into()),
+                keep: Some(KeepSpec {
+                    last: Some(1),
+                    hourly: Some(2),
+                    daily: Some(7),
+                    weekly: Some(4),
+                    max_age: Some("90d".into()),
+                }),
+                ..ScheduleSpec::default()
+            },
+            status: None,
+        };
+        let condition = Condition {
+            last_transition_time: slot.clone(),
+            message: String::new(),
+            observed_generation: Some(1),
+            reason: "Created".into(),
+            status: "True".into(),
+            type_: "Ready".into(),
+        };
+        let status = ScheduleStatus {
+            last_slot: Some(slot.clone()),
+            next_slot: Some("2026-01-02T04:00:00Z".into()),
+            last_cut_slot: Some(slot.clone()),
+            last_cut: Some(time("2026-01-02T03:00:05Z")),
+            level: Some("application".into()),
+            delay: Some("5s".into()),
+            overdue_since: Some(slot.clone()),
+            missed: 1,
+            skipped_slots: vec![time("2026-01-02T02:00:00Z")],
+            needed_since: vec![Since {
+                claim: "data".into(),
+                after: slot.clone(),
+            }],
+            deletions: Some(vec![Due {
+                name: "nightly-1".into(),
+                reason: "a newer one is kept".into(),
+                waits: "it is being restored".into(),
+            }]),
+            expired: vec![Expired {
+                claim: "data".into(),
+                name: "nightly-0".into(),
+                after: slot.clone(),
+            }],
+            conditions: vec![condition],
+        };
+        let run = SnapshotSchedule {
+            spec: ScheduleSpec {
+                claims: Some(vec!["data".into()]),
+                class: "snapshots".into(),
+                every: Some("1h".into()),
+                suspend: true,
+                run_at: Some("2026-01-02T03:04:05Z".into()),
+                starting_deadline: Some("30m".into()),
+                check: Some(CheckSpec {
+                    cron_job: "restores".into(),
+                    max_age: Some("2d".into()),
+                }),
+                ..ScheduleSpec::default()
+            },
+            status: Some(status),
+            ..new.clone()
+        };
+        let expected = vec![("new.json", new), ("run.json", run)];
+        let read = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap();
+        let write = |object: &SnapshotSchedule| serde_json::to_vec_pretty(object).unwrap();
+        check_with("schedule-object", expected, read, write);
+    }
+}

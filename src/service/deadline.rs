@@ -13,7 +13,7 @@ const MAX_WAIT_WITHOUT_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a call that creates snapshots may wait for locks before it begins. Some callers report
 /// the first ABORTED as a failed backup, although the conflicting operation (a stage, an expansion,
 /// another snapshot of the same volume) ends by itself.
-pub(crate) fn patience<M>(request: &Request<M>) -> Duration {
+pub(crate) fn max_wait<M>(request: &Request<M>) -> Duration {
     let deadline = timeout(request.metadata());
     deadline.map_or(MAX_WAIT_WITHOUT_DEADLINE, |left| {
         left.saturating_sub(RESERVED_TIME)
