@@ -12,6 +12,7 @@ pub mod mapped;
 pub mod place;
 pub mod pool;
 pub mod records;
+pub mod shown;
 mod store;
 pub mod thin;
 

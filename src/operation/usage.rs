@@ -12,15 +12,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
 use self::not_grown::NotGrown;
 use self::published::Published;
-use crate::backend::thin::DEVICE_PREFIX;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Device, Freezer, Host, LOOP_MAJOR, Mount};
+use crate::host::{Device, Freezer, Host, Mount};
 use crate::operation::Pools;
 
 /// How this node uses volumes, read from the kernel, and what it remembers of it: published devices
@@ -128,43 +126,6 @@ pub(super) fn of_device<'a>(mounts: &'a [Mount], device: &Device) -> Vec<&'a Mou
 /// Whether a mount shows a device.
 pub(super) fn shows(mount: &Mount, device: &Device) -> bool {
     mount.shown_device() == device.rdev
-}
-
-/// Whether a mount shows a device of a kind that volumes have: any loop device, or a mapped device of
-/// this driver. If its pool is not served, it is a mount of a volume. A node whose device was removed
-/// shows nothing any more.
-pub(super) fn shows_volume(host: &dyn Host, mount: &Mount) -> bool {
-    loop_of(mount).is_some() || mapped_of(host, mount).is_some() || is_removed(host, mount)
-}
-
-/// Whether a mount is the node of a device that another program has removed.
-fn is_removed(host: &dyn Host, mount: &Mount) -> bool {
-    mount.node.is_some_and(|rdev| {
-        let path = format!("/sys/dev/block/{}:{}/size", major(rdev), minor(rdev));
-        matches!(host.read_file(Path::new(&path)), Ok(None))
-    })
-}
-
-/// The UUID of the mapped device of this driver that a mount shows. The kernel knows it without
-/// access to the disk.
-pub(super) fn mapped_of(host: &dyn Host, mount: &Mount) -> Option<String> {
-    let rdev = mount.shown_device();
-    let path = format!("/sys/dev/block/{}:{}/dm/uuid", major(rdev), minor(rdev));
-    let uuid = String::from_utf8(host.read_file(Path::new(&path)).ok()??).ok()?;
-    let uuid = uuid.trim_end();
-    uuid.starts_with(DEVICE_PREFIX).then(|| uuid.to_string())
-}
-
-/// The number of the loop device that a mount shows.
-pub(super) fn loop_of(mount: &Mount) -> Option<u32> {
-    let rdev = mount.shown_device();
-    let number = (major(rdev) == LOOP_MAJOR).then(|| minor(rdev));
-    number.and_then(|number| u32::try_from(number).ok())
-}
-
-/// The number of the loop device below the mapped device of this driver with a UUID.
-pub(super) fn loop_below(host: &dyn Host, uuid: &str) -> Option<u32> {
-    host.linear_device(uuid).ok()??.table?.lower.loop_number()
 }
 
 /// The UIDs of pods in the path of a mount: the target paths of the kubelet contain them.

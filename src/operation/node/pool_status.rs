@@ -1,14 +1,13 @@
 //! The state of each configured pool, for metrics, reports and people.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::disk::STATUS_TIMEOUT;
-use crate::backend::file::object_of;
-use crate::backend::mapped::object_of_device;
 use crate::backend::place::folder;
 use crate::backend::place::ground::PoolGround;
+use crate::backend::shown::find_shown;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
 use crate::operation::pools::pool::Former;
@@ -145,21 +144,11 @@ impl Driver {
         const MOST: usize = 16;
         let mut pods = BTreeSet::new();
         for mount in self.usage.mounts().unwrap_or_default() {
-            let mapped = usage::mapped_of(self.host.as_ref(), &mount);
-            let below = || usage::loop_below(self.host.as_ref(), mapped.as_deref()?);
-            let image = usage::loop_of(&mount).or_else(below).and_then(|number| {
-                // The kernel knows this path without access to the disk.
-                let path = format!("/sys/block/loop{number}/loop/backing_file");
-                let shown = self.host.read_file(Path::new(&path)).ok().flatten()?;
-                Some(PathBuf::from(String::from_utf8_lossy(&shown).trim_end()))
-            });
-            let name = match &image {
-                Some(image) => object_of(image),
-                None => mapped.as_deref().and_then(object_of_device),
+            let Some(shown) = find_shown(self.host.as_ref(), &mount) else {
+                continue;
             };
-            let was_its = |name| was.is_some_and(|was| was.volumes.contains(name));
-            let is_below = |image: &PathBuf| image.starts_with(place);
-            if name.is_some_and(|name| was_its(name) || image.as_ref().is_some_and(is_below)) {
+            let is_below = shown.image.is_some_and(|image| image.starts_with(place));
+            if is_below || was.is_some_and(|was| was.volumes.contains(&shown.name)) {
                 pods.extend(usage::pods_of(&mount).map(str::to_string));
             }
         }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::backend::FoundDevice;
 use crate::backend::file::dead_devices;
+use crate::backend::shown::shows_volume;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
 use crate::operation::{Pool, Usage, usage};
@@ -44,7 +45,7 @@ impl Usage {
             };
             let ours = devices.iter().any(|found| usage::shows(top, &found.device))
                 || (record.is_none() || raw && usage::is_node(top))
-                    && usage::shows_volume(self.host.as_ref(), top);
+                    && shows_volume(self.host.as_ref(), top);
             if !ours {
                 return Err(Error::refused(
                     path.display(),

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::create::check_new;
 use crate::backend::FoundDevice;
 use crate::backend::file::count_devices;
+use crate::backend::shown;
 use crate::error::{Error, ErrorContext, Kind, Mismatch, Result};
 use crate::host::{Mount, NodeKind};
 use crate::model::{FsType, VolumeId, VolumeParameters, size};
@@ -278,7 +279,7 @@ impl Volumes {
             // Checked first, because it is fast and most inline volumes are mounted.
             let here = self.usage.table_path(Path::new(&stage.staging_path))?;
             let mounts = self.usage.mounts()?;
-            let shows_volume = |mount: &&Mount| usage::shows_volume(self.host.as_ref(), mount);
+            let shows_volume = |mount: &&Mount| shown::shows_volume(self.host.as_ref(), mount);
             if usage::at(&mounts, &here).iter().any(shows_volume) {
                 return Ok(false);
             }
