@@ -392,6 +392,25 @@ fn a_pool_that_cannot_be_read_is_not_absent() {
 }
 
 #[test]
+fn a_header_whose_device_is_suspended_is_not_read() {
+    let host = MemoryHost::new();
+    end(start(&host));
+    let host = host.reboot(false);
+    let status = host.thin_pool(NAME).unwrap().unwrap();
+    let device = HeaderDevice::open(&host, NAME, &status, false).unwrap();
+    let found = host.mapped_devices(NAME, "SLACKWATER-").unwrap();
+    let uuid = &found[0].uuid;
+    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    let driver = start(&host);
+    let why = refusal(&driver).unwrap();
+    assert!(why.contains("dmsetup resume"), "{why}");
+    host.perform(&Effect::ResumeMapped { uuid }).unwrap();
+    device.unwrap().close();
+    driver.refresh_pools();
+    assert_eq!(refusal(&driver), None);
+}
+
+#[test]
 fn a_known_pool_that_is_gone_is_not_created_again() {
     let host = MemoryHost::new();
     end(start(&host));
