@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use slackwater::host::linux::device_mapper::{DeviceMapper, Selector, Suspend};
 use slackwater::host::{
     DeviceHold, Effect, Host, MountSpec, NodeKind, PreparedThinSnapshot, Signature, ThinMessage,
     ThinSnapshot, ThinTable,
@@ -43,6 +44,19 @@ pub fn without_udev<T>(work: impl FnOnce() -> T) -> T {
     run("udevadm", &["control", "--start-exec-queue"]);
     run("udevadm", &["settle"]);
     done
+}
+
+/// What the guard does for the driver.
+fn suspend(uuid: &str) {
+    let how = Suspend {
+        skip_lockfs: true,
+        no_flush: false,
+    };
+    let mapper = DeviceMapper::open();
+    let suspended = mapper
+        .expect("the guest has it")
+        .suspend(Selector::Uuid(uuid), how);
+    suspended.expect("the device is suspended");
 }
 
 /// Whether the guest's LVM reads its disks. While another device is above one of them, LVM would find
@@ -201,7 +215,7 @@ impl ThinHand {
         let ((), took) = timed(|| {
             let frozen = Frozen::all(&roots);
             for uuid in &uuids {
-                self.hand.perform(Effect::SuspendMapped { uuid });
+                suspend(uuid);
             }
             for prepared in &prepared {
                 self.hand.perform(Effect::CreateThinSnapshot { prepared });
@@ -220,7 +234,7 @@ impl ThinHand {
     /// The same for one volume that is frozen already.
     pub fn snapshot_suspended(&self, id: u32, origin: u32) {
         let uuid = &ThinHand::uuid(origin);
-        self.hand.perform(Effect::SuspendMapped { uuid });
+        suspend(uuid);
         self.create_snap(id, origin);
         self.hand.perform(Effect::ResumeMapped { uuid });
     }

@@ -14,6 +14,8 @@ const TWO: &str = "SLACKWATER-default-two";
 pub struct Rules<'a> {
     pub host: &'a dyn Host,
     pub pool: &'a str,
+    /// Suspends the mapped device with a UUID, as another program does.
+    pub suspend_device: &'a dyn Fn(&str),
     /// Suspends the pool, or resumes it.
     pub suspend: &'a dyn Fn(bool),
 }
@@ -134,7 +136,7 @@ impl Rules<'_> {
     }
 
     fn snapshots(&self) {
-        expect(self.perform(&Effect::SuspendMapped { uuid: ONE }));
+        (self.suspend_device)(ONE);
         assert!(self.found(ONE).suspended);
         expect(self.snapshot(2, 1));
         assert_eq!(errno(self.snapshot(2, 1)), Some(Errno::EEXIST));

@@ -19,6 +19,8 @@ use slackwater::host::{Effect, Extent, Host, Result, ThinMessage, ThinSnapshot, 
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
 
+use crate::guest_thin_host::suspend;
+
 const DISKS: [&str; 1] = ["pool:3G"];
 const POOL: &str = "slackwater--vg-thin";
 /// Where LVM shows the metadata and the pool.
@@ -131,7 +133,7 @@ impl Thin<'_> {
     fn snapshot(&self, id: u32) {
         self.file.sync_all().unwrap();
         let uuid = &self.uuid;
-        self.host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+        suspend(uuid);
         snapshot(self.host, id, 1).unwrap();
         self.host.perform(&Effect::ResumeMapped { uuid }).unwrap();
     }

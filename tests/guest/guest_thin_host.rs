@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{
     Effect, Host, MappedDevice, Piece, Result, ThinMessage, ThinPoolMode, ThinSnapshot, ThinTable,
+    mapped_path,
 };
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
@@ -83,6 +84,15 @@ fn activate(host: &LinuxHost, uuid: &str, id: u32, bytes: u64) -> PathBuf {
     host.perform(&Effect::CreateMapped { uuid }).unwrap();
     load(host, uuid, id, bytes).unwrap();
     find(host, uuid).unwrap().device.path
+}
+
+/// Suspends a mapped device, as another program does.
+pub(crate) fn suspend(uuid: &str) {
+    let path = mapped_path(uuid);
+    run(
+        "dmsetup",
+        &["suspend", "--nolockfs", path.to_str().unwrap()],
+    );
 }
 
 fn find(host: &LinuxHost, uuid: &str) -> Option<MappedDevice> {
@@ -175,7 +185,7 @@ fn a_snapshot_needs_an_origin_that_is_suspended() {
             let refused = format!("{:?}", snapshot(&host, 2, 1).unwrap_err());
             assert!(refused.contains("is active on thin device 1"), "{refused}");
 
-            host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
+            suspend(ONE);
             assert!(find(&host, ONE).unwrap().suspended);
             snapshot(&host, 2, 1).unwrap();
             host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
@@ -250,7 +260,7 @@ fn the_extents_of_thin_devices_are_read_from_the_metadata() {
         for block in [0, 1, 2, 100, 300, 511] {
             write(&path, block * BLOCK, 1);
         }
-        host.perform(&Effect::SuspendMapped { uuid: ONE }).unwrap();
+        suspend(ONE);
         snapshot(&host, 2, 1).unwrap();
         host.perform(&Effect::ResumeMapped { uuid: ONE }).unwrap();
         for block in [1, 7, 511] {
@@ -321,6 +331,7 @@ fn the_kernel_has_the_rules_of_thin_pools_that_the_simulation_has() {
         let rules = Rules {
             host: &host,
             pool: POOL,
+            suspend_device: &suspend,
             suspend: &|it| {
                 run("dmsetup", &[if it { "suspend" } else { "resume" }, POOL]);
             },

@@ -11,6 +11,7 @@ fn the_simulation_has_the_rules_of_thin_pools() {
     let rules = Rules {
         host: &host,
         pool,
+        suspend_device: &|uuid| host.suspend_mapped(uuid).unwrap(),
         suspend: &|it| host.set_up_pool(pool, |setup| setup.suspended = it),
     };
     rules.check();

@@ -28,7 +28,7 @@ const EFFECTS: &[&str] = &[
     "forbid_discard", "renew_loop", "format", "check_fs", "grow_fs", "grow_unmounted",
     "make_target", "remove_target", "mount", "bind", "bind_device", "unmount", "start_session",
     "create_thin", "create_snap", "delete_thin", "set_transaction_id", "release_metadata_snap",
-    "create_mapped", "load_table", "load_linear", "suspend_mapped", "resume_mapped", "clear_table", "remove_mapped",
+    "create_mapped", "load_table", "load_linear", "resume_mapped", "clear_table", "remove_mapped",
     "write_blocks", "fill_with_zeros", "rewrite",
     "guard_begin", "guard_sync", "guard_freeze", "guard_thaw", "guard_written", "sweep_resume",
     "sweep_thaw",

@@ -366,12 +366,6 @@ pub enum Effect<'a> {
         /// The device is read-only with this table.
         read_only: bool,
     },
-    /// Makes I/O to a mapped device wait, after the I/O that is on its way. Does not freeze the file
-    /// system on it.
-    SuspendMapped {
-        /// The UUID of the device.
-        uuid: &'a str,
-    },
     /// Switches a mapped device to the table that was loaded last, and lets its I/O continue.
     ResumeMapped {
         /// The UUID of the device.
@@ -521,7 +515,6 @@ impl Effect<'_> {
             Effect::CreateMapped { .. } => "create_mapped",
             Effect::LoadTable { .. } => "load_table",
             Effect::LoadLinear { .. } => "load_linear",
-            Effect::SuspendMapped { .. } => "suspend_mapped",
             Effect::ResumeMapped { .. } => "resume_mapped",
             Effect::ClearTable { .. } => "clear_table",
             Effect::RemoveMapped { .. } => "remove_mapped",

@@ -168,7 +168,6 @@ impl LinuxHost {
             | Effect::CreateMapped { .. }
             | Effect::LoadTable { .. }
             | Effect::LoadLinear { .. }
-            | Effect::SuspendMapped { .. }
             | Effect::ResumeMapped { .. }
             | Effect::ClearTable { .. }
             | Effect::RemoveMapped { .. } => thin::act(effect),

@@ -400,7 +400,7 @@ fn a_header_whose_device_is_suspended_is_not_read() {
     let device = HeaderDevice::open(&host, NAME, &status, false).unwrap();
     let found = host.mapped_devices(NAME, "SLACKWATER-").unwrap();
     let uuid = &found[0].uuid;
-    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    host.suspend_mapped(uuid).unwrap();
     let driver = start(&host);
     let why = refusal(&driver).unwrap();
     assert!(why.contains("dmsetup resume"), "{why}");

@@ -19,7 +19,7 @@ pub(super) use self::metadata::{extents, thin_devices};
 pub(super) use self::snapshot::{create_snapshot, prepare_snapshot};
 pub(super) use self::status::number;
 use self::status::{Pool, pool_of};
-use super::device_mapper::{DeviceMapper, Selector, Suspend, Target};
+use super::device_mapper::{DeviceMapper, Selector, Target};
 use super::linear;
 use super::loop_device::{open_exclusive, open_verified};
 use crate::error::HostError;
@@ -262,14 +262,6 @@ pub(super) fn act(effect: &Effect<'_>) -> Result<()> {
             table,
             read_only,
         } => linear::load(mapper, uuid, table, read_only).map_err(named(uuid)),
-        Effect::SuspendMapped { uuid } => {
-            let how = Suspend {
-                skip_lockfs: true,
-                no_flush: false,
-            };
-            let suspended = mapper.suspend(Selector::Uuid(uuid), how);
-            suspended.map(drop).map_err(named(uuid))
-        }
         Effect::ResumeMapped { uuid } => {
             let resumed = mapper.resume(Selector::Uuid(uuid));
             resumed.map(drop).map_err(named(uuid))

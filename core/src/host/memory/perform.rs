@@ -74,7 +74,6 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         Effect::CreateMapped { uuid }
         | Effect::LoadTable { uuid, .. }
         | Effect::LoadLinear { uuid, .. }
-        | Effect::SuspendMapped { uuid }
         | Effect::ResumeMapped { uuid }
         | Effect::ClearTable { uuid }
         | Effect::RemoveMapped { uuid } => mapped_path(uuid).into(),

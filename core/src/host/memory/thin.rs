@@ -171,10 +171,6 @@ impl Machine {
                 table,
                 read_only,
             } => self.load_linear(uuid, table, read_only)?,
-            Effect::SuspendMapped { uuid } => {
-                let number = self.mapped(uuid).ok_or(Errno::ENXIO)?;
-                self.suspend(number, None);
-            }
             Effect::CreateThinSnapshot { prepared } => {
                 self.create_thin_snapshot(&prepared.snapshot)?;
             }

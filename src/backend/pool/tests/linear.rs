@@ -167,7 +167,7 @@ fn a_device_that_another_program_has_suspended_is_neither_used_nor_removed() {
     let record = raw(&backend);
     assert!(is_mapped(&backend, &record));
     let uuid = &uuid_of(&record);
-    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    host.suspend_mapped(uuid).unwrap();
     let refused = backend.devices().attach(&record, RAW).unwrap_err();
     let told = crate::error::chain(&refused);
     assert!(told.contains("dmsetup resume"), "{told}");

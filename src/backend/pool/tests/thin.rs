@@ -326,7 +326,7 @@ fn a_start_leaves_what_another_program_has_suspended_and_removes_the_rest() {
     let attached = backend.devices().attach(&made, WRITE).unwrap();
     let device = attached.device.clone();
     let uuid = device.path.file_name().unwrap().to_str().unwrap();
-    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    host.suspend_mapped(uuid).unwrap();
     drop((attached, backend));
     let backend = open(&host);
     let is_it = |found: &crate::host::Device| *found == device;
@@ -452,7 +452,7 @@ fn a_copy_does_not_wait_for_a_device_that_is_suspended() {
     let (reader, from, _) = read_by_a_copy(&backend);
     let found = host.mapped_devices("pool", "SLACKWATER-").unwrap();
     let uuid = &found[0].uuid;
-    host.perform(&Effect::SuspendMapped { uuid }).unwrap();
+    host.suspend_mapped(uuid).unwrap();
     let refused = backend.open_image(from).err().unwrap();
     assert!(refused.to_string().contains("dmsetup resume"), "{refused}");
     host.perform(&Effect::ResumeMapped { uuid }).unwrap();

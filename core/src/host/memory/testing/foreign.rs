@@ -135,6 +135,14 @@ impl MemoryHost {
         self.lock().loops.remove(&number);
     }
 
+    /// A foreign process suspends the mapped device with a UUID.
+    pub fn suspend_mapped(&self, uuid: &str) -> Answer<()> {
+        let mut machine = self.lock();
+        let number = machine.mapped(uuid).ok_or(Errno::ENXIO)?;
+        machine.suspend(number, None);
+        Ok(())
+    }
+
     /// A foreign process freezes the file system at a path.
     pub fn freeze(&self, mount_point: &Path) -> Answer<()> {
         let mut machine = self.lock();

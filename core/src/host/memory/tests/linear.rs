@@ -72,7 +72,7 @@ fn writers_wait_while_the_mapped_device_is_suspended_and_a_clone_is_of_one_momen
     let host = MemoryHost::new();
     published(&host);
     host.write_block_token(path(TARGET), 1).unwrap();
-    host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+    host.suspend_mapped(UUID).unwrap();
     let refused = host.write_block_token(path(TARGET), 2);
     assert_eq!(refused, Err(Errno::EAGAIN));
     clone_image(&host);
@@ -90,7 +90,7 @@ fn clones_in_two_steps_are_of_one_moment_only_if_the_mapped_device_is_suspended(
         let host = MemoryHost::new();
         published(&host);
         if suspended {
-            host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+            host.suspend_mapped(UUID).unwrap();
         }
         host.perform(&Effect::Allocate {
             path: path(COPY),

@@ -106,7 +106,7 @@ fn a_snapshot_has_what_a_suspended_device_held_and_shares_its_blocks() {
     let target = path("/var/lib/kubelet/a");
     mounted(&host, target);
     host.write_token(target, 7).unwrap();
-    host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+    host.suspend_mapped(UUID).unwrap();
     let used = || host.thin_pool(POOL).unwrap().unwrap().data.used;
     let before = used();
     assert_eq!(snapshot(&host, 2, 1), None);
@@ -174,7 +174,7 @@ fn a_message_is_durable_at_once() {
     let target = path("/var/lib/kubelet/a");
     mounted(&host, target);
     host.write_token(target, 7).unwrap();
-    host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+    host.suspend_mapped(UUID).unwrap();
     assert_eq!(snapshot(&host, 2, 1), None);
     let host = host.reboot(true);
     let copy = activate(&host, "SLACKWATER-a-2", 2);
@@ -259,7 +259,7 @@ fn devices_that_another_program_is_about_to_change_are_refused() {
     let host = MemoryHost::new();
     message(&host, ThinMessage::CreateThin { id: 1 });
     let device = activate(&host, UUID, 1);
-    host.perform(&Effect::SuspendMapped { uuid: UUID }).unwrap();
+    host.suspend_mapped(UUID).unwrap();
     let refused = refusal(&host, member(&host, &device, None));
     assert_eq!(refused, Some(Errno::EBUSY));
     assert!(is_suspended(&host));
