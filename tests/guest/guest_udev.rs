@@ -14,10 +14,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use slackwater_testkit::guest;
-use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Scratch, Server, block, eventually, mount};
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end_pool, restore, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end_pool, runtime};
 
 /// For events that happen without further action.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -147,7 +146,10 @@ fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
     });
 }
 
-/// What `udevadm monitor --property` prints of one event.
+/// DISABLE_SUBSYSTEM_RULES, DISABLE_DISK_RULES, DISABLE_OTHER_RULES and PRIMARY_SOURCE of libdevmapper.
+const FLAGS: u32 = 0x02 | 0x04 | 0x08 | 0x40;
+
+/// What `udevadm monitor --property` prints of each event.
 fn events(printed: &str) -> Vec<BTreeMap<String, String>> {
     let blocks = printed.split("\n\n");
     let each = blocks.map(|block| {
@@ -159,8 +161,8 @@ fn events(printed: &str) -> Vec<BTreeMap<String, String>> {
     each.collect()
 }
 
-/// The kernel repeats the flags of a call in its event. A program that waits for udev would have put
-/// the number of a semaphore into the lower half.
+/// The kernel repeats the event number of a call in its event: the flags, and in the lower half the
+/// number of the semaphore for which the caller waits.
 #[test]
 fn no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it() {
     let test = "guest_udev::no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it";
@@ -202,6 +204,24 @@ fn no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it() {
         monitor.kill().unwrap();
         monitor.wait().unwrap();
         let printed = fs::read_to_string(&printed).unwrap();
-        println!("{printed}");
+        let mut seen = BTreeMap::new();
+        for event in events(&printed) {
+            let uuid = event.get("DM_UUID").map_or("", String::as_str);
+            let is_ours = |_: &&String| uuid.starts_with("SLACKWATER-");
+            let Some(cookie) = event.get("DM_COOKIE").filter(is_ours) else {
+                continue;
+            };
+            let cookie: u32 = cookie.parse().unwrap();
+            assert_eq!(
+                (cookie >> 16 & FLAGS, cookie & 0xffff),
+                (FLAGS, 0),
+                "{event:?}"
+            );
+            *seen.entry(event["ACTION"].clone()).or_insert(0) += 1;
+        }
+        // udev is slow here, and does not know the UUID of a device that is gone by then.
+        let seen_of = |action: &str| seen.get(action).copied().unwrap_or(0);
+        let is_enough = seen_of("change") >= 2 && seen_of("remove") >= 1;
+        assert!(is_enough, "{seen:?}\n{printed}");
     });
 }
