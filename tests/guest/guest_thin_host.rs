@@ -16,7 +16,6 @@ use nix::errno::Errno;
 use slackwater::host::linux::LinuxHost;
 use slackwater::host::{
     Effect, Host, MappedDevice, Piece, Result, ThinMessage, ThinPoolMode, ThinSnapshot, ThinTable,
-    mapped_path,
 };
 use slackwater_testkit::guest::{self, in_guest};
 use slackwater_testkit::run;
@@ -88,11 +87,7 @@ fn activate(host: &LinuxHost, uuid: &str, id: u32, bytes: u64) -> PathBuf {
 
 /// Suspends a mapped device, as another program does.
 pub(crate) fn suspend(uuid: &str) {
-    let path = mapped_path(uuid);
-    run(
-        "dmsetup",
-        &["suspend", "--nolockfs", path.to_str().unwrap()],
-    );
+    run("dmsetup", &["suspend", "--nolockfs", "--uuid", uuid]);
 }
 
 fn find(host: &LinuxHost, uuid: &str) -> Option<MappedDevice> {
