@@ -190,11 +190,23 @@ make_file_system() {
     mount -o loop "$folder.img" "$folder"
 }
 
+# drop_thin_pool: the driver must have left no device, no reserved metadata and no errors in it.
+drop_thin_pool() {
+    local held mapped=sanity--vg-thin
+    "$SLACKWATER" pool release default=lvm:sanity-vg/thin --node-record "$work/lvm.json" >&2 ||
+        complain "lvm: the pool is not released"
+    # "0 LENGTH thin-pool TRANSACTION METADATA DATA HELD ..."
+    read -r _ _ _ _ _ _ held _ < <(dmsetup status "$mapped")
+    [ "$held" = - ] || complain "lvm: the metadata of the pool is reserved: $held"
+    # This fails while a device shows the pool.
+    dmsetup remove "$mapped" >&2 || complain "lvm: devices were left: $(dmsetup ls)"
+    thin_check "/dev/mapper/${mapped}_tmeta" >&2 || complain "lvm: the metadata of the pool has errors"
+    vgchange --quiet --activate n sanity-vg >&2 && vgck sanity-vg || complain "lvm: the group is not clean"
+}
+
 drop_file_system() {
     if [ "$1" = lvm ]; then
-        "$SLACKWATER" pool release default=lvm:sanity-vg/thin --node-record "$work/lvm.json" >&2 ||
-            complain "lvm: the pool is not released"
-        vgchange --quiet --activate n sanity-vg >&2 && vgck sanity-vg || complain "lvm: the group is not clean"
+        drop_thin_pool
         return
     fi
     if simulated "$1" || [ -n "${SANITY_POOL:-}" ]; then return; fi
