@@ -26,7 +26,7 @@ use super::mapped::UnusedTables;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
-use crate::error::{Error, ErrorContext, HostError, Result, chain};
+use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, PoolId, Wipe, size};
@@ -49,10 +49,6 @@ pub const HEADER_ID: u32 = 1;
 pub const RECORDS_ID: u32 = 2;
 /// The first ID of a volume or snapshot.
 const FIRST_ID: u32 = 3;
-
-/// The largest thin device that is deleted without its blocks having been discarded before: a deletion
-/// frees all blocks under a lock for the whole thin pool, for which all users of the pool wait.
-const MOST_BYTES_DELETED_AT_ONCE: u64 = size::GIB;
 
 /// The thin device that doctor creates for a trial, and removes again. No volume gets this ID.
 pub const TRIAL_ID: u32 = host::mapper::MAX_THIN_ID;
@@ -241,19 +237,6 @@ impl ThinStore {
     fn get_image(&self, image: Image) -> host::Result<ThinImage> {
         let absent = || HostError::errno("find", self.root.join(part(image)), Errno::ENOENT);
         self.find_image(image)?.ok_or_else(absent)
-    }
-
-    /// Discards the blocks of an image that is about to be deleted, in steps, between which others use
-    /// the pool. If that fails, the deletion takes longer.
-    fn discard_ahead(&self, image: ThinImage) {
-        let discarded = self.open_device(image).and_then(|held| {
-            let path = &held.device.path;
-            let discarded = self.perform(Effect::Discard { path, from: 0 });
-            discarded.context(|| format!("discard the blocks of thin device {}", image.id))
-        });
-        if let Err(error) = discarded {
-            tracing::debug!(error = %chain(&error), "failed to discard blocks before a deletion");
-        }
     }
 
     /// The handle of an image of `bytes` that is shown by a device.
@@ -466,14 +449,10 @@ impl Store for ThinStore {
     }
 
     fn remove(&self, dir: &Path) -> host::Result<()> {
-        let Some(image) = image_in(self.host.as_ref(), dir)? else {
+        let Some(ThinImage { uuid, id, .. }) = image_in(self.host.as_ref(), dir)? else {
             return Ok(());
         };
-        let id = image.id;
-        self.remove_devices(image.uuid)?;
-        if image.size > MOST_BYTES_DELETED_AT_ONCE {
-            self.discard_ahead(image);
-        }
+        self.remove_devices(uuid)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.keep(self.host.as_ref(), &self.root, id)?;
         drop(numbers);

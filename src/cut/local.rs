@@ -306,6 +306,15 @@ impl Local {
     }
 }
 
+/// Checks that a guard accepts requests, with mapped devices or without.
+pub(super) fn check_ready(freezer: &dyn Freezer, is_mapped: bool) -> Result<()> {
+    let ready = freezer.ready(is_mapped);
+    ready.map_err(|error| match error.code() {
+        Some(Errno::EPROTONOSUPPORT) => refusal(error),
+        Some(_) | None => Error::unreachable("a cut of volumes in use", chain(&error)),
+    })
+}
+
 /// EAGAIN means that the guard already holds its maximum. It is no failure, and the call may be
 /// repeated.
 pub(super) fn refusal(error: HostError) -> Error {
@@ -406,11 +415,7 @@ impl Local {
         if count == 0 {
             return Ok(());
         }
-        let ready = self.freezer.ready(mapped > 0);
-        ready.map_err(|error| match error.code() {
-            Some(Errno::EPROTONOSUPPORT) => refusal(error),
-            Some(_) | None => Error::unreachable("a cut of volumes in use", chain(&error)),
-        })
+        check_ready(self.freezer.as_ref(), mapped > 0)
     }
 
     pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::local::{SYNC_BUDGET, not_frozen, refusal};
+use super::local::{SYNC_BUDGET, check_ready, not_frozen, refusal};
 use crate::backend::Copier;
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
@@ -62,6 +62,7 @@ fn copy_suspended(
         sync: SYNC_BUDGET,
         freeze: freeze_timeout,
     };
+    check_ready(freezer, true)?;
     let held = freezer.begin(vec![member], limits).map_err(refusal)?;
     let ahead = copier.copy_ahead().context(doing(id))?;
     copier.seal();

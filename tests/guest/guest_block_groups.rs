@@ -7,9 +7,11 @@
     reason = "a test panics where an expectation fails"
 )]
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
+use slackwater::csi::VolumeGroupSnapshot;
 use slackwater_testkit::guest::{self, in_guest, rounds};
 use slackwater_testkit::snapshots::{from_volume, members};
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
@@ -43,6 +45,20 @@ async fn created(
     let volume = Volume::of(scratch, name, id.unwrap(), how);
     volume.up(client).await;
     volume
+}
+
+/// The level of each member of a group by the UUID of its volume, and why it is not higher.
+fn levels(scratch: &Scratch, group: &VolumeGroupSnapshot) -> BTreeMap<String, (String, String)> {
+    let each = members(group).into_iter().map(|id| {
+        let folder = scratch
+            .join("files/snapshots")
+            .join(id.split_once('.').unwrap().1);
+        let record = fs::read(folder.join("record.json")).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let text = |key: &str| record[key].as_str().unwrap().to_string();
+        (text("source"), (text("level"), text("reason")))
+    });
+    each.collect()
 }
 
 fn linear_devices() -> String {
@@ -126,7 +142,14 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
             server.restart();
             let client = server.client();
             let group = client.group("later", &ids, &[]).await.unwrap();
-            assert_eq!(members(&group).len(), 2);
+            let crash = ("crash", "common moment, device cache not flushed");
+            let expected = BTreeMap::from([(&raw, crash), (&mounted, ("filesystem", ""))].map(
+                |(volume, (level, reason))| {
+                    let uuid = volume.id.split_once('.').unwrap().1;
+                    (uuid.to_string(), (level.to_string(), reason.to_string()))
+                },
+            ));
+            assert_eq!(levels(&scratch, &group), expected);
             client.delete_all_of(&group).await;
 
             never.up(&client).await;

@@ -336,7 +336,8 @@ impl<'a> HeaderDevice<'a> {
         let uuid = format!("{DEVICE_PREFIX}header-{major}-{minor}");
         let perform = |effect: Effect<'_>| host.perform(&effect).map(drop);
         let found = mapped_device(host, mapped, &uuid)?;
-        if found.as_ref().is_some_and(|found| found.suspended) {
+        let is_suspended = |found: &MappedDevice| found.suspended && found.table.is_some();
+        if found.as_ref().is_some_and(is_suspended) {
             let what = suspended_by_others(&uuid);
             return Err(HostError::unexpected("use", mapped, what));
         }

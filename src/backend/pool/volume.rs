@@ -75,10 +75,9 @@ impl PoolBackend {
     }
 
     /// Creates a volume that is to be filled: an intent recorded as `creating`, and an image of
-    /// full length without blocks. The caller fills it with [`PoolBackend::clone_quiet`],
-    /// [`PoolBackend::clone_file`], [`PoolBackend::copier`] or
-    /// [`ImageHandle::copy_to`](crate::backend::ImageHandle::copy_to), and then calls
-    /// [`PoolBackend::complete`] or deletes it. A crash leaves an intent, and a copy that can be
+    /// full length without blocks. The caller fills it with [`PoolBackend::copier`],
+    /// [`PoolBackend::clone_file`] or [`ImageHandle::copy_to`](crate::backend::ImageHandle::copy_to),
+    /// and then calls [`PoolBackend::complete`] or deletes it. A crash leaves an intent, and a copy that can be
     /// continued if the record has `copy`. On an error nothing is left, or the error is
     /// [`Error::RollbackFailed`]. The object that `content_source` names must exist if it is on
     /// this pool.

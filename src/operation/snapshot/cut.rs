@@ -8,7 +8,7 @@ use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
 use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use};
-use crate::error::{ErrorContext, Result, chain};
+use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{SnapshotId, SnapshotParameters};
 use crate::operation::pools::capacity::check_headroom;
 use crate::operation::{Pool, Snapshots, Used, usage};
@@ -116,7 +116,15 @@ impl Snapshots {
         };
         let freeze_timeout = SnapshotParameters::default().freeze_timeout;
         let freezer = self.seams.freezer.as_ref();
-        cut::copy_quiet(freezer, &id.to_string(), &*copier, freeze_timeout).map(drop)
+        let id = id.to_string();
+        match cut::copy_quiet(freezer, &id, &*copier, freeze_timeout) {
+            // The caller deletes the copy, and a repeat of the call makes another one.
+            Err(Error::CutLost { reason }) => Err(Error::Busy {
+                subject: format!("snapshot {id}"),
+                holder: reason,
+            }),
+            copied => copied.map(drop),
+        }
     }
 
     /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,

@@ -460,45 +460,6 @@ fn a_copy_does_not_wait_for_a_device_that_is_suspended() {
 }
 
 #[test]
-fn blocks_of_a_large_image_are_discarded_before_its_deletion() {
-    for (size, discards) in [(SIZE, 0), (2 * GIB, 1)] {
-        let (host, backend) = pool();
-        let record = VolumeRecord {
-            size,
-            ..volume(1, Allocation::Thin)
-        };
-        let made = backend.create(record, &any).unwrap();
-        backend.volumes.delete(made.uuid).unwrap();
-        let log = host.effect_log();
-        let found = log
-            .iter()
-            .filter(|effect| effect.starts_with("discard "))
-            .count();
-        assert_eq!(found, discards, "{size} bytes: {log:?}");
-        assert!(thin_ids(&host).is_empty());
-        assert_eq!(host.violations(), Vec::<String>::new());
-    }
-}
-
-#[test]
-fn a_deletion_does_not_fail_with_its_discards() {
-    let (host, backend) = pool();
-    let record = VolumeRecord {
-        size: 2 * GIB,
-        ..volume(1, Allocation::Thin)
-    };
-    let made = backend.create(record, &any).unwrap();
-    host.fail_always("discard", Some(Errno::EOPNOTSUPP));
-    backend.volumes.delete(made.uuid).unwrap();
-    assert!(thin_ids(&host).is_empty());
-    assert!(
-        host.mapped_devices("pool", "SLACKWATER-")
-            .unwrap()
-            .is_empty()
-    );
-}
-
-#[test]
 fn attached_volumes_are_counted_without_devices_for_copies() {
     let (_, backend) = pool();
     let (reader, ..) = read_by_a_copy(&backend);

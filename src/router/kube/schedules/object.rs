@@ -206,6 +206,44 @@ mod tests {
         serde_json::from_value(Value::from(text)).unwrap()
     }
 
+    /// A status with everything that one can have.
+    fn full_status(slot: &Time) -> ScheduleStatus {
+        let condition = Condition {
+            last_transition_time: slot.clone(),
+            message: String::new(),
+            observed_generation: Some(1),
+            reason: "Created".into(),
+            status: "True".into(),
+            type_: "Ready".into(),
+        };
+        ScheduleStatus {
+            last_slot: Some(slot.clone()),
+            next_slot: Some("2026-01-02T04:00:00Z".into()),
+            last_cut_slot: Some(slot.clone()),
+            last_cut: Some(time("2026-01-02T03:00:05Z")),
+            level: Some("application".into()),
+            delay: Some("5s".into()),
+            overdue_since: Some(slot.clone()),
+            missed: 1,
+            skipped_slots: vec![time("2026-01-02T02:00:00Z")],
+            needed_since: vec![Since {
+                claim: "data".into(),
+                after: slot.clone(),
+            }],
+            deletions: Some(vec![Due {
+                name: "nightly-1".into(),
+                reason: "a newer one is kept".into(),
+                waits: "it is being restored".into(),
+            }]),
+            expired: vec![Expired {
+                claim: "data".into(),
+                name: "nightly-0".into(),
+                after: slot.clone(),
+            }],
+            conditions: vec![condition],
+        }
+    }
+
     /// A schedule of groups that has not run, and one of single claims with everything that a status
     /// can have.
     #[test]
@@ -238,40 +276,6 @@ mod tests {
             },
             status: None,
         };
-        let condition = Condition {
-            last_transition_time: slot.clone(),
-            message: String::new(),
-            observed_generation: Some(1),
-            reason: "Created".into(),
-            status: "True".into(),
-            type_: "Ready".into(),
-        };
-        let status = ScheduleStatus {
-            last_slot: Some(slot.clone()),
-            next_slot: Some("2026-01-02T04:00:00Z".into()),
-            last_cut_slot: Some(slot.clone()),
-            last_cut: Some(time("2026-01-02T03:00:05Z")),
-            level: Some("application".into()),
-            delay: Some("5s".into()),
-            overdue_since: Some(slot.clone()),
-            missed: 1,
-            skipped_slots: vec![time("2026-01-02T02:00:00Z")],
-            needed_since: vec![Since {
-                claim: "data".into(),
-                after: slot.clone(),
-            }],
-            deletions: Some(vec![Due {
-                name: "nightly-1".into(),
-                reason: "a newer one is kept".into(),
-                waits: "it is being restored".into(),
-            }]),
-            expired: vec![Expired {
-                claim: "data".into(),
-                name: "nightly-0".into(),
-                after: slot.clone(),
-            }],
-            conditions: vec![condition],
-        };
         let run = SnapshotSchedule {
             spec: ScheduleSpec {
                 claims: Some(vec!["data".into()]),
@@ -286,7 +290,7 @@ mod tests {
                 }),
                 ..ScheduleSpec::default()
             },
-            status: Some(status),
+            status: Some(full_status(&slot)),
             ..new.clone()
         };
         let expected = vec![("new.json", new), ("run.json", run)];
