@@ -37,8 +37,8 @@ pub struct Entry {
     /// When the guard thaws, in seconds since 1970, rounded up; an estimate before `freezing` is
     /// set.
     pub until: u64,
-    /// FIFREEZE may have been called. Before that, no other process acts on an entry whose lock is
-    /// held, and a device that is suspended was suspended by another program.
+    /// FIFREEZE may have been called. Before that, what is frozen or suspended was frozen by another
+    /// program.
     pub freezing: bool,
     pub members: Vec<EntryMember>,
 }
@@ -207,16 +207,20 @@ impl Journal {
         let mut entries = Vec::new();
         let mut errors = Vec::new();
         for id in self.names(".json")? {
-            let path = self.entry_path(id);
-            match record::load::<Entry>(self.host.as_ref(), &path) {
-                Ok(Some(entry)) => entries.push((id, entry)),
-                // The entry was removed in the meantime.
-                Ok(None) => {}
-                Err(error) => errors.push(HostError::unexpected("read", path, chain(&error))),
+            match self.entry(id) {
+                Ok(entry) => entries.extend(entry.map(|entry| (id, entry))),
+                Err(error) => errors.push(error),
             }
         }
         entries.sort_by_key(|(_, entry)| entry.since);
         Ok(Entries { entries, errors })
+    }
+
+    /// One entry; `None` if it was removed.
+    pub fn entry(&self, id: Uuid) -> Result<Option<Entry>> {
+        let path = self.entry_path(id);
+        let entry = record::load::<Entry>(self.host.as_ref(), &path);
+        entry.map_err(|error| HostError::unexpected("read", path, chain(&error)))
     }
 
     /// Whether the journal is empty: then no file system is frozen, or about to be frozen, by the

@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
 use uuid::Uuid;
 
-use super::journal::{Entries, Entry, EntryMember, Hold, Journal};
+use super::journal::{Entries, EntryMember, Hold, Journal};
 use super::mapped;
 use slackwater_core::error::{HostError, chain};
 use slackwater_core::host::freezer::Journalled;
@@ -107,7 +107,7 @@ impl Sweeper {
         } = self.journal.entries()?;
         let mut thawed = Vec::new();
         for (id, entry) in entries {
-            match self.settle(id, &entry, boot, all) {
+            match self.settle(id, entry.boot == boot, all) {
                 Ok(volumes) => thawed.extend(volumes),
                 Err(error) => errors.push(error),
             }
@@ -152,23 +152,33 @@ impl Sweeper {
         }
     }
 
-    fn settle(&self, id: Uuid, entry: &Entry, boot: Uuid, all: bool) -> Result<Vec<String>> {
-        if entry.boot != boot {
+    fn settle(&self, id: Uuid, is_of_this_boot: bool, all: bool) -> Result<Vec<String>> {
+        if !is_of_this_boot {
             // A reboot has thawed it.
             self.journal.remove(id)?;
             return Ok(Vec::new());
         }
         let hold = self.journal.take(id)?;
-        let late =
-            entry.freezing && self.host.now() > entry.until.saturating_add(DEADLINE_GRACE_SECONDS);
         let held = matches!(hold, Hold::Held);
+        // Read with the lock: its session may have begun to freeze since the journal was listed.
+        let Some(entry) = self.journal.entry(id)? else {
+            return Ok(Vec::new());
+        };
+        if !entry.freezing {
+            // What is frozen or suspended was frozen by another program.
+            if !held {
+                self.journal.remove(id)?;
+            }
+            return Ok(Vec::new());
+        }
+        let late = self.host.now() > entry.until.saturating_add(DEADLINE_GRACE_SECONDS);
         if held && !late && !all {
             return Ok(Vec::new());
         }
         let mut thawed = Vec::new();
         let mut problem = None;
         for member in &entry.members {
-            match self.thaw_in_time(member, entry.freezing) {
+            match self.release_in_time(member) {
                 Ok(Thawed::Now) => thawed.push(member.volume_id.clone()),
                 Ok(Thawed::NotFrozen) => {}
                 Err(error) => {
@@ -191,26 +201,23 @@ impl Sweeper {
     }
 
     /// Runs in a thread: it may hang, and the next sweep then checks it.
-    fn thaw_in_time(&self, member: &EntryMember, freezing: bool) -> Result<Thawed> {
-        let hangs = || {
-            let what = "FITHAW hangs, usually because a FIFREEZE of the same file system still hangs; check whether the file system of the pool is frozen or its disk hangs";
-            Err(HostError::unexpected("thaw", &member.device, what))
-        };
+    fn release_in_time(&self, member: &EntryMember) -> Result<Thawed> {
         if !self.mark_hanging(member.rdev) {
-            return hangs();
+            return Err(hangs(member));
         }
         let (done, wait) = channel();
         let (sweeper, mine) = (self.clone(), member.clone());
         let spawned = thread::Builder::new().name("thaw".into()).spawn(move || {
-            let thawed = sweeper.release(&mine, freezing);
+            let released = sweeper.release(&mine);
             sweeper.clear_hanging(mine.rdev);
-            let _ = done.send(thawed);
+            let _ = done.send(released);
         });
         if let Err(error) = spawned {
             self.clear_hanging(member.rdev);
             return Err(HostError::io("thaw", &member.device, &error));
         }
-        wait.recv_timeout(THAW_TIMEOUT).unwrap_or_else(|_| hangs())
+        let released = wait.recv_timeout(THAW_TIMEOUT);
+        released.unwrap_or_else(|_| Err(hangs(member)))
     }
 
     fn mark_hanging(&self, rdev: u64) -> bool {
@@ -224,15 +231,13 @@ impl Sweeper {
     }
 
     /// Resumes the device of a member, and then thaws its file system.
-    fn release(&self, member: &EntryMember, freezing: bool) -> Result<Thawed> {
+    fn release(&self, member: &EntryMember) -> Result<Thawed> {
         let was_suspended = match &member.mapped {
-            Some(uuid) => match resume(member, uuid, freezing)? {
+            Some(uuid) => match resume(member, uuid)? {
                 Resumed::Now => true,
                 Resumed::NotSuspended => false,
-                // A superblock, frozen or not, keeps its device, so this one is gone. And a device
-                // that another program has suspended before the freeze has no file system that the
-                // session froze.
-                Resumed::NoneOfOurs => return Ok(Thawed::NotFrozen),
+                // A superblock, frozen or not, keeps its device.
+                Resumed::Gone => return Ok(Thawed::NotFrozen),
             },
             None => false,
         };
@@ -361,33 +366,37 @@ enum Resumed {
     /// It was suspended.
     Now,
     NotSuspended,
-    /// It does not exist any more, or the session has not suspended it.
-    NoneOfOurs,
+    /// It does not exist any more.
+    Gone,
+}
+
+fn hangs(member: &EntryMember) -> HostError {
+    let what = "FITHAW hangs, usually because a FIFREEZE of the same file system still hangs; check whether the file system of the pool is frozen or its disk hangs";
+    HostError::unexpected("thaw", &member.device, what)
 }
 
 /// Resumes the device that has this UUID and the number of a member.
-fn resume(member: &EntryMember, uuid: &str, freezing: bool) -> Result<Resumed> {
+fn resume(member: &EntryMember, uuid: &str) -> Result<Resumed> {
     let failed = |errno| HostError::errno("resume", &member.device, errno);
     let mut mapper = DeviceMapper::open()?;
     let device = Selector::Uuid(uuid);
     let info = mapper.info(device).map_err(failed)?;
     let Some(info) = info.filter(|info| info.rdev == member.rdev) else {
-        return Ok(Resumed::NoneOfOurs);
+        return Ok(Resumed::Gone);
     };
-    match (info.suspended, freezing) {
-        (false, _) => Ok(Resumed::NotSuspended),
-        (true, false) => Ok(Resumed::NoneOfOurs),
-        (true, true) => slackwater_core::fault::effect("sweep_resume", || {
-            let resumed = (0..RESUME_TRIES).find_map(|tried| {
-                thread::sleep(RESUME_RETRY_INTERVAL * tried.min(1));
-                mapped::resume(&mut mapper, device).ok()
-            });
-            match resumed {
-                Some(()) => Ok(Resumed::Now),
-                None => Err(failed(Errno::EBUSY)),
-            }
-        }),
+    if !info.suspended {
+        return Ok(Resumed::NotSuspended);
     }
+    slackwater_core::fault::effect("sweep_resume", || {
+        let resumed = (0..RESUME_TRIES).find_map(|tried| {
+            thread::sleep(RESUME_RETRY_INTERVAL * tried.min(1));
+            mapped::resume(&mut mapper, device).ok()
+        });
+        match resumed {
+            Some(()) => Ok(Resumed::Now),
+            None => Err(failed(Errno::EBUSY)),
+        }
+    })
 }
 
 fn thaw_root(root: &MountRoot) -> Result<Thawed> {

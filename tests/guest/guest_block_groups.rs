@@ -143,12 +143,16 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
             let client = server.client();
             let group = client.group("later", &ids, &[]).await.unwrap();
             let crash = ("crash", "common moment, device cache not flushed");
-            let expected = BTreeMap::from([(&raw, crash), (&mounted, ("filesystem", ""))].map(
-                |(volume, (level, reason))| {
+            let expected = BTreeMap::from(
+                [
+                    (&raw, crash),
+                    (&mounted, ("filesystem", "filesystem was requested")),
+                ]
+                .map(|(volume, (level, reason))| {
                     let uuid = volume.id.split_once('.').unwrap().1;
                     (uuid.to_string(), (level.to_string(), reason.to_string()))
-                },
-            ));
+                }),
+            );
             assert_eq!(levels(&scratch, &group), expected);
             client.delete_all_of(&group).await;
 

@@ -1,6 +1,8 @@
 //! Both driver and guard have ended: the next sweep thaws all journaled file systems, wherever they
 //! are mounted, and no others.
 
+use std::path::PathBuf;
+
 use nix::sys::signal::Signal;
 use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
@@ -119,16 +121,36 @@ fn held_freezes_are_left_alone_and_entries_of_missing_devices_are_dropped() {
     assert_free(&fixture);
 }
 
+/// The only entry of the journal.
+fn entry_of(fixture: &Fixture) -> PathBuf {
+    let folder = std::fs::read_dir(fixture.state.join("freezes")).unwrap();
+    let mut paths = folder.map(|entry| entry.unwrap().path());
+    let is_entry = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
+    paths.find(is_entry).unwrap()
+}
+
+#[test]
+fn of_a_session_that_froze_nothing_no_foreign_freeze_is_thawed() {
+    let fixture = Fixture::new(&[Ext4]);
+    let target = &fixture.volumes[0].target;
+    leave_frozen(&fixture, &[Ext4]);
+    assert!(thaw(target));
+    let entry = entry_of(&fixture);
+    let text = std::fs::read_to_string(&entry).unwrap();
+    let began = "\"freezing\": true";
+    assert!(text.contains(began), "{text}");
+    std::fs::write(&entry, text.replace(began, "\"freezing\": false")).unwrap();
+    freeze_by_hand(target);
+    assert!(fixture.guard.sweep().unwrap().is_empty());
+    assert!(fixture.journal_is_empty());
+    assert!(thaw(target), "the foreign freeze was left alone");
+}
+
 #[test]
 fn an_entry_of_another_boot_is_dropped_and_an_unreadable_one_is_reported() {
     let fixture = Fixture::new(&[Ext4]);
     leave_frozen(&fixture, &[Ext4]);
-    let folder = fixture.state.join("freezes");
-    let entry = std::fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.extension().is_some_and(|end| end == "json"))
-        .unwrap();
+    let entry = entry_of(&fixture);
     let text = std::fs::read_to_string(&entry).unwrap();
     let boot = fixture.pool.host.boot_id().unwrap().to_string();
     std::fs::write(&entry, "{").unwrap();
