@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -470,11 +470,20 @@ impl Cluster {
         until_made(&self.router.client, name, volumes, parameters, context).await
     }
 
+    /// Repeats as a sidecar does while an earlier call for the group is still running, whose caller has
+    /// given up.
     pub async fn delete_group(&self, group: &csi::VolumeGroupSnapshot) {
         let client = &self.router.client;
         let members = members(group);
-        let deleted = client.delete_group(&group.group_snapshot_id, &members);
-        deleted.await.unwrap();
+        let start = Instant::now();
+        while let Err(status) = client
+            .delete_group(&group.group_snapshot_id, &members)
+            .await
+        {
+            let is_running = status.code() == tonic::Code::Aborted;
+            assert!(is_running && start.elapsed() < WAIT_TIMEOUT, "{status}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
     }
 
     /// No part of any snapshot is on the pools.
