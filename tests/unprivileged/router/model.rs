@@ -355,7 +355,8 @@ proptest! {
             }
             for node in &cluster_model.nodes {
                 assert_eq!(node.machine.violations(), Vec::<String>::new());
-                assert_eq!(node.driver.pools.locks_held(), 0);
+                // A router that has its answer leaves the agents that it also asked to finish.
+                eventually("each lock is released", async || node.driver.pools.locks_held() == 0).await;
             }
         });
     }
