@@ -3,8 +3,9 @@
 //! A separate thread, the keeper, reads the guard's messages. It also acts without the guard: when
 //! the connection ends early, the guard does not answer for a second, or it has not thawed a second after
 //! the deadline, the keeper resumes and thaws through the driver's own descriptors and then kills the
-//! guard, unless another session relies on it. A guard that answers but has not thawed yet is waited for
-//! until then: FITHAW writes, and the disk may be busy. Only the keeper removes the journal entry, when
+//! guard, unless another session relies on it, or the disk makes the driver's own FITHAWs wait, too, and
+//! the guard answers. A guard that answers but has not thawed yet is waited for until then: FITHAW writes,
+//! and the disk may be busy. Only the keeper removes the journal entry, when
 //! everything is known to be thawed; in a session whose FIFREEZE hangs, that may be long after the session
 //! was dropped.
 

@@ -116,8 +116,8 @@ pub struct Journal {
 pub struct Entries {
     /// Entries, oldest first.
     pub entries: Vec<(Uuid, Entry)>,
-    /// Errors of the entries that cannot be read.
-    pub errors: Vec<HostError>,
+    /// The entries that cannot be read, and why.
+    pub unreadable: Vec<(Uuid, HostError)>,
 }
 
 /// Whether a process may still freeze the file systems of an entry.
@@ -205,15 +205,18 @@ impl Journal {
     /// All entries that can be read, and the errors of the others.
     pub fn entries(&self) -> Result<Entries> {
         let mut entries = Vec::new();
-        let mut errors = Vec::new();
+        let mut unreadable = Vec::new();
         for id in self.names(".json")? {
             match self.entry(id) {
                 Ok(entry) => entries.extend(entry.map(|entry| (id, entry))),
-                Err(error) => errors.push(error),
+                Err(error) => unreadable.push((id, error)),
             }
         }
         entries.sort_by_key(|(_, entry)| entry.since);
-        Ok(Entries { entries, errors })
+        Ok(Entries {
+            entries,
+            unreadable,
+        })
     }
 
     /// One entry; `None` if it was removed.
@@ -237,8 +240,11 @@ impl Journal {
 
     /// The freezes in the journal, one for each member.
     pub fn journalled(&self) -> Result<Vec<Journalled>> {
-        let Entries { entries, errors } = self.entries()?;
-        if let Some(error) = errors.into_iter().next() {
+        let Entries {
+            entries,
+            unreadable,
+        } = self.entries()?;
+        if let Some((_, error)) = unreadable.into_iter().next() {
             return Err(error);
         }
         let boot = self.host.boot_id()?;
@@ -328,13 +334,19 @@ impl Own {
     }
 
     /// Whether another session may have something frozen that the guard must still thaw: its entry
-    /// is marked as freezing and held, and its deadline has not passed.
+    /// is held, and either marked as freezing with a deadline that has not passed, or unreadable.
     pub fn is_another_frozen(&self) -> Result<bool> {
         let journal = &self.journal;
         let (boot, now) = (journal.host.boot_id()?, journal.host.now());
-        for (id, entry) in journal.entries()?.entries {
-            let counts = entry.freezing && entry.boot == boot && now <= entry.until;
-            if id != self.id && counts && matches!(journal.take(id)?, Hold::Held) {
+        let Entries {
+            entries,
+            unreadable,
+        } = journal.entries()?;
+        let counts = |entry: &Entry| entry.freezing && entry.boot == boot && now <= entry.until;
+        let counting = entries.iter().filter(|(_, entry)| counts(entry));
+        let ids = counting.map(|(id, _)| *id);
+        for id in ids.chain(unreadable.iter().map(|(id, _)| *id)) {
+            if id != self.id && matches!(journal.take(id)?, Hold::Held) {
                 return Ok(true);
             }
         }

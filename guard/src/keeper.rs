@@ -1,5 +1,5 @@
 //! The keeper of a session on the driver's side: reads the guard's answers, notices the guard's
-//! exit, kills the guard when it is late, and thaws in its place.
+//! exit, thaws in place of a guard that is late, and kills it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -288,16 +288,20 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
 /// late guard is killed as soon as no other session relies on it.
 fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late: bool) -> bool {
     let mut thawed = 0;
-    if is_late {
-        kill(shared);
-    }
+    // While its own FITHAW waits for the disk as well, the guard could not exit: it would keep its
+    // lock, no other guard could start, and no volume of any pool could be frozen.
+    let is_disk_late = (shared.state().answers.iter()).any(|answers| answers.thawed.is_none());
+    let kill_late = || {
+        if is_late && !(is_disk_late && is_alive(shared)) {
+            kill(shared);
+        }
+    };
+    kill_late();
     for _ in 0..waited_for {
         let answer = loop {
             match answers.recv_timeout(THAW_RETRY_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {
-                    if is_late {
-                        kill(shared);
-                    }
+                    kill_late();
                     resume_again(shared);
                 }
                 answer => break answer,
@@ -306,6 +310,15 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
         thawed += usize::from(answer == Ok(true));
     }
     thawed == shared.members.len()
+}
+
+/// Whether the guard has answered the pings of the last [`KILL_DELAY`]. Pings it once more.
+fn is_alive(shared: &Shared) -> bool {
+    // Its answers are read.
+    guard_has_ended(shared);
+    let silent_since = shared.state().silent_since;
+    shared.ping();
+    silent_since.is_none_or(|since| since.elapsed() < KILL_DELAY)
 }
 
 /// Resumes what the guard has suspended since the first attempt: a FITHAW waits for that, in its

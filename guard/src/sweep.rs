@@ -12,10 +12,10 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
@@ -103,8 +103,9 @@ impl Sweeper {
         let boot = self.host.boot_id()?;
         let Entries {
             entries,
-            mut errors,
+            unreadable,
         } = self.journal.entries()?;
+        let mut errors: Vec<_> = unreadable.into_iter().map(|(_, error)| error).collect();
         let mut thawed = Vec::new();
         for (id, entry) in entries {
             match self.settle(id, entry.boot == boot, all) {
@@ -113,7 +114,7 @@ impl Sweeper {
             }
         }
         errors.extend(self.journal.tidy().err());
-        errors.extend(self.leave_private_mounts().err());
+        errors.extend(self.leave_all_private_mounts().err());
         match self.journal.is_empty() {
             Ok(true) => Expedite::default().restore(),
             Ok(false) => {}
@@ -177,8 +178,12 @@ impl Sweeper {
         }
         let mut thawed = Vec::new();
         let mut problem = None;
-        for member in &entry.members {
-            match self.release_in_time(member) {
+        // All at once, because each may hang.
+        let until = Instant::now() + THAW_TIMEOUT;
+        let members = entry.members.iter();
+        let releasing: Vec<_> = members.map(|member| self.begin_release(member)).collect();
+        for (member, releasing) in entry.members.iter().zip(releasing) {
+            match releasing.and_then(|releasing| await_release(member, &releasing, until)) {
                 Ok(Thawed::Now) => thawed.push(member.volume_id.clone()),
                 Ok(Thawed::NotFrozen) => {}
                 Err(error) => {
@@ -200,8 +205,8 @@ impl Sweeper {
         Ok(thawed)
     }
 
-    /// Runs in a thread: it may hang, and the next sweep then checks it.
-    fn release_in_time(&self, member: &EntryMember) -> Result<Thawed> {
+    /// Resumes and thaws a member in a thread: it may hang, and the next sweep then checks it.
+    fn begin_release(&self, member: &EntryMember) -> Result<Receiver<Result<Thawed>>> {
         if !self.mark_hanging(member.rdev) {
             return Err(hangs(member));
         }
@@ -216,8 +221,7 @@ impl Sweeper {
             self.clear_hanging(member.rdev);
             return Err(HostError::io("thaw", &member.device, &error));
         }
-        let released = wait.recv_timeout(THAW_TIMEOUT);
-        released.unwrap_or_else(|_| Err(hangs(member)))
+        Ok(wait)
     }
 
     fn mark_hanging(&self, rdev: u64) -> bool {
@@ -327,29 +331,30 @@ impl Sweeper {
             let root = self.host.open_mount_root(&target, device, fs)?;
             thaw_root(&root)
         });
-        self.leave_private_mounts()?;
+        self.leave_private_mounts(&[target])?;
         thawed
     }
 
-    /// Removes private mounts, also those of an earlier crash.
-    fn leave_private_mounts(&self) -> Result<()> {
+    /// Removes the private mounts of an earlier crash.
+    fn leave_all_private_mounts(&self) -> Result<()> {
         let folder = Sweeper::private_folder(&self.state_dir);
-        let Some(names) = self
-            .host
-            .list_dir(&folder)?
-            .filter(|names| !names.is_empty())
-        else {
+        let names = self.host.list_dir(&folder)?.unwrap_or_default();
+        let paths: Vec<_> = names.iter().map(|name| folder.join(name)).collect();
+        self.leave_private_mounts(&paths)
+    }
+
+    fn leave_private_mounts(&self, paths: &[PathBuf]) -> Result<()> {
+        if paths.is_empty() {
             return Ok(());
-        };
+        }
         let mounts = self.host.mounts()?;
-        for name in names {
-            let path = folder.join(name);
-            for mount in mounts.iter().filter(|mount| mount.mount_point == path) {
+        for path in paths {
+            for mount in mounts.iter().filter(|mount| mount.mount_point == *path) {
                 self.host.perform(&Effect::Unmount {
                     target: &mount.mount_point,
                 })?;
             }
-            self.host.perform(&Effect::RemoveDir { path: &path })?;
+            self.host.perform(&Effect::RemoveDir { path })?;
         }
         Ok(())
     }
@@ -368,6 +373,16 @@ enum Resumed {
     NotSuspended,
     /// It does not exist any more.
     Gone,
+}
+
+fn await_release(
+    member: &EntryMember,
+    releasing: &Receiver<Result<Thawed>>,
+    until: Instant,
+) -> Result<Thawed> {
+    let left = until.saturating_duration_since(Instant::now());
+    let released = releasing.recv_timeout(left);
+    released.unwrap_or_else(|_| Err(hangs(member)))
 }
 
 fn hangs(member: &EntryMember) -> HostError {

@@ -15,6 +15,7 @@ use crate::guard::fixture::{
     Fixture, ProbeWrite, WAIT_TIMEOUT, eventually_within, freeze_by_hand, guards, limits, long,
     member, signal, thaw,
 };
+use crate::guard::hidden::leave_frozen;
 use crate::host_linux::scratch::error_text;
 
 const SHORT: FreezeLimits = FreezeLimits {
@@ -122,6 +123,50 @@ fn thaws_that_hang_are_errors_after_the_deadline_without_a_wait_for_each() {
     assert!(!fixture.journal_is_empty(), "it may still be frozen");
     assert!(thaw(&fixture.pool.pool));
     fixture.assert_all_thawed();
+}
+
+/// A guard that was killed could not exit before its FITHAW returns, and no other guard could start.
+#[test]
+fn a_thaw_that_waits_for_a_disk_after_the_deadline_stops_no_cut_of_another_pool() {
+    let fixture = Fixture::new(&[Ext4]);
+    let healthy = Fixture::new(&[Ext4]);
+    let session = fixture.frozen(&[Ext4], limits(Duration::from_secs(3)));
+    let guard = fixture.guard_pid().unwrap();
+    freeze_by_hand(&fixture.pool.pool);
+    let message = error_text(&session.thaw(0).unwrap_err());
+    assert!(message.contains("hangs and is retried"), "{message}");
+    let member = member(&healthy.pool, "healthy", &healthy.volumes[0], Ext4);
+    let other = fixture.guard.begin(vec![member], long()).unwrap();
+    other.freeze().unwrap();
+    assert!(other.thaw(0).unwrap());
+    drop(other);
+    drop(session);
+    assert_eq!(fixture.guard_pid(), Some(guard));
+    assert!(thaw(&fixture.pool.pool));
+    fixture.assert_all_thawed();
+    assert_eq!(fixture.guard_pid(), Some(guard));
+}
+
+/// After the deaths of driver and guard.
+#[test]
+fn a_sweep_waits_no_longer_for_four_file_systems_than_for_one() {
+    let sweep = |kinds: &[FsType]| {
+        let fixture = Fixture::new(kinds);
+        leave_frozen(&fixture, kinds);
+        freeze_by_hand(&fixture.pool.pool);
+        let begun = std::time::Instant::now();
+        let message = error_text(&fixture.guard.sweep().unwrap_err());
+        let took = begun.elapsed();
+        assert!(message.contains("FITHAW hangs"), "{message}");
+        assert!(thaw(&fixture.pool.pool));
+        eventually_within("a sweep that finds nothing frozen", || {
+            fixture.guard.sweep().is_ok() && fixture.journal_is_empty()
+        });
+        fixture.assert_all_thawed();
+        took
+    };
+    let (one, four) = (sweep(&[Ext4]), sweep(&[Ext4; 4]));
+    assert!(four < 3 * one, "{one:?} and {four:?}");
 }
 
 #[test]
