@@ -11,7 +11,7 @@ use super::records::part;
 use super::{AttachMode, Attached, Copier, FoundDevice, Image, ImageHandle, MetadataSpace};
 use crate::error::{ErrorContext, HostError, Result};
 use crate::host::{self, Budget, Device, DeviceHold, Extent, ForeignFile, Space};
-use crate::model::Wipe;
+use crate::model::{Allocation, Wipe};
 use crate::record::VolumeRecord;
 
 /// What does not change while a pool is open.
@@ -55,6 +55,18 @@ pub(super) struct NewImage {
     pub(super) reserve: bool,
 }
 
+/// An image that was deleted and still has its blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeletedImage {
+    /// `None` if its record cannot be read.
+    pub(super) lineage: Option<Uuid>,
+    pub(super) allocation: Allocation,
+    /// In bytes.
+    pub(super) length: u64,
+    /// Bytes of its blocks, including shared ones.
+    pub(super) blocks: u64,
+}
+
 /// The images of one pool. A directory of the pool exists for each of them, which contains its
 /// record.
 pub(super) trait Store: Devices {
@@ -64,6 +76,10 @@ pub(super) trait Store: Devices {
     /// The space for maps, without what is reserved, if the kind of pool has it apart from data.
     fn metadata(&self) -> host::Result<Option<MetadataSpace>> {
         Ok(None)
+    }
+    /// The images that were deleted and still have their blocks, which volumes may share.
+    fn deleted(&self) -> host::Result<Vec<DeletedImage>> {
+        Ok(Vec::new())
     }
     /// Discards the free blocks of the pool's disk.
     fn trim(&self) -> host::Result<()>;

@@ -24,9 +24,9 @@ use self::message::{check_committed, check_identity, send, status};
 use self::numbers::Numbers;
 use super::mapped::UnusedTables;
 use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
-use super::store::{Facts, ImageSize, NewImage, Store};
+use super::store::{DeletedImage, Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
-use crate::error::{Error, ErrorContext, HostError, Result};
+use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::{self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage};
 use crate::model::size::image_bytes;
 use crate::model::{Allocation, PoolId, Wipe, size};
@@ -84,6 +84,22 @@ struct ThinImage {
     size: u64,
     #[serde(default)]
     allocation: Allocation,
+    #[serde(default)]
+    lineage: Option<Uuid>,
+    #[serde(default)]
+    incarnation: Option<Uuid>,
+    /// Only a snapshot has it.
+    #[serde(default)]
+    source_incarnation: Option<Uuid>,
+}
+
+impl ThinImage {
+    /// As in the records of volumes and snapshots.
+    fn lineage(&self) -> Option<Uuid> {
+        self.lineage
+            .or(self.source_incarnation)
+            .or(self.incarnation)
+    }
 }
 
 /// The image that the record in a directory describes; `None` without a record or an ID.
@@ -110,6 +126,9 @@ pub struct RecordedIds {
     pub ids: BTreeSet<u32>,
     /// A record could not be read, so its ID is unknown.
     pub is_incomplete: bool,
+    /// The directories of deleted volumes and snapshots whose records cannot be read, and why. Their
+    /// thin devices stay.
+    pub unreadable_trash: Vec<(PathBuf, String)>,
 }
 
 /// Reads the IDs of all records of the pool in a folder.
@@ -119,7 +138,12 @@ pub fn recorded_ids(host: &dyn Host, root: &Path) -> host::Result<RecordedIds> {
         for dir in objects(host, &root.join(part))? {
             match image_in(host, &dir) {
                 Ok(image) => found.ids.extend(image.map(|image| image.id)),
-                Err(_) => found.is_incomplete = true,
+                Err(error) => {
+                    found.is_incomplete = true;
+                    if part == TRASH {
+                        found.unreadable_trash.push((dir, chain(&error)));
+                    }
+                }
             }
         }
     }
@@ -277,6 +301,39 @@ impl Store for ThinStore {
         Ok(Some((&status).into()))
     }
 
+    fn deleted(&self) -> host::Result<Vec<DeletedImage>> {
+        let host = self.host.as_ref();
+        let dirs = objects(host, &self.root.join(TRASH))?;
+        if dirs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let devices = host.thin_devices(&self.pool)?;
+        let mut found = Vec::new();
+        for dir in dirs {
+            match image_in(host, &dir) {
+                Ok(None) => {}
+                Ok(Some(image)) => {
+                    found.extend(devices.get(&image.id).map(|blocks| DeletedImage {
+                        lineage: image.lineage(),
+                        allocation: image.allocation,
+                        length: image_bytes(image.size),
+                        blocks: *blocks,
+                    }))
+                }
+                Err(_) => {
+                    let blocks = numbers::unnamed(host, &self.root, &devices)?;
+                    found.push(DeletedImage {
+                        lineage: None,
+                        allocation: Allocation::Thick,
+                        length: blocks,
+                        blocks,
+                    });
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// [`Store::wipe`] has discarded the blocks.
     fn trim(&self) -> host::Result<()> {
         Ok(())
@@ -284,7 +341,9 @@ impl Store for ThinStore {
 
     fn take_number(&self) -> Result<u32> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.take(&self.pool, || self.shown())
+        numbers.take((self.host.as_ref(), &self.root), &self.pool, || {
+            self.shown()
+        })
     }
 
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>> {
@@ -453,12 +512,10 @@ impl Store for ThinStore {
             return Ok(());
         };
         self.remove_devices(uuid)?;
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.keep(self.host.as_ref(), &self.root, id)?;
-        drop(numbers);
         match self.send(ThinMessage::Delete { id }) {
             Err(error) if error.code() == Some(Errno::ENODATA) => Ok(()),
-            deleted => deleted,
+            Ok(()) => check_committed(self.host.as_ref(), &self.pool),
+            Err(error) => Err(error),
         }
     }
 

@@ -223,7 +223,7 @@ pub const UUID_PREFIX: &str = "SLACKWATER-";
 /// The folder of the nodes of mapped devices.
 const MAPPED_FOLDER: &str = "/dev/mapper";
 
-/// The node of the mapped device with this UUID: the driver gives it the same name.
+/// The node of the mapped device with this UUID: the driver gives it the same name, in lower case.
 pub fn mapped_path(uuid: &str) -> PathBuf {
-    Path::new(MAPPED_FOLDER).join(uuid)
+    Path::new(MAPPED_FOLDER).join(uuid.to_ascii_lowercase())
 }

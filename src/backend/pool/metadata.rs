@@ -46,7 +46,7 @@ pub struct Maps {
     thick: Vec<u64>,
     /// Bytes of thick volumes whose blocks are all mapped, by lineage.
     mapped: BTreeMap<Uuid, u64>,
-    /// Lineages with a thin volume.
+    /// Lineages with a thin volume or a snapshot of one.
     thin: BTreeSet<Uuid>,
     /// There is an image of unknown lineage.
     is_incomplete: bool,
@@ -64,9 +64,10 @@ impl Maps {
         }
     }
 
-    pub fn add_snapshot(&mut self, allocation: Allocation, bytes: u64) {
-        if allocation == Allocation::Thick {
-            self.thick.push(bytes);
+    pub fn add_snapshot(&mut self, allocation: Allocation, lineage: Uuid, bytes: u64) {
+        match allocation {
+            Allocation::Thick => self.thick.push(bytes),
+            Allocation::Thin => drop(self.thin.insert(lineage)),
         }
     }
 
@@ -122,14 +123,14 @@ mod tests {
     fn only_thick_volumes_and_their_snapshots_have_metadata_reserved() {
         let mut maps = Maps::default();
         maps.add_volume(&map(Allocation::Thin, 2));
-        maps.add_snapshot(Allocation::Thin, BYTES);
+        maps.add_snapshot(Allocation::Thin, Uuid::from_u128(2), BYTES);
         assert_eq!(maps.reserved(&SPACE), 0);
         maps.add_volume(&MapOf {
             is_mapped: false,
             ..map(Allocation::Thick, 1)
         });
         assert_eq!(maps.reserved(&SPACE), WORST);
-        maps.add_snapshot(Allocation::Thick, BYTES);
+        maps.add_snapshot(Allocation::Thick, Uuid::from_u128(1), BYTES);
         assert_eq!(maps.reserved(&SPACE), 2 * WORST);
     }
 
@@ -144,8 +145,14 @@ mod tests {
         });
         let larger = WORST + (48 << 10);
         assert_eq!(maps.reserved(&SPACE), WORST + larger - 2 * LEAST);
+        let without_copies = maps.reserved(&SPACE);
+        // Of a thin copy that was deleted.
+        let mut snapshots = Maps::default();
+        snapshots.add_volume(&map(Allocation::Thick, 1));
+        snapshots.add_snapshot(Allocation::Thin, Uuid::from_u128(1), BYTES);
+        assert_eq!(snapshots.reserved(&SPACE), WORST);
         maps.add_volume(&map(Allocation::Thin, 1));
-        assert_eq!(maps.reserved(&SPACE), WORST + larger - LEAST);
+        assert_eq!(maps.reserved(&SPACE), without_copies + LEAST);
         maps.add_damaged(BYTES);
         assert_eq!(maps.reserved(&SPACE), 2 * WORST + larger);
     }

@@ -197,6 +197,22 @@ impl PoolBackend {
                 space.promised += claim;
             }
         }
+        for deleted in self.store().deleted().context(|| self.measuring())? {
+            held.push(Held {
+                lineage: deleted.lineage,
+                // Like one in progress, it may share blocks with a thick volume.
+                role: match deleted.lineage {
+                    Some(_) => Role::Cutting,
+                    None => Role::Snapshot,
+                },
+                blocks: match deleted.allocation {
+                    // All blocks of a thick volume are mapped, and it may not have been un-shared.
+                    Allocation::Thick => deleted.blocks.max(deleted.length),
+                    Allocation::Thin => deleted.blocks,
+                },
+                foreign: 0,
+            });
+        }
         if each {
             space.own = self.own(&held, space.allocated) + grown;
             held.retain(|image| image.role != Role::Base);
@@ -227,7 +243,10 @@ impl PoolBackend {
             Entry::Damaged(_) => Err(Image::Volume(uuid)),
         });
         let snapshots = self.snapshots.map(|uuid, entry| match entry {
-            Entry::Known(record) => Ok((record.allocation, image_bytes(record.size))),
+            Entry::Known(record) => {
+                let bytes = image_bytes(record.size);
+                Ok((record.allocation, record.lineage(), bytes))
+            }
             Entry::Damaged(_) => Err(Image::Snapshot(uuid)),
         });
         let mut damaged = Vec::new();
@@ -239,8 +258,14 @@ impl PoolBackend {
         }
         for snapshot in snapshots {
             match snapshot {
-                Ok((allocation, bytes)) => maps.add_snapshot(allocation, bytes),
+                Ok((allocation, lineage, bytes)) => maps.add_snapshot(allocation, lineage, bytes),
                 Err(image) => damaged.push(image),
+            }
+        }
+        for deleted in self.store().deleted().context(|| self.measuring())? {
+            match deleted.lineage {
+                Some(lineage) => maps.add_snapshot(deleted.allocation, lineage, deleted.length),
+                None => maps.add_damaged(deleted.blocks),
             }
         }
         let sizes = self.store().sizes(&damaged);

@@ -99,6 +99,14 @@ impl ThinStore {
         self.tables.switch(self.host.as_ref(), uuid, &load)
     }
 
+    /// Refuses a device that another program has created on the thin device of an image.
+    fn refuse_foreign(&self, uuid: Uuid, found: &MappedDevice) -> Result<()> {
+        match found.uuid == self.device_uuid(uuid) {
+            true => Ok(()),
+            false => Err(busy(uuid, foreign(found))),
+        }
+    }
+
     fn refuse_changed(&self, uuid: Uuid, found: &MappedDevice) -> Result<()> {
         let changed = self.tables.changed_by_others(self.host.as_ref(), found);
         let changed = changed.context(|| format!("examine {}", found.device.path.display()))?;
@@ -184,9 +192,7 @@ impl ThinStore {
         mode: AttachMode,
     ) -> Result<DeviceHold> {
         let name = found.device.path.display();
-        if found.uuid != self.device_uuid(image.uuid) {
-            return Err(busy(uuid, format!("{name}, a device of another program")));
-        }
+        self.refuse_foreign(uuid, found)?;
         if found.read_only != mode.read_only {
             let how = match found.read_only {
                 true => "read-only",
@@ -309,6 +315,7 @@ impl Devices for ThinStore {
             id: record.image,
             size: record.size,
             allocation: record.allocation,
+            ..ThinImage::default()
         };
         let found = self.remove_unfinished(self.devices_of(uuid, Some(image.id))?)?;
         let hold = match found.as_slice() {
@@ -322,7 +329,11 @@ impl Devices for ThinStore {
                 })
             }
             [found] => self.reuse(uuid, found, image, mode),
-            _ => Err(busy(uuid, "several devices on its thin device".into())),
+            several => {
+                let own = self.device_uuid(uuid);
+                let other = several.iter().find(|found| found.uuid != own);
+                Err(busy(uuid, other.map_or_else(String::new, foreign)))
+            }
         }?;
         if let Err(first) = self.keep_blocks(image, &hold.device) {
             drop(hold);
@@ -346,6 +357,7 @@ impl Devices for ThinStore {
         else {
             return Ok(());
         };
+        self.refuse_foreign(uuid, &found)?;
         self.remove_mapped(&found.uuid)
     }
 
@@ -383,8 +395,15 @@ impl Devices for ThinStore {
         let found = found.ok_or_else(|| Error::Pending {
             what: format!("{} of volume {uuid}", device.path.display()),
         })?;
+        self.refuse_foreign(uuid, &found)?;
         self.reload(uuid, &found, image)
     }
+}
+
+/// A device that another program has created on a thin device of the pool.
+fn foreign(found: &MappedDevice) -> String {
+    let path = found.device.path.display();
+    format!("{path}, a device of another program; if no program uses it: dmsetup remove {path}")
 }
 
 fn busy(uuid: Uuid, holder: String) -> Error {

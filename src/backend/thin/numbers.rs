@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use nix::errno::Errno;
-
 use super::{FIRST_ID, TRIAL_ID, recorded_ids};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Effect, Host};
 
-/// The file with the ID above all IDs whose devices were deleted. It is written before the newest
-/// device is deleted: until then, records and devices show the highest ID.
+/// The file with an ID that no device has reached yet. It is written before one reaches it, so that
+/// deletions need not write: they work with a full disk.
 const FILE: &str = "next-id";
 const NEW_FILE: &str = "next-id.new";
+
+/// How many IDs are reserved with one write of the file. A restart skips those that were not used.
+const RESERVED: u32 = 64;
 
 /// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: a
 /// pool has fewer records than this.
@@ -41,8 +42,6 @@ pub(super) struct Numbers {
     mark: u32,
     /// A record could not be read, so an ID that nothing else has may be in use.
     is_incomplete: bool,
-    /// Whether it was logged that the file cannot be written.
-    has_warned: bool,
 }
 
 impl Numbers {
@@ -59,28 +58,23 @@ impl Numbers {
             Some(bytes) => serde_json::from_slice(&bytes)
                 .map_err(|error| HostError::unexpected("read", path, error.to_string()))?,
         };
-        let mut numbers = Numbers {
+        let highest = taken.range(..TRIAL_ID).next_back();
+        let above_all = highest.map_or(FIRST_ID, |highest| highest + 1).max(mark);
+        let unknown = if is_incomplete { UNKNOWN_NUMBERS } else { 0 };
+        Ok(Numbers {
             taken,
-            next: 0,
+            next: above_all.saturating_add(unknown),
             mark,
             is_incomplete,
-            has_warned: false,
-        };
-        let unknown = if is_incomplete { UNKNOWN_NUMBERS } else { 0 };
-        numbers.next = numbers.above_all().saturating_add(unknown);
-        Ok(numbers)
-    }
-
-    fn above_all(&self) -> u32 {
-        let mut regular = self.taken.range(..TRIAL_ID);
-        let above = regular.next_back().map_or(0, |highest| highest + 1);
-        above.max(self.mark).max(FIRST_ID)
+        })
     }
 
     /// The next ID. At the end of the range, the lowest that is neither taken nor `shown` by a
-    /// device. Fails if there is none, or if one cannot be known to be free. `pool` is for the error.
+    /// device. Fails if there is none, or if one cannot be known to be free, or if the file cannot be
+    /// written. `pool` is for the error.
     pub(super) fn take(
         &mut self,
+        (host, root): (&dyn Host, &Path),
         pool: &str,
         shown: impl FnOnce() -> host::Result<BTreeSet<u32>>,
     ) -> Result<u32> {
@@ -91,6 +85,8 @@ impl Numbers {
         let mut upward = self.next..TRIAL_ID;
         let number = match upward.find(|id| !self.taken.contains(id)) {
             Some(number) => {
+                let reserved = self.reserve(host, root, number);
+                reserved.context(|| format!("reserve IDs of thin devices of {pool}"))?;
                 self.next = number + 1;
                 number
             }
@@ -114,12 +110,13 @@ impl Numbers {
         Ok(number)
     }
 
-    /// Makes durable that an ID was used, before its device is deleted.
-    pub(super) fn keep(&mut self, host: &dyn Host, root: &Path, id: u32) -> host::Result<()> {
-        if id < self.mark || id >= TRIAL_ID {
+    /// Makes durable that an ID and those after it may be used. A crash leaves the old file or the new
+    /// one.
+    fn reserve(&mut self, host: &dyn Host, root: &Path, id: u32) -> host::Result<()> {
+        if id < self.mark {
             return Ok(());
         }
-        let mark = self.above_all().max(id + 1);
+        let mark = id.saturating_add(RESERVED).min(TRIAL_ID);
         let (path, new) = (&root.join(FILE), &root.join(NEW_FILE));
         let bytes = mark.to_string();
         let write = Effect::WriteFile {
@@ -136,16 +133,8 @@ impl Numbers {
             rename,
             Effect::SyncDir { path: root },
         ];
-        let mut each = effects.iter();
-        match each.try_for_each(|effect| host.perform(effect).map(drop)) {
-            // Deletes work on a full disk, so the ID may be used again after a restart.
-            Err(error) if error.code() == Some(Errno::ENOSPC) => {
-                if !std::mem::replace(&mut self.has_warned, true) {
-                    tracing::warn!(path = %path.display(), id, "failed to record the highest ID of a thin device, because the disk of the records is full: after a restart of the driver, new volumes may get IDs of deleted ones");
-                }
-                return host.perform(&Effect::RemoveFile { path: new }).map(drop);
-            }
-            written => written?,
+        for effect in &effects {
+            host.perform(effect)?;
         }
         self.mark = mark;
         Ok(())

@@ -234,7 +234,8 @@ impl Inventory {
             maps.add_volume(&MapOf::volume(&one.record, 0));
         }
         for SnapshotEntry { record, .. } in &self.snapshots {
-            maps.add_snapshot(record.allocation, image_bytes(record.size));
+            let bytes = image_bytes(record.size);
+            maps.add_snapshot(record.allocation, record.lineage(), bytes);
         }
         maps.reserved(space)
     }
@@ -318,6 +319,11 @@ pub fn read_thin(
             damaged(pool, name.to_string().into(), problem)
         });
     inventory.damaged.extend(unrecorded);
+    let trash = recorded.unreadable_trash.iter().map(|(dir, why)| {
+        let problem = format!("it was deleted, but its thin device stays, because its record cannot be read: {why}; correct record.json, or delete the directory, after which its thin device is listed here");
+        damaged(pool, dir.clone(), problem)
+    });
+    inventory.damaged.extend(trash);
     for entry in &mut inventory.volumes {
         entry.allocated = bytes(entry.record.image);
         entry.thin = Some(ThinEntry {

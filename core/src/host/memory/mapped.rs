@@ -122,9 +122,11 @@ impl Machine {
                 .get(&id.parse().ok()?)
                 .copied();
         }
-        let uuid = path.strip_prefix("/dev/mapper").ok()?.to_str()?;
-        let number = self.mapped(uuid)?;
-        self.loops.get(&number)?.backing.image()
+        let shows = |dev: &&LoopDev| {
+            let mapping = dev.mapped.as_ref();
+            mapping.is_some_and(|mapping| mapped_path(&mapping.uuid) == path)
+        };
+        self.loops.values().find(shows)?.backing.image()
     }
 
     pub(super) fn create_mapped(&mut self, uuid: &str) -> Result<(), Errno> {

@@ -10,13 +10,14 @@ use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
 };
+use crate::backend::mapped::suspended_by_others;
 use crate::backend::place::make::make_folders;
 use crate::backend::records::{LOCK_FILE, write_lock};
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{
     Check, Device, DeviceHold, Effect, Host, Mount, MountSpec, Signature, ThinMessage,
-    ThinPoolStatus, ThinTable,
+    ThinPoolStatus, ThinTable, mapped_path,
 };
 use crate::model::size::{Human, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
@@ -315,14 +316,18 @@ impl Opening<'_> {
         };
         let found = mapped_device(self.host, self.mapped, uuid).context(doing)?;
         match found {
-            Some(found) if found.table.as_ref() == Some(&table) && !found.suspended => {
+            Some(found) if found.suspended => {
+                return Err(self.busy(suspended_by_others(uuid)));
+            }
+            Some(found) if found.table.as_ref() == Some(&table) => {
                 if found.has_inactive_table {
                     self.perform(&Effect::ClearTable { uuid }, "attach the records")?;
                 }
             }
             Some(found) if found.table.is_some() => {
                 return Err(self.busy(format!(
-                    "the device {uuid} is suspended, or has another table than this driver gives it; if no program uses it: dmsetup remove {uuid}"
+                    "{path} has another table than this driver gives it; if no program uses it: dmsetup remove {path}",
+                    path = mapped_path(uuid).display()
                 )));
             }
             found => {

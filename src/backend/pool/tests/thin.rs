@@ -61,7 +61,7 @@ fn a_message_that_the_kernel_takes_back_is_no_success() {
     let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let snapshot = cut(&backend, 2, &source);
     let before = thin_ids(&host);
-    let works: [&dyn Fn(u128) -> Result<()>; 3] = [
+    let works: [&dyn Fn(u128) -> Result<()>; 4] = [
         &|n| backend.create(volume(n, Allocation::Thin), &any).map(drop),
         &|n| {
             let record = crate::backend::pool::tests::snapshot(n, &source);
@@ -75,6 +75,8 @@ fn a_message_that_the_kernel_takes_back_is_no_success() {
             backend.prepare(&record, &any)?;
             clone_quiet(&backend, from, Image::Volume(record.uuid))
         },
+        // The kernel deletes it again: it still exists.
+        &|_| backend.snapshots.delete(snapshot.uuid),
     ];
     for (n, work) in (3..).zip(works) {
         host.set_up_pool("pool", |setup| setup.fails_commits = true);
@@ -218,8 +220,43 @@ fn a_number_is_not_used_again_after_a_restart() {
     drop(backend);
     let host = host.reboot(true);
     let backend = open(&host);
-    let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
-    assert_eq!(made.image, 5);
+    let next = backend.create(volume(3, Allocation::Thin), &any).unwrap();
+    assert!(next.image > made.image, "{}", next.image);
+}
+
+#[test]
+fn volumes_and_snapshots_are_deleted_while_the_disk_of_the_records_is_full() {
+    let (host, backend) = pool();
+    let source = backend.create(volume(1, Allocation::Thin), &any).unwrap();
+    let snapshot = cut(&backend, 2, &source);
+    host.fail_always("write_file", Some(Errno::ENOSPC));
+    backend.snapshots.delete(snapshot.uuid).unwrap();
+    backend.volumes.delete(source.uuid).unwrap();
+    host.clear_faults();
+    let host = host.reboot(true);
+    let next = open(&host).create(volume(3, Allocation::Thin), &any);
+    assert!(next.unwrap().image > snapshot.image.max(source.image));
+}
+
+#[test]
+fn a_deleted_snapshot_counts_until_its_blocks_are_free() {
+    let (host, backend) = pool();
+    let thick = thick(&backend);
+    let made = cut(&backend, 2, &thick);
+    backend.unshare(Image::Snapshot(made.uuid), SIZE).unwrap();
+    let reserved = || backend.space().unwrap().metadata.unwrap().reserved;
+    let before = reserved();
+    host.set_up_pool("pool", |setup| setup.fails_commits = true);
+    assert!(backend.snapshots.delete(made.uuid).is_err());
+    host.set_up_pool("pool", |setup| {
+        setup.fails_commits = false;
+        setup.mode = ThinPoolMode::ReadWrite;
+        setup.needs_check = false;
+    });
+    assert_eq!((backend.space().unwrap().own, reserved()), (0, before));
+    backend.snapshots.delete(made.uuid).unwrap();
+    assert_eq!(backend.space().unwrap().own, SIZE);
+    assert!(reserved() < before);
 }
 
 #[test]
@@ -325,7 +362,7 @@ fn a_start_leaves_what_another_program_has_suspended_and_removes_the_rest() {
     let made = backend.create(volume(1, Allocation::Thin), &any).unwrap();
     let attached = backend.devices().attach(&made, WRITE).unwrap();
     let device = attached.device.clone();
-    let uuid = device.path.file_name().unwrap().to_str().unwrap();
+    let uuid = &host.mapped_devices("pool", "SLACKWATER-").unwrap()[0].uuid;
     host.suspend_mapped(uuid).unwrap();
     drop((attached, backend));
     let backend = open(&host);
