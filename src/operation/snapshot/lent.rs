@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 pub(super) const TICKET_SECONDS: u64 = 3600;
 /// Maximum number of readers at the same time.
 const MAX_READERS: usize = 8;
+/// Maximum number of readers of one node, so that a node that reads slowly leaves some to the others.
+const MAX_READERS_OF_NODE: usize = 4;
 /// Maximum number of valid tickets: one for each reader and snapshot.
 const MAX_TICKETS: usize = 10_000;
 
@@ -111,6 +113,12 @@ impl Lent {
         }
         if state.readers.len() >= MAX_READERS {
             let what = format!("{MAX_READERS} copies to other nodes (the limit of this node)");
+            return Err(Error::pending(what));
+        }
+        let of_node = state.readers.iter().filter(|one| one.node == node);
+        if of_node.count() >= MAX_READERS_OF_NODE {
+            let what =
+                format!("{MAX_READERS_OF_NODE} copies to node {node} (the limit for one node)");
             return Err(Error::pending(what));
         }
         let reading = Reading {
