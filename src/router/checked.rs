@@ -267,10 +267,10 @@ fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) 
     }
 }
 
-/// Checks one page of a list of a pool: it must contain IDs of the pool only, in ascending order,
-/// after `last`.
+/// Checks one page of a list: it must contain IDs in ascending order, after `last`, and only those of
+/// the pool, if the list is that of one pool.
 pub(super) fn page(
-    pool: PoolId,
+    pool: Option<PoolId>,
     last: Option<VolumeId>,
     most: usize,
     (ids, goes_on): (&[String], bool),
@@ -283,13 +283,15 @@ pub(super) fn page(
     }
     let mut last = last;
     for text in ids {
-        let id = text.parse::<VolumeId>().ok().filter(|id| id.pool == pool);
+        let id = text.parse::<VolumeId>().ok();
+        let id = id.filter(|id| pool.is_none_or(|pool| id.pool == pool));
         let id = id.filter(|id| last.is_none_or(|last| last < *id));
-        let out_of_place = || {
-            format!(
+        let out_of_place = || match pool {
+            Some(pool) => format!(
                 "{:?} is out of order in the list of pool {pool}",
                 short(text)
-            )
+            ),
+            None => format!("{:?} is out of order in the list", short(text)),
         };
         last = Some(id.ok_or_else(out_of_place)?);
     }

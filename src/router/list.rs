@@ -171,7 +171,7 @@ impl Router {
             let (part, next_token) = ask(listed.agent.clone(), question).await?;
             let goes_on = !next_token.is_empty();
             let ids: Vec<String> = part.iter().map(&id).collect();
-            let verdict = checked::page(listed.pool, last, left, (&ids, goes_on));
+            let verdict = checked::page(Some(listed.pool), last, left, (&ids, goes_on));
             last = self.checked(&listed.agent, verdict)?;
             entries.extend(part);
             if !goes_on {

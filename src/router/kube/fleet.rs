@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures_util::stream::{self, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request};
 
@@ -14,11 +16,18 @@ use super::requested::PoolRequest;
 use crate::agent::{AdoptPoolRequest, DescribeVolumesRequest, ForgetPoolRequest};
 use crate::csi::{DeleteSnapshotRequest, DeleteVolumeRequest};
 use crate::error::{Error, Result, chain};
-use crate::model::{PoolId, VolumeId};
-use crate::router::agents::Agents;
+use crate::model::PoolId;
+use crate::router::agents::{Agent, Agents};
 
 /// The timeout of one page. A page of a thousand entries takes milliseconds, but a disk may hang.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an agent may take for all its pools, so that one that hangs delays the others only once.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Number of agents that are asked at a time.
+const MAX_ASKED_AT_ONCE: usize = 16;
+/// Maximum number of volumes and snapshots of a node that are kept: more than a node can serve, and some
+/// 50 MB.
+const MAX_STORED: usize = 200_000;
 /// The driver may overwrite blocks with zeros, or wait for a disk. It goes on after this time, and the next
 /// pass repeats the request.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,40 +58,10 @@ impl AgentReports for Agents {
         .collect()
     }
 
-    /// Asks one pool after the other, because no call waits for the result.
     async fn stored(&self) -> Vec<Stored> {
-        let mut stored = Vec::new();
-        for agent in self.all() {
-            let seen = agent.seen();
-            let pools = seen.pools.iter().filter(|pool| pool.served);
-            for pool in pools.filter(|_| seen.is_reachable()) {
-                let client = agent.controller().await.map_err(|error| chain(&error));
-                let answer = match client {
-                    Ok(client) => orphans::ask(client, Some(pool.id), LIST_TIMEOUT).await,
-                    Err(problem) => Err(problem),
-                };
-                match answer {
-                    Ok((mut volumes, mut snapshots)) => {
-                        let of = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
-                        volumes.retain(|id| of(id) == Some(pool.id));
-                        snapshots.retain(|one| of(&one.id) == Some(pool.id));
-                        stored.push(Stored {
-                            pool: pool.id,
-                            node: agent.node().to_string(),
-                            volumes,
-                            snapshots,
-                        });
-                    }
-                    Err(problem) => tracing::debug!(
-                        node = agent.node(),
-                        pool = %pool.id,
-                        problem,
-                        "failed to list the contents of a pool"
-                    ),
-                }
-            }
-        }
-        stored
+        let each = self.all().into_iter().map(|agent| stored_by(agent));
+        let each = stream::iter(each).buffer_unordered(MAX_ASKED_AT_ONCE);
+        each.concat().await
     }
 
     async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
@@ -145,6 +124,50 @@ impl AgentReports for Agents {
             Err(status) => Err(agent.error(&status)),
         }
     }
+}
+
+/// Asks one pool of an agent after the other. What it has not answered within [`AGENT_TIMEOUT`] is
+/// left out.
+async fn stored_by(agent: Arc<Agent>) -> Vec<Stored> {
+    let seen = agent.seen();
+    let pools = seen.pools.iter().filter(|pool| pool.served);
+    let until = tokio::time::Instant::now() + AGENT_TIMEOUT;
+    let (mut stored, mut entries) = (Vec::new(), 0);
+    for pool in pools.filter(|_| seen.is_reachable()) {
+        let list = async {
+            let client = agent.controller().await.map_err(|error| chain(&error))?;
+            orphans::ask(client, Some(pool.id), LIST_TIMEOUT).await
+        };
+        let answer = match tokio::time::timeout_at(until, list).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!(
+                "its agent has not listed all pools within {} s",
+                AGENT_TIMEOUT.as_secs()
+            )),
+        };
+        let answer = answer.and_then(|(volumes, snapshots)| {
+            entries += volumes.len() + snapshots.len();
+            match entries > MAX_STORED {
+                true => Err(format!("its node has more than {MAX_STORED} objects")),
+                false => Ok((volumes, snapshots)),
+            }
+        });
+        match answer {
+            Ok((volumes, snapshots)) => stored.push(Stored {
+                pool: pool.id,
+                node: agent.node().to_string(),
+                volumes,
+                snapshots,
+            }),
+            Err(problem) => tracing::debug!(
+                node = agent.node(),
+                pool = %pool.id,
+                problem,
+                "failed to list the contents of a pool"
+            ),
+        }
+    }
+    stored
 }
 
 fn unknown(node: &str) -> Error {

@@ -11,12 +11,13 @@ use super::{Stored, StoredSnapshot};
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{ListSnapshotsRequest, ListVolumesRequest};
 use crate::model::{PoolId, VolumeId};
+use crate::router::checked;
 use crate::service::{ONLY_POOL, request::EPHEMERAL};
 
 /// Entries of one page, which has a few hundred kB.
 const PAGE_ENTRIES: i32 = 1000;
-/// The maximum for one driver, so that a wrong list ends.
-const MAX_ENTRIES: usize = 1_000_000;
+/// Maximum number of volumes, and of snapshots, of one list, so that a wrong one ends.
+const MAX_ENTRIES: usize = 200_000;
 /// The timeout of a page for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -27,58 +28,95 @@ pub(in crate::router::kube) async fn ask(
     pool: Option<PoolId>,
     max_wait: Duration,
 ) -> Result<(Vec<String>, Vec<StoredSnapshot>), String> {
-    let pool = pool.and_then(|pool| pool.to_string().parse::<AsciiMetadataValue>().ok());
+    let only = pool.and_then(|pool| pool.to_string().parse::<AsciiMetadataValue>().ok());
     let (mut volumes, mut snapshots) = (Vec::new(), Vec::new());
-    let mut token = String::new();
-    loop {
+    let mut pages = Pages::of(pool);
+    while let Some(starting_token) = pages.next_token() {
         let question = ListVolumesRequest {
             max_entries: PAGE_ENTRIES,
-            starting_token: token.clone(),
+            starting_token,
         };
         let answer = client
-            .list_volumes(of_pool(question, pool.as_ref(), max_wait))
+            .list_volumes(of_pool(question, only.as_ref(), max_wait))
             .await;
         let page = answer
             .map_err(|status| status.message().to_string())?
             .into_inner();
         let named = page.entries.into_iter().filter_map(|entry| entry.volume);
+        let named: Vec<_> = named.collect();
+        pages.take(named.iter().map(|it| &it.volume_id), &page.next_token)?;
+        let named = named.into_iter();
         let named = named.filter(|volume| !volume.volume_context.contains_key(EPHEMERAL));
         volumes.extend(named.map(|volume| volume.volume_id));
-        token = next(&token, page.next_token, volumes.len())?;
-        if token.is_empty() {
-            break;
-        }
     }
-    loop {
+    let mut pages = Pages::of(pool);
+    while let Some(starting_token) = pages.next_token() {
         let question = ListSnapshotsRequest {
             max_entries: PAGE_ENTRIES,
-            starting_token: token.clone(),
+            starting_token,
             ..ListSnapshotsRequest::default()
         };
         let answer = client
-            .list_snapshots(of_pool(question, pool.as_ref(), max_wait))
+            .list_snapshots(of_pool(question, only.as_ref(), max_wait))
             .await;
         let page = answer
             .map_err(|status| status.message().to_string())?
             .into_inner();
         let named = page.entries.into_iter().filter_map(|entry| entry.snapshot);
-        snapshots.extend(named.map(|snapshot| StoredSnapshot {
-            id: snapshot.snapshot_id,
-            source: snapshot.source_volume_id,
-            group: snapshot.group_snapshot_id.parse().ok(),
-        }));
-        token = next(&token, page.next_token, snapshots.len())?;
-        if token.is_empty() {
-            return Ok((volumes, snapshots));
-        }
+        let named: Vec<_> = named.collect();
+        pages.take(named.iter().map(|it| &it.snapshot_id), &page.next_token)?;
+        let each = named.into_iter().map(|snapshot| {
+            let source = snapshot.source_volume_id.parse::<VolumeId>();
+            let source = source.map_err(|_| "it names a source that is not a volume ID")?;
+            Ok::<_, String>(StoredSnapshot {
+                id: snapshot.snapshot_id,
+                source: source.to_string(),
+                group: snapshot.group_snapshot_id.parse().ok(),
+            })
+        });
+        snapshots.extend(each.collect::<Result<Vec<_>, _>>()?);
     }
+    Ok((volumes, snapshots))
 }
 
-/// Checks the token of the next page: ids ascend, so each token is greater than the one before.
-fn next(before: &str, token: String, entries: usize) -> Result<String, String> {
-    match entries > MAX_ENTRIES || (!token.is_empty() && token.as_str() <= before) {
-        true => Err(format!("its list does not end after {entries} entries")),
-        false => Ok(token),
+/// The pages of one list. Its IDs ascend, so it ends.
+struct Pages {
+    pool: Option<PoolId>,
+    last: Option<VolumeId>,
+    entries: usize,
+    is_complete: bool,
+}
+
+impl Pages {
+    fn of(pool: Option<PoolId>) -> Pages {
+        Pages {
+            pool,
+            last: None,
+            entries: 0,
+            is_complete: false,
+        }
+    }
+
+    /// The token of the next page; `None` after the last one.
+    fn next_token(&self) -> Option<String> {
+        let token = self.last.map(|last| last.to_string());
+        (!self.is_complete).then(|| token.unwrap_or_default())
+    }
+
+    fn take<'a>(
+        &mut self,
+        ids: impl Iterator<Item = &'a String>,
+        next_token: &str,
+    ) -> Result<(), String> {
+        let ids: Vec<String> = ids.cloned().collect();
+        self.is_complete = next_token.is_empty();
+        let most = PAGE_ENTRIES as usize;
+        self.last = checked::page(self.pool, self.last, most, (&ids, !self.is_complete))?;
+        self.entries += ids.len();
+        match self.entries > MAX_ENTRIES {
+            true => Err(format!("it has more than {MAX_ENTRIES} entries")),
+            false => Ok(()),
+        }
     }
 }
 
