@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use ::kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use ::kube::api::{Api, PostParams};
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
 use super::evacuated::Checked;
 use super::moves::MOVES;
 use super::pool::Pool;
-use super::reconcile::{Controller, Next, Outcome, Reconciler, written};
+use super::reconcile::{Controller, Next, Outcome, Reconciler, only, written};
 use super::volume_move::VolumeMove;
 use crate::error::Result;
 use crate::model::PoolId;
@@ -114,28 +114,34 @@ impl Reconciler for EvacuationController {
             let namespace = namespace.as_deref().unwrap_or_default();
             Api::<VolumeMove>::namespaced(self.0.client.clone(), namespace)
         };
+        // One that fails stops no other, in whatever namespace it is.
+        let mut failed = None;
         for object in change.delete {
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: object.metadata.uid.clone(),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
             let (api, name) = (
                 api(&object.metadata.namespace),
-                object.metadata.name.clone(),
+                object.metadata.name.clone().unwrap_or_default(),
             );
-            let name = name.unwrap_or_default();
-            let deleted = api.delete(&name, &params);
-            written(&format!("VolumeMove {}", object.path()), deleted).await?;
+            let params = only(object.metadata.uid.clone(), None);
+            let what = format!("VolumeMove {}", object.path());
+            let deleted = written(&what, api.delete(&name, &params)).await;
+            failed = failed.or(deleted.err());
         }
+        let mut created = 0;
         for object in change.create {
+            if created == change.at_most {
+                break;
+            }
             let api = api(&object.metadata.namespace);
             let params = PostParams::default();
-            let created = api.create(&params, &object);
-            written(&format!("VolumeMove {}", object.path()), created).await?;
+            let answer = api.create(&params, &object);
+            match written(&format!("VolumeMove {}", object.path()), answer).await {
+                Ok(_) => created += 1,
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        Ok(Outcome::Done)
+        match failed {
+            None => Ok(Outcome::Done),
+            Some(error) => Err(error),
+        }
     }
 }

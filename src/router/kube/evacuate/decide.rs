@@ -38,13 +38,16 @@ pub(super) struct Seen {
 /// Moves to be created and deleted.
 #[derive(Debug, Default)]
 pub(in crate::router::kube) struct Change {
+    /// Of these, the first that can be created.
     pub(super) create: Vec<VolumeMove>,
+    /// How many are created at most.
+    pub(super) at_most: usize,
     pub(super) delete: Vec<VolumeMove>,
 }
 
 impl Change {
     pub(super) fn is_empty(&self) -> bool {
-        self.create.is_empty() && self.delete.is_empty()
+        (self.create.is_empty() || self.at_most == 0) && self.delete.is_empty()
     }
 }
 
@@ -75,8 +78,8 @@ pub(super) fn decide(seen: &Seen) -> Change {
         // One that has switched ends by itself.
         let undone = here.filter(|object| phase(object).is_final() || !switched(object));
         return Change {
-            create: Vec::new(),
             delete: undone.cloned().collect(),
+            ..Change::default()
         };
     }
     let is_old = |object: &VolumeMove| {
@@ -90,19 +93,16 @@ pub(super) fn decide(seen: &Seen) -> Change {
         let active = seen.all.iter().filter(|object| !phase(object).is_final());
         active.map(VolumeMove::claim).collect()
     };
-    let names: BTreeSet<&Option<String>> = {
-        let its = seen.its.iter();
-        its.map(|object| &object.metadata.name).collect()
-    };
+    // Also one that somebody else has created with the name that the move of a volume would have.
+    let paths: BTreeSet<String> = seen.all.iter().map(VolumeMove::path).collect();
     let wanted = seen.volumes.iter().filter_map(|(_, handle, claim)| {
         let claim = claim.as_ref().filter(|claim| !taken.contains(*claim))?;
         let object = move_of(seen.id, handle.parse().ok()?, claim)?;
-        (!names.contains(&object.metadata.name)).then_some(object)
+        (!paths.contains(&object.path())).then_some(object)
     });
     Change {
-        create: wanted
-            .take(COPIES_AT_ONCE.saturating_sub(copying))
-            .collect(),
+        create: wanted.collect(),
+        at_most: COPIES_AT_ONCE.saturating_sub(copying),
         delete,
     }
 }

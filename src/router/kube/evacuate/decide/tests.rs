@@ -92,7 +92,7 @@ impl World {
                 false => drop(self.moves.remove(&object.path())),
             }
         }
-        for mut object in change.create {
+        for mut object in change.create.into_iter().take(change.at_most) {
             object.metadata.creation_timestamp = Some(Time(time(self.seconds)));
             let before = self.moves.insert(object.path(), object);
             assert!(before.is_none(), "it exists already: {before:?}");
