@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use tokio::time::timeout;
 
 use super::agents::Agent;
+use super::find::AT_ONCE;
 use super::route::Route;
 use super::{Router, Weak};
 use crate::agent::group_member::State;
@@ -97,11 +99,23 @@ impl GroupState {
         self.members.values().any(|member| unready(&member))
     }
 
-    /// The attempt with which its first member is committed.
-    fn committed(&self) -> Option<&str> {
-        let lead = self.membership.as_ref()?.members.first()?;
-        let (_, lead) = self.members.get(lead)?;
-        (lead.state() == State::Ready).then_some(lead.attempt.as_str())
+    /// Whether an attempt is committed: whether its first member is. Each attempt is decided by its own
+    /// definition, so that what a node reports of another attempt decides nothing about it.
+    fn is_committed_attempt(&self, attempt: &str) -> bool {
+        let own = self.attempts.get(attempt).map(|(_, own)| own);
+        let lead = own
+            .or(self.membership.as_ref())
+            .and_then(|of| of.members.first());
+        let lead = lead.and_then(|lead| self.members.get(lead));
+        lead.is_some_and(|(_, lead)| lead.state() == State::Ready && lead.attempt == attempt)
+    }
+
+    /// All members of all definitions.
+    fn all_members(&self) -> Vec<String> {
+        let own = self.attempts.values().map(|(_, own)| own);
+        let members = own.chain(&self.membership).flat_map(|of| &of.members);
+        let members: BTreeSet<&String> = members.collect();
+        members.into_iter().cloned().collect()
     }
 
     /// Fails if two nodes define the group differently: one of them lies or has a false record, and
@@ -271,9 +285,7 @@ impl Router {
             }
         }
         // Each member is looked up by its ID: a member that is not found then does not exist.
-        let members = state.membership.iter().flat_map(|of| of.members.clone());
-        let members: Vec<String> = members.collect();
-        let ids_by_node = self.ids_by_node(&members).await?;
+        let ids_by_node = self.ids_by_node(&state.all_members()).await?;
         let answers = join_all(ids_by_node.into_values().map(|(agent, ids)| async move {
             let answer = self.group_at(&agent, group, ids.into_iter().collect());
             (answer.await, agent)
@@ -300,16 +312,17 @@ impl Router {
 
     /// Sends the decision to the agents that have members in doubt.
     async fn settle(&self, group: GroupId, state: &GroupState) -> Result<()> {
-        let commit = state.committed().unwrap_or_default().to_string();
         let in_doubt = state.with(State::Cut).map(|(_, member)| &member.attempt);
-        let undone: BTreeSet<String> = in_doubt
-            .filter(|attempt| **attempt != commit)
-            .cloned()
-            .collect();
+        let in_doubt: BTreeSet<&String> = in_doubt.collect();
+        let (committed, undone): (Vec<&String>, Vec<&String>) = in_doubt
+            .into_iter()
+            .partition(|attempt| state.is_committed_attempt(attempt));
+        // Another one is committed in the next round.
+        let committed = committed.first().map(|attempt| attempt.to_string());
         let request = SettleGroupRequest {
             group_id: group.to_string(),
-            attempt: commit,
-            undone_attempts: undone.into_iter().collect(),
+            attempt: committed.unwrap_or_default(),
+            undone_attempts: undone.into_iter().cloned().collect(),
         };
         let unready = state.with(State::Cut).chain(state.with(State::Preparing));
         let agents: BTreeMap<&str, &Arc<Agent>> =
@@ -403,16 +416,21 @@ impl Router {
                 .take(MAX_RESOLVED_AT_ONCE)
         });
         let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
-        for group in groups {
-            let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
-                continue;
-            };
-            match self.settled(group, &[]).await {
-                // Another call is working on the group.
-                Ok(_) | Err(Error::Pending { .. }) => {}
-                Err(error) => {
-                    tracing::warn!(%group, error = %chain(&error), "failed to resolve a group snapshot that is in doubt");
-                }
+        // A node that does not answer delays only some of them.
+        let each = groups.into_iter().map(|group| self.resolve_reported(group));
+        let mut each = stream::iter(each).buffer_unordered(AT_ONCE);
+        while each.next().await.is_some() {}
+    }
+
+    async fn resolve_reported(&self, group: GroupId) {
+        let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
+            return;
+        };
+        match self.settled(group, &[]).await {
+            // Another call is working on the group.
+            Ok(_) | Err(Error::Pending { .. }) => {}
+            Err(error) => {
+                tracing::warn!(%group, error = %chain(&error), "failed to resolve a group snapshot that is in doubt");
             }
         }
     }
