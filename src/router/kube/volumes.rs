@@ -54,8 +54,16 @@ pub struct Volumes {
 #[derive(Debug, Default)]
 struct Index {
     by_name: Store<Volume>,
-    /// Names by volume handle.
-    names: BTreeMap<String, String>,
+    /// Names by volume handle. An administrator may have created several for one volume.
+    names: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Index {
+    /// A PersistentVolume of a volume.
+    fn find(&self, handle: &str) -> Option<&Volume> {
+        let mut names = self.names.get(handle)?.iter();
+        names.find_map(|name| self.by_name.now().get(name))
+    }
 }
 
 impl Volumes {
@@ -75,11 +83,17 @@ impl Volumes {
         match &event {
             Event::Apply(volume) | Event::Delete(volume) => {
                 let name = volume.metadata.name.as_deref().unwrap_or_default();
-                if let Some(before) = kept.by_name.now().get(name) {
-                    kept.names.remove(&before.handle);
+                if let Some(before) = kept.by_name.now().get(name)
+                    && let Some(names) = kept.names.get_mut(&before.handle)
+                {
+                    names.remove(name);
+                    if names.is_empty() {
+                        kept.names.remove(&before.handle);
+                    }
                 }
                 if let (Event::Apply(_), Some(now)) = (&event, self.read(volume)) {
-                    kept.names.insert(now.handle, name.into());
+                    let names = kept.names.entry(now.handle).or_default();
+                    names.insert(name.into());
                 }
                 kept.by_name
                     .take(event, |volume| self.read(&volume), |_, _| false);
@@ -91,10 +105,11 @@ impl Volumes {
             Event::InitDone => {
                 kept.by_name
                     .take(event, |volume| self.read(&volume), |_, _| false);
-                let all = kept.by_name.now().iter();
-                kept.names = all
-                    .map(|(name, volume)| (volume.handle.clone(), name.clone()))
-                    .collect();
+                kept.names.clear();
+                for (name, volume) in kept.by_name.now() {
+                    let names = kept.names.entry(volume.handle.clone()).or_default();
+                    names.insert(name.clone());
+                }
             }
         }
     }
@@ -142,24 +157,20 @@ impl Volumes {
     /// "namespace/name" of the claim that a volume is bound to.
     pub fn claim_of(&self, handle: &str) -> Option<String> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        let name = kept.names.get(handle)?;
-        kept.by_name.now().get(name)?.claim.clone()
+        kept.find(handle)?.claim.clone()
     }
 
     /// The size of a volume; 0 if no PersistentVolume names it.
     pub fn bytes_of(&self, handle: &str) -> u64 {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        let name = kept.names.get(handle);
-        let volume = name.and_then(|name| kept.by_name.now().get(name));
-        volume.map_or(0, |volume| volume.capacity)
+        kept.find(handle).map_or(0, |volume| volume.capacity)
     }
 
     /// The volumes that are bound to a claim, each once, with their claims.
     pub fn claims(&self) -> Vec<VolumeClaim> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        let all = kept.names.iter();
-        let each = all.filter_map(|(handle, name)| {
-            let volume = kept.by_name.now().get(name)?;
+        let each = kept.names.keys().filter_map(|handle| {
+            let volume = kept.find(handle)?;
             let claim = volume.claim.as_ref().filter(|_| volume.is_bound)?;
             let (namespace, claim) = claim.split_once('/')?;
             Some(VolumeClaim {
@@ -260,9 +271,8 @@ impl Volumes {
     /// The PersistentVolumes that name this volume.
     pub fn names_of(&self, handle: &str) -> Vec<String> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        let all = kept.by_name.now().iter();
-        let its = all.filter(|(_, volume)| volume.handle == handle);
-        its.map(|(name, _)| name.clone()).collect()
+        let names = kept.names.get(handle).into_iter().flatten();
+        names.cloned().collect()
     }
 
     /// Whether a PersistentVolume names this volume.
