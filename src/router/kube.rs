@@ -59,7 +59,7 @@ use std::time::Duration;
 use ::kube::api::Api;
 use ::kube::core::PartialObjectMeta;
 use ::kube::runtime::watcher;
-use ::kube::{Client, Error as KubeError, Resource};
+use ::kube::{Client, Config, Error as KubeError, Resource};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use tokio::sync::mpsc;
@@ -161,10 +161,22 @@ pub struct InCluster {
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// A connection that is silent for this time is closed, so that a watch begins again if the API server
+/// has disappeared without closing it. Longer than a watch, which the API server ends within five
+/// minutes, and than a hook may be silent.
+const READ_TIMEOUT: Duration = Duration::from_secs(660);
+
 /// A client for the API server that KUBECONFIG names, or that of the cluster in which this pod runs.
 pub async fn connect() -> Result<Client> {
-    let client = Client::try_default().await;
-    client.map_err(|error| Error::unreachable("the Kubernetes API", chain(&error)))
+    let failed =
+        |error: &dyn std::error::Error| Error::unreachable("the Kubernetes API", chain(error));
+    let config = Config::infer().await;
+    let mut config = config.map_err(|error| failed(&error))?;
+    config.read_timeout = Some(READ_TIMEOUT);
+    // Callers repeat their requests. The client would wait for minutes, for example while the
+    // PodDisruptionBudget of one pod does not allow its eviction.
+    config.default_retry = false;
+    Client::try_from(config).map_err(|error| failed(&error))
 }
 
 impl InCluster {

@@ -5,6 +5,8 @@ use ::kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams, Preconditi
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 use tonic::Code;
 use uuid::Uuid;
 
@@ -16,6 +18,7 @@ use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
 use crate::operation::snapshot_name;
 use crate::router::cluster::{Cluster, ObjectRef};
+use crate::router::kube::API_TIMEOUT;
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::Goal;
 use crate::router::kube::adopt::step::Step as PvStep;
@@ -351,20 +354,27 @@ impl Executor<'_> {
             delete_options: Some(only(pod)),
             ..EvictParams::default()
         };
-        let evicted = self.pods().evict(&pod.name, &params).await;
-        self.ended(pod, evicted.map(drop)).await
+        let evicted = timeout(API_TIMEOUT, self.pods().evict(&pod.name, &params)).await;
+        self.ended(pod, evicted.map(|evicted| evicted.map(drop)))
+            .await
     }
 
     async fn delete_pod(&self, pod: &PodUse) -> Result<Outcome> {
-        let deleted = self.pods().delete(&pod.name, &only(pod)).await;
-        self.ended(pod, deleted.map(drop)).await
+        let deleted = timeout(API_TIMEOUT, self.pods().delete(&pod.name, &only(pod))).await;
+        self.ended(pod, deleted.map(|deleted| deleted.map(drop)))
+            .await
     }
 
     /// A pod takes time to end, and its eviction may be refused for a while.
-    async fn ended(&self, pod: &PodUse, done: Result<(), KubeError>) -> Result<Outcome> {
+    async fn ended(
+        &self,
+        pod: &PodUse,
+        done: Result<Result<(), KubeError>, Elapsed>,
+    ) -> Result<Outcome> {
         let why = match done {
-            Ok(()) => return Ok(Outcome::Stale),
-            Err(KubeError::Api(status)) => match status.code {
+            Ok(Ok(())) => return Ok(Outcome::Stale),
+            Err(_) => "the API server does not answer the request to end it".into(),
+            Ok(Err(KubeError::Api(status))) => match status.code {
                 404 | 409 => return Ok(Outcome::Stale),
                 403 => {
                     "the router may not evict the pod; set moves.evict in the chart, or delete the pod"
@@ -373,7 +383,7 @@ impl Executor<'_> {
                 429 => "its PodDisruptionBudget does not allow its eviction now".into(),
                 _ => status.message,
             },
-            Err(error) => chain(&error),
+            Ok(Err(error)) => chain(&error),
         };
         let error = Error::refused(format!("pod {}", pod.name), why);
         let status = self.object.status.clone().unwrap_or_default();

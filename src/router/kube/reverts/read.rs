@@ -22,7 +22,11 @@ pub(super) fn snapshots_api() -> ApiResource {
 
 impl InCluster {
     /// The claim of a volume, if it is in another namespace.
-    pub(super) fn foreign_claim(&self, handle: &str, namespace: &str) -> Option<String> {
+    pub(in crate::router::kube) fn foreign_claim(
+        &self,
+        handle: &str,
+        namespace: &str,
+    ) -> Option<String> {
         let claim = self.claim_of(handle)?;
         let is_own = claim
             .split_once('/')
