@@ -1,19 +1,21 @@
 //! `slackwater pool release`: gives a thin pool back to LVM for maintenance.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::{folder, thin_pool};
+use super::{folder, mapped_device, thin_pool};
 use crate::backend::PoolBackend;
 use crate::backend::thin::{DEVICE_PREFIX, RECORDS_ID, pool_of_records};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::{Effect, Host, MappedDevice};
-use crate::model::{PoolDefinition, PoolId};
+use crate::host::{Effect, Host, MappedDevice, Mount};
+use crate::model::PoolDefinition;
 
 /// Unmounts the records of a pool and removes their device, after which LVM can deactivate the thin
-/// pool. Refused while a driver serves the pool or a volume is attached. The next start of the driver
-/// attaches the records again. Returns whether there was something to release.
+/// pool. Refused while a driver serves the pool or a volume is used; the devices of unused volumes are
+/// removed. The next start of the driver attaches the records again. Returns whether there was
+/// something to release.
 ///
 /// It needs neither the header nor the records, which may be damaged.
 pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
@@ -31,17 +33,23 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
         subject: format!("pool {}", pool.name),
         holder,
     };
-    if !others.is_empty() {
-        let names: Vec<&str> = others.iter().map(|device| device.uuid.as_str()).collect();
+    for device in &own {
+        check_unserved(host, pool, device)?;
+    }
+    let mut used = Vec::new();
+    for device in &others {
+        if !remove_unused(host, mapped, device).context(doing)? {
+            used.push(device.uuid.to_ascii_lowercase());
+        }
+    }
+    if !used.is_empty() {
         return Err(busy(format!(
             "{} are attached; delete the pods that use them",
-            names.join(" and ")
+            used.join(" and ")
         )));
     }
     for device in &own {
-        if let Some(id) = pool_of_records(&device.uuid) {
-            unmount(host, pool, id, device)?;
-        }
+        unmount(host, pool, device)?;
         if host.is_claimed(&device.device).context(doing)? {
             return Err(busy(
                 "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it"
@@ -55,30 +63,60 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
     Ok(!own.is_empty())
 }
 
-/// Unmounts the records from the own folder, unless a driver has locked them.
-fn unmount(
+/// Removes the device of a volume, or one that a crash has left, unless a mount shows it or a process
+/// has it open: a driver that does not serve the pool leaves the devices of the pods that have ended.
+fn remove_unused(
+    host: &dyn Host,
+    mapped: &str,
+    device: &MappedDevice,
+) -> crate::host::Result<bool> {
+    let rdev = device.device.rdev;
+    let mounts = host.mounts()?;
+    let shows = |mount: &Mount| mount.device == rdev || mount.shown_device() == rdev;
+    if device.suspended || mounts.iter().any(shows) || host.is_claimed(&device.device)? {
+        return Ok(false);
+    }
+    let uuid = &device.uuid;
+    host.perform(&Effect::RemoveMapped { uuid })?;
+    // One that is open is removed when it is closed.
+    Ok(mapped_device(host, mapped, uuid)?.is_none())
+}
+
+/// The own folder, if the device with the records is mounted there.
+fn mounted(
     host: &dyn Host,
     pool: &PoolDefinition,
-    id: PoolId,
     device: &MappedDevice,
-) -> Result<()> {
+) -> Result<Option<PathBuf>> {
     let doing = || format!("release pool {}", pool.name);
-    let target = &folder(id);
-    let mounts = host.mounts().context(doing)?;
-    let shows = |mount: &&crate::host::Mount| {
-        mount.mount_point == *target && mount.device == device.device.rdev
+    let Some(target) = pool_of_records(&device.uuid).map(folder) else {
+        return Ok(None);
     };
-    if !mounts.iter().any(|mount| shows(&mount)) {
+    let mounts = host.mounts().context(doing)?;
+    let shows = |mount: &Mount| mount.mount_point == target && mount.device == device.device.rdev;
+    Ok(mounts.iter().any(shows).then_some(target))
+}
+
+/// Fails if a driver has locked the records.
+fn check_unserved(host: &dyn Host, pool: &PoolDefinition, device: &MappedDevice) -> Result<()> {
+    let Some(target) = mounted(host, pool, device)? else {
         return Ok(());
-    }
+    };
     // The pool may be damaged in a way that prevents the lock.
-    let lock = PoolBackend::lock(host, target, Duration::ZERO);
-    if matches!(lock, Ok(None)) {
-        return Err(Error::Locked {
+    match PoolBackend::lock(host, &target, Duration::ZERO) {
+        Ok(None) => Err(Error::Locked {
             place: pool.place.to_string(),
-        });
+        }),
+        Ok(Some(_)) | Err(_) => Ok(()),
     }
-    drop(lock);
+}
+
+/// Unmounts the records from the own folder.
+fn unmount(host: &dyn Host, pool: &PoolDefinition, device: &MappedDevice) -> Result<()> {
+    let doing = || format!("release pool {}", pool.name);
+    let Some(target) = &mounted(host, pool, device)? else {
+        return Ok(());
+    };
     match host.perform(&Effect::Unmount { target }) {
         Err(error) if error.code() == Some(Errno::EBUSY) => Err(Error::Busy {
             subject: format!("pool {}", pool.name),
