@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.populators.image }}{{ include "slackwater.pulled" (list $ (printf "%s@%s" .repository .digest)) }}{{ end }}
 {{- end }}
 
-{{/* The name of an image where it's pulled from: global.imageRegistry takes the place of its registry. */}}
+{{/* The name of an image: global.imageRegistry replaces its registry. */}}
 {{- define "slackwater.pulled" -}}
 {{- $image := last . }}
 {{- with (first .).Values.global.imageRegistry | trimSuffix "/" }}
@@ -201,7 +201,7 @@ provisioner{{ if include "slackwater.attach" . }} attacher{{ end }} resizer{{ if
 {{- end }}
 {{- end }}
 
-{{/* The certificate of that service. Without it this sidecar alone doesn't start. */}}
+{{/* The certificate of that service. Without it, only this sidecar does not start. */}}
 {{- define "slackwater.metadataVolume" -}}
 {{- if .Values.snapshotMetadata.create -}}
 - name: metadata-tls
