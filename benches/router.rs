@@ -31,7 +31,7 @@ use slackwater::csi::identity_client::IdentityClient;
 use slackwater::csi::volume_capability::access_mode::Mode;
 use slackwater::csi::volume_capability::{AccessMode, AccessType, MountVolume};
 use slackwater::csi::*;
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::host::memory::MemoryHost;
 use slackwater::operation::{Driver, Settings};
 use slackwater::router::agents::endpoint;
@@ -84,7 +84,7 @@ async fn start(node: String, folder: &Path, pki: &Pki) -> Agent {
         state_dir: "/run/slackwater/state".into(),
         ..Settings::default()
     };
-    let driver = Driver::start(settings, Seams::simulated(MemoryHost::new())).unwrap();
+    let driver = Driver::start(settings, CutInterfaces::simulated(MemoryHost::new())).unwrap();
     let driver = Arc::new(driver);
     let name = Name::node(&node).unwrap();
     let credentials = Credentials::of_bundle(name.clone(), pki.issue(&name)).unwrap();

@@ -118,12 +118,12 @@ impl MetadataSpace {
     /// map has the same nodes.
     pub fn worst(&self, bytes: u64) -> u64 {
         let blocks = bytes.div_ceil(self.block_bytes);
-        thin_metadata::MOST_PER_MAP + blocks * thin_metadata::MOST_PER_MAPPING
+        thin_metadata::MAX_PER_MAP + blocks * thin_metadata::MAX_PER_MAPPING
     }
 
     /// Bytes that the map of an image of this size takes at least, if each block is mapped.
     pub fn least(&self, bytes: u64) -> u64 {
-        bytes / self.block_bytes * thin_metadata::LEAST_PER_MAPPING
+        bytes / self.block_bytes * thin_metadata::MIN_PER_MAPPING
     }
 
     /// Bytes that are neither in use nor reserved.
@@ -139,9 +139,9 @@ impl MetadataSpace {
 
     /// The size of the largest image whose map fits in the worst case.
     pub fn largest(&self) -> u64 {
-        let taken = self.kept() + thin_metadata::MOST_PER_MAP;
+        let taken = self.kept() + thin_metadata::MAX_PER_MAP;
         let available = self.available().saturating_sub(taken);
-        available / thin_metadata::MOST_PER_MAPPING * self.block_bytes
+        available / thin_metadata::MAX_PER_MAPPING * self.block_bytes
     }
 }
 

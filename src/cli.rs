@@ -289,7 +289,7 @@ struct Place {
 
 impl Node {
     /// Adds the values of the configuration file where no flag was given.
-    fn with_file(self, flags: Given) -> Result<Settled, Failure> {
+    fn with_file(self, flags: Given) -> Result<PoolArguments, Failure> {
         let flags = Given {
             node_record: self.node_record,
             ..flags
@@ -297,7 +297,7 @@ impl Node {
         let given = flags.over_file(self.config.as_deref())?;
         crate::model::pool::check_together(&given.pool)
             .map_err(|error| BadConfig(format!("--pool: {error}")))?;
-        Ok(Settled {
+        Ok(PoolArguments {
             pools: given.pool,
             node_record: config::folder(given.node_record, config::NODE_RECORD),
             allowed_paths: config::allowed_paths(given.allowed_path),
@@ -308,7 +308,7 @@ impl Node {
 }
 
 impl Place {
-    fn with_file(self) -> Result<Settled, Failure> {
+    fn with_file(self) -> Result<PoolArguments, Failure> {
         self.with(Vec::new(), None)
     }
 
@@ -316,7 +316,7 @@ impl Place {
         self,
         allowed_path: Vec<Folder>,
         state_dir: Option<Folder>,
-    ) -> Result<Settled, Failure> {
+    ) -> Result<PoolArguments, Failure> {
         self.node.with_file(Given {
             pool: self.pool,
             allowed_path,
@@ -328,7 +328,7 @@ impl Place {
 
 /// The validated arguments of a command that acts on pools.
 #[derive(Debug)]
-struct Settled {
+struct PoolArguments {
     pools: Vec<PoolDefinition>,
     node_record: PathBuf,
     allowed_paths: Vec<PathBuf>,

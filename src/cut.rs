@@ -112,7 +112,7 @@ pub struct CutStats {
 
 /// The interfaces that a cut works through, which tests replace.
 #[derive(Clone)]
-pub struct Seams {
+pub struct CutInterfaces {
     /// The kernel and the disk.
     pub host: Arc<dyn Host>,
     /// The freeze guard.
@@ -121,11 +121,11 @@ pub struct Seams {
     pub hooks: Arc<dyn Hooks>,
 }
 
-impl Seams {
+impl CutInterfaces {
     /// The interfaces of a simulated machine, which acts as its own guard and has no hooks.
-    pub fn simulated(host: MemoryHost) -> Seams {
+    pub fn simulated(host: MemoryHost) -> CutInterfaces {
         let host = Arc::new(host);
-        Seams {
+        CutInterfaces {
             host: host.clone(),
             freezer: host,
             hooks: Arc::new(NoHooks),
@@ -147,7 +147,7 @@ impl Seams {
 /// [`Error::QuiesceFailed`]: crate::error::Error::QuiesceFailed
 /// [`Error::CutLost`]: crate::error::Error::CutLost
 pub fn attempt(
-    seams: &Seams,
+    interfaces: &CutInterfaces,
     members: &[CutMember],
     now: &Attempt<'_>,
     parameters: &SnapshotParameters,
@@ -155,15 +155,15 @@ pub fn attempt(
 ) -> Result<Outcome> {
     let used = members.iter().filter(|member| member.in_use != Use::Quiet);
     let targets: Vec<HookTarget> = used.map(|member| member.target.clone()).collect();
-    let local = local::Local::new(seams, members, parameters).with_room(room);
+    let local = local::Local::new(interfaces, members, parameters).with_room(room);
     let spec = coordinator::CutSpec {
         level: now.level,
         parameters,
         targets: &targets,
     };
     let context = coordinator::CutContext {
-        hooks: seams.hooks.as_ref(),
-        now_nanos: &|| seams.host.now_nanos(),
+        hooks: interfaces.hooks.as_ref(),
+        now_nanos: &|| interfaces.host.now_nanos(),
         disturbed: now.disturbed,
     };
     coordinator::run(&context, vec![Box::new(local)], &spec)

@@ -53,7 +53,9 @@ pub use snapshot::remote::{
 };
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
 pub use snapshot::running::{CopyKind, CopyOf, CopyStatus};
-pub use snapshot::session::{BeginShare, Coordinator, ShareAnswer, ShareStep};
+pub use snapshot::session::{
+    BeginParticipation, Coordinator, ParticipationAnswer, ParticipationStep,
+};
 pub use usage::Usage;
 pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;

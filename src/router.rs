@@ -49,6 +49,7 @@ mod moving;
 mod place;
 mod receive;
 mod remote;
+mod reported;
 mod resolve;
 mod restore;
 pub mod restore_node;
@@ -137,7 +138,7 @@ impl Router {
         };
         // Without a runtime no agent can be called at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(resolve::resolve_periodically(router.downgrade()));
+            runtime.spawn(reported::resolve_periodically(router.downgrade()));
         }
         router
     }

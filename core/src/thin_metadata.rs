@@ -22,7 +22,7 @@ use crate::error::HostError;
 pub const BLOCK: usize = 4096;
 /// The metadata in bytes that a mapped block needs at least: a full leaf has only entries, with a key
 /// and a value of 8 bytes each.
-pub const LEAST_PER_MAPPING: u64 = 16;
+pub const MIN_PER_MAPPING: u64 = 16;
 /// The metadata in bytes that a mapped block needs at most, in a map that no discard has thinned out.
 /// A leaf has at most 252 entries ((4096 - 32) / 16, rounded down to a multiple of 3) and is split
 /// into halves, so it has at least 126: 32.5 bytes for each. Internal nodes have as many entries, and
@@ -31,10 +31,10 @@ pub const LEAST_PER_MAPPING: u64 = 16;
 /// 168 in a leaf: 24.4 bytes, for three mappings. That is 42; the rest is for the copies that exist
 /// until a transaction ends. A thick copy of a thin volume begins with its map, in which discards may
 /// have left leaves with 84 entries; nothing more is reserved for that.
-pub const MOST_PER_MAPPING: u64 = 48;
+pub const MAX_PER_MAPPING: u64 = 48;
 /// The metadata in bytes that a map needs at most besides: a node that is not half full in each of at
 /// most 4 levels, which are enough for 126^4 blocks.
-pub const MOST_PER_MAP: u64 = 4 * BLOCK as u64;
+pub const MAX_PER_MAP: u64 = 4 * BLOCK as u64;
 /// The superblock is the first block.
 pub const SUPERBLOCK: u64 = 0;
 /// The number of bits of the time in a mapping. The number of the block precedes it.

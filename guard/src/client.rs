@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use super::journal::Own;
 use super::keeper;
 use super::load::Admitted;
-use super::protocol::{Ask, Version, code, encode_long};
+use super::protocol::{Request, Version, code, encode_long};
 use super::shared::{Answers, Member, Phase, Shared, State};
 use slackwater_core::error::{HostCause, HostError, chain};
 use slackwater_core::fault;
@@ -52,7 +52,7 @@ impl Session {
         grace_periods: GracePeriods,
         max_wait: Duration,
     ) -> Result<Session> {
-        let begin = Ask::Begin {
+        let begin = Request::Begin {
             members: members.len() as u32,
             freeze: limits.freeze,
             expedite: grace_periods == GracePeriods::Expedited,
@@ -187,7 +187,7 @@ impl Session {
             state.phase = Phase::Frozen;
             state.late_at = Some(late_at);
         }
-        self.0.ask("freeze", Ask::Freeze)?;
+        self.0.ask("freeze", Request::Freeze)?;
         let answer = self.0.wait(late_at, |state| {
             let answers = || state.answers.iter();
             let frozen = || answers().map(|answers| answers.frozen);
@@ -248,7 +248,7 @@ impl Session {
         if !is_thawed {
             // The keeper also notices the guard's exit, and thaws. Nothing is logged here, because
             // the log may lie on a frozen file system.
-            if !self.0.send(Ask::Thaw(at as u32)) {
+            if !self.0.send(Request::Thaw(at as u32)) {
                 self.0.state().answers[at].is_ordered = false;
             }
             self.0.ping();
@@ -307,7 +307,7 @@ impl Freeze for Session {
             for answers in &mut self.0.state().answers {
                 answers.synced = None;
             }
-            self.0.ask("sync", Ask::Sync)?;
+            self.0.ask("sync", Request::Sync)?;
             let until = Instant::now() + self.0.limits.sync;
             let answer = self.0.wait(until, |state| {
                 let synced = || state.answers.iter().map(|answers| answers.synced);
@@ -349,7 +349,7 @@ impl Freeze for Session {
         // thawed.
         self.0.state().lose();
         self.0.tell();
-        if self.0.ask("end", Ask::End).is_err() {
+        if self.0.ask("end", Request::End).is_err() {
             self.0.channel.finish();
         }
     }
@@ -408,7 +408,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.0.ask("end", Ask::End).is_err() {
+        if self.0.ask("end", Request::End).is_err() {
             self.0.channel.finish();
         }
         let until = Instant::now() + CLOSE_TIMEOUT;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use slackwater_core::error::{Error, HostError, chain};
-use slackwater_core::host::freezer::Journalled;
+use slackwater_core::host::freezer::JournaledFreeze;
 use slackwater_core::host::linux::freeze;
 use slackwater_core::host::{Device, Effect, FileId, FreezeMember, Host, Result};
 use slackwater_core::model::FsType;
@@ -239,7 +239,7 @@ impl Journal {
     }
 
     /// The freezes in the journal, one for each member.
-    pub fn journalled(&self) -> Result<Vec<Journalled>> {
+    pub fn list_journaled(&self) -> Result<Vec<JournaledFreeze>> {
         let Entries {
             entries,
             unreadable,
@@ -251,7 +251,7 @@ impl Journal {
         let mut found = Vec::new();
         for (id, entry) in entries.into_iter().filter(|(_, entry)| entry.boot == boot) {
             let held = matches!(self.take(id)?, Hold::Held);
-            found.extend(entry.members.into_iter().map(|member| Journalled {
+            found.extend(entry.members.into_iter().map(|member| JournaledFreeze {
                 volume_id: member.volume_id,
                 device: member.device,
                 owner: entry.owner,

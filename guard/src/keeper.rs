@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::client::KILL_DELAY;
 use super::journal::Own;
 use super::mapped::Mapped;
-use super::protocol::{MESSAGE, Say};
+use super::protocol::{MESSAGE_BYTES, Reply};
 use super::shared::{Answers, Shared};
 use slackwater_core::fault;
 use slackwater_core::host::linux::freeze;
@@ -28,7 +28,7 @@ const TRIES: u32 = 300;
 /// Why the keeper stopped reading answers.
 enum Ending {
     /// The session ended normally: nothing is frozen any more.
-    Bye,
+    Finished,
     /// The connection ended early.
     Dead,
     /// The guard is late.
@@ -38,7 +38,7 @@ enum Ending {
 /// Serves a session until everything in it is thawed.
 pub(super) fn keep(shared: &Arc<Shared>) {
     match fault::without_memory("driver", "keeper", || listen(shared)) {
-        Ending::Bye => finish(shared, all_thawed(shared)),
+        Ending::Finished => finish(shared, all_thawed(shared)),
         Ending::Dead => {
             // The connection ends only after all threads of the guard, and so their FIFREEZEs, have
             // ended.
@@ -56,7 +56,7 @@ pub(super) fn keep(shared: &Arc<Shared>) {
 }
 
 fn listen(shared: &Shared) -> Ending {
-    let mut bytes = [0; MESSAGE];
+    let mut bytes = [0; MESSAGE_BYTES];
     loop {
         if is_late(shared) {
             return Ending::Late;
@@ -66,14 +66,14 @@ fn listen(shared: &Shared) -> Ending {
         }
         match shared.channel.receive(&mut bytes) {
             Ok(Some(())) => match decode(shared, &bytes) {
-                Some(Say::Bye) => return Ending::Bye,
+                Some(Reply::Ended) => return Ending::Finished,
                 Some(say) => note(shared, say),
                 // This guard does not know the version of the session, so it has refused it and
                 // nothing is frozen. It is not killed, because it may hold a freeze of another
                 // driver.
                 None if shared.state().ready.is_none() => {
-                    note(shared, Say::Ready(Errno::EPROTO as i32));
-                    return Ending::Bye;
+                    note(shared, Reply::Ready(Errno::EPROTO as i32));
+                    return Ending::Finished;
                 }
                 None => return Ending::Late,
             },
@@ -85,8 +85,8 @@ fn listen(shared: &Shared) -> Ending {
 }
 
 /// A message of the guard; `None` if it is invalid in this session.
-fn decode(shared: &Shared, bytes: &[u8; MESSAGE]) -> Option<Say> {
-    let (version, say) = Say::decode(bytes)?;
+fn decode(shared: &Shared, bytes: &[u8; MESSAGE_BYTES]) -> Option<Reply> {
+    let (version, say) = Reply::decode(bytes)?;
     (version == shared.version).then_some(say)
 }
 
@@ -112,10 +112,10 @@ fn is_late(shared: &Shared) -> bool {
     }
     // The guard answers, or still has time to, so FITHAW waits for the disk. The file system stays frozen
     // until then.
-    let next_look = state.silent_since.unwrap_or(now) + KILL_DELAY;
+    let next_query = state.silent_since.unwrap_or(now) + KILL_DELAY;
     let mut must_ping = false;
     for one in state.answers.iter_mut().filter(|one| is_overdue(one)) {
-        one.thaw_by = Some(next_look);
+        one.thaw_by = Some(next_query);
         must_ping = true;
     }
     // The guard is pinged at the deadline, and must have answered by the time at which it counts as
@@ -163,17 +163,17 @@ fn wait_for(fd: std::os::fd::BorrowedFd<'_>, left: Duration) -> bool {
     poll(&mut one, timeout).is_ok() && one[0].any() == Some(true)
 }
 
-fn note(shared: &Shared, say: Say) {
+fn note(shared: &Shared, say: Reply) {
     let mut state = shared.state();
     state.silent_since = None;
     match say {
-        Say::Ready(errno) => state.ready = Some(errno),
-        Say::Synced(member, errno) => {
+        Reply::Ready(errno) => state.ready = Some(errno),
+        Reply::Synced(member, errno) => {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.synced = Some(errno);
             }
         }
-        Say::Frozen(member, errno) => {
+        Reply::Frozen(member, errno) => {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.frozen = Some(errno);
             }
@@ -181,12 +181,12 @@ fn note(shared: &Shared, say: Say) {
             let soon = Instant::now() + KILL_DELAY;
             state.late_at = state.late_at.map(|late_at| late_at.max(soon));
         }
-        Say::Suspended(member, errno) => {
+        Reply::Suspended(member, errno) => {
             if let Some(answers) = state.answers.get_mut(member as usize) {
                 answers.suspended = Some(errno);
             }
         }
-        Say::Thawed {
+        Reply::Thawed {
             member,
             errno,
             early,
@@ -196,7 +196,7 @@ fn note(shared: &Shared, say: Say) {
                 answers.by_guard = errno == 0 || errno == Errno::EINVAL as i32;
             }
         }
-        Say::Pong | Say::Bye => {}
+        Reply::Pong | Reply::Ended => {}
     }
     drop(state);
     shared.tell();
@@ -223,7 +223,7 @@ fn kill(shared: &Shared) {
 
 /// Whether the guard cannot freeze any more: then the result of FITHAW is final.
 fn guard_has_ended(shared: &Shared) -> bool {
-    let mut bytes = [0; MESSAGE];
+    let mut bytes = [0; MESSAGE_BYTES];
     loop {
         match shared.channel.receive(&mut bytes) {
             // Messages that it sent before its exit count; they may report, for example, which

@@ -45,11 +45,11 @@ use client::Session;
 use journal::{Entry, EntryMember, Journal, Own};
 use load::{Admitted, Load};
 use mapped::{Mapped, Mapper};
-use protocol::{Ask, MESSAGE, Say, Version};
-pub use protocol::{MOST_DESCRIPTORS, MOST_MEMBERS};
+pub use protocol::{MAX_DESCRIPTORS, MAX_MEMBERS};
+use protocol::{MESSAGE_BYTES, Reply, Request, Version};
 use shared::Member;
 use slackwater_core::error::HostError;
-use slackwater_core::host::freezer::{FreezeLimits, GracePeriods, Journalled};
+use slackwater_core::host::freezer::{FreezeLimits, GracePeriods, JournaledFreeze};
 use slackwater_core::host::linux::freeze::{self, Process, Started};
 use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::host::{Device, Freeze, FreezeMember, Freezer, Host, Result};
@@ -356,19 +356,19 @@ enum Pong {
 }
 
 fn ping(channel: &Channel, version: Version) -> Pong {
-    if channel.send(&Ask::Ping.encode(version)).is_err() {
+    if channel.send(&Request::Ping.encode(version)).is_err() {
         return Pong::None;
     }
     let timeout = PollTimeout::try_from(PONG_TIMEOUT).unwrap_or(PollTimeout::MAX);
     let mut one = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let answered = poll(&mut one, timeout).is_ok() && one[0].any() == Some(true);
-    let mut bytes = [0; MESSAGE];
+    let mut bytes = [0; MESSAGE_BYTES];
     if !answered || !matches!(channel.receive(&mut bytes), Ok(Some(()))) {
         return Pong::None;
     }
-    match Say::decode(&bytes) {
+    match Reply::decode(&bytes) {
         // A guard of an older release refuses every ping, which shows that it is alive too.
-        Some((answer, Say::Pong | Say::Ready(_))) if answer == version => Pong::Same,
+        Some((answer, Reply::Pong | Reply::Ready(_))) if answer == version => Pong::Same,
         _ => Pong::Refused,
     }
 }
@@ -406,16 +406,16 @@ impl Freezer for GuardClient {
 
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>> {
         let refused = |what: String| Err(HostError::unexpected("freeze", &self.state_dir, what));
-        if members.is_empty() || members.len() > MOST_MEMBERS {
+        if members.is_empty() || members.len() > MAX_MEMBERS {
             return refused(format!(
-                "a freeze of {} file systems was requested; between 1 and {MOST_MEMBERS} are possible",
+                "a freeze of {} file systems was requested; between 1 and {MAX_MEMBERS} are possible",
                 members.len()
             ));
         }
         let descriptors: usize = members.iter().map(descriptors).sum();
-        if descriptors > MOST_DESCRIPTORS {
+        if descriptors > MAX_DESCRIPTORS {
             return refused(format!(
-                "a freeze of {descriptors} file systems and devices was requested; at most {MOST_DESCRIPTORS} are possible"
+                "a freeze of {descriptors} file systems and devices was requested; at most {MAX_DESCRIPTORS} are possible"
             ));
         }
         if let Some(device) = twice(&members) {
@@ -457,8 +457,8 @@ impl Freezer for GuardClient {
         self.sweeper.sweep(false)
     }
 
-    fn journalled(&self) -> Result<Vec<Journalled>> {
-        self.sweeper.journalled()
+    fn list_journaled(&self) -> Result<Vec<JournaledFreeze>> {
+        self.sweeper.list_journaled()
     }
 
     fn stop_guard(&self) {

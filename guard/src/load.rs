@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Maximum number of file systems in all sessions. Each needs some 100 KiB (its stack, and what the
 /// kernel keeps for a thread), which leaves space for the program itself in the 64 MiB of its
 /// container.
-pub const MOST_HELD: usize = 256;
+pub const MAX_HELD: usize = 256;
 /// Maximum number of file systems of one namespace, so that others can always cut.
-pub const MOST_OF_ONE: usize = MOST_HELD / 2;
+pub const MAX_HELD_OF_NAMESPACE: usize = MAX_HELD / 2;
 /// Maximum number of sessions.
-pub const MOST_SESSIONS: usize = 64;
+pub const MAX_SESSIONS: usize = 64;
 
 /// What is held now.
 #[derive(Clone, Debug, Default)]
@@ -50,17 +50,17 @@ impl Load {
         }
         let members = namespaces.len();
         let mut held = self.held();
-        if held.sessions >= MOST_SESSIONS || held.members + members > MOST_HELD {
+        if held.sessions >= MAX_SESSIONS || held.members + members > MAX_HELD {
             return Err(format!(
-                "the freeze guard, which holds {} file systems in {} cuts; the limit is {MOST_HELD} in {MOST_SESSIONS}",
+                "the freeze guard, which holds {} file systems in {} cuts; the limit is {MAX_HELD} in {MAX_SESSIONS}",
                 held.members, held.sessions
             ));
         }
         for (namespace, more) in &by_namespace {
             let has = held.by_namespace.get(namespace).copied().unwrap_or(0);
-            if has + more > MOST_OF_ONE {
+            if has + more > MAX_HELD_OF_NAMESPACE {
                 return Err(format!(
-                    "the freeze guard, which holds {has} file systems of namespace {namespace}; the limit is {MOST_OF_ONE} of one namespace"
+                    "the freeze guard, which holds {has} file systems of namespace {namespace}; the limit is {MAX_HELD_OF_NAMESPACE} of one namespace"
                 ));
             }
         }
@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn no_namespace_takes_more_than_half_and_all_together_no_more_than_there_is() {
         let load = Load::default();
-        let shop = load.admit(&of("shop", MOST_OF_ONE)).unwrap();
+        let shop = load.admit(&of("shop", MAX_HELD_OF_NAMESPACE)).unwrap();
         let refused = load.admit(&of("shop", 1)).unwrap_err();
         assert!(
             refused.contains("128 file systems of namespace shop"),
             "{refused}"
         );
-        let bank = load.admit(&of("bank", MOST_OF_ONE - 1)).unwrap();
+        let bank = load.admit(&of("bank", MAX_HELD_OF_NAMESPACE - 1)).unwrap();
         let refused = load.admit(&[None, None]).unwrap_err();
         assert!(
             refused.contains("holds 255 file systems in 2 cuts"),
@@ -119,12 +119,12 @@ mod tests {
         assert!(load.admit(&[None]).is_err());
         drop((shop, bank, last));
         assert!(load.held().by_namespace.is_empty());
-        let sessions: Vec<_> = (0..MOST_SESSIONS)
+        let sessions: Vec<_> = (0..MAX_SESSIONS)
             .map(|_| load.admit(&[None]).unwrap())
             .collect();
         assert!(load.admit(&[None]).is_err());
         drop(sessions);
         // Without known namespaces, there is no limit per namespace.
-        load.admit(&vec![None; MOST_HELD]).unwrap();
+        load.admit(&vec![None; MAX_HELD]).unwrap();
     }
 }

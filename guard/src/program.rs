@@ -90,7 +90,7 @@ pub fn run(host: Arc<dyn Host>, options: &Options) -> Result<()> {
         };
         let (line, common) = (stopped.clone(), common.clone());
         // If no thread can be started, the connection is closed, and the driver reports that.
-        let serving = thread::Builder::new().stack_size(session::STACK);
+        let serving = thread::Builder::new().stack_size(session::STACK_BYTES);
         if let Ok(session) = serving.spawn(move || session::serve(channel, line.as_fd(), &common)) {
             sessions.push(session);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-pub use slackwater_core::host::linux::seqpacket::MESSAGE;
+pub use slackwater_core::host::linux::seqpacket::MESSAGE_BYTES;
 
 /// The version of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +23,13 @@ pub enum Version {
 }
 
 /// Maximum number of members in one session: each needs a thread in the guard.
-pub const MOST_MEMBERS: usize = 128;
+pub const MAX_MEMBERS: usize = 128;
 /// Maximum number of descriptors of all members together. They are sent in one message with the
 /// lock of the journal entry, and the kernel's SCM_MAX_FD is 253.
-pub const MOST_DESCRIPTORS: usize = 252;
+pub const MAX_DESCRIPTORS: usize = 252;
 
-/// The length of [`Ask::Begin`] in [`Version::Two`]: the message, and two bits for each member.
-pub const LONG_MESSAGE: usize = MESSAGE + MOST_MEMBERS / 4;
+/// The length of [`Request::Begin`] in [`Version::Two`]: the message, and two bits for each member.
+pub const LONG_MESSAGE_BYTES: usize = MESSAGE_BYTES + MAX_MEMBERS / 4;
 
 /// Which descriptors of a member follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,32 +52,32 @@ impl Passed {
     }
 }
 
-/// Encodes [`Ask::Begin`] of [`Version::Two`].
-pub fn encode_long(begin: Ask, passed: &[Passed]) -> [u8; LONG_MESSAGE] {
-    let mut bytes = [0; LONG_MESSAGE];
-    bytes[..MESSAGE].copy_from_slice(&begin.encode(Version::Two));
-    for (at, passed) in passed.iter().enumerate().take(MOST_MEMBERS) {
-        bytes[MESSAGE + at / 4] |= (*passed as u8) << (at % 4 * 2);
+/// Encodes [`Request::Begin`] of [`Version::Two`].
+pub fn encode_long(begin: Request, passed: &[Passed]) -> [u8; LONG_MESSAGE_BYTES] {
+    let mut bytes = [0; LONG_MESSAGE_BYTES];
+    bytes[..MESSAGE_BYTES].copy_from_slice(&begin.encode(Version::Two));
+    for (at, passed) in passed.iter().enumerate().take(MAX_MEMBERS) {
+        bytes[MESSAGE_BYTES + at / 4] |= (*passed as u8) << (at % 4 * 2);
     }
     bytes
 }
 
 /// Which descriptors of each member follow a message of [`Version::Two`]; `None` if that is invalid.
-pub fn decode_passed(bytes: &[u8; LONG_MESSAGE], members: usize) -> Option<Vec<Passed>> {
-    let of = |at: usize| match bytes[MESSAGE + at / 4] >> (at % 4 * 2) & 3 {
+pub fn decode_passed(bytes: &[u8; LONG_MESSAGE_BYTES], members: usize) -> Option<Vec<Passed>> {
+    let of = |at: usize| match bytes[MESSAGE_BYTES + at / 4] >> (at % 4 * 2) & 3 {
         1 => Some(Passed::Root),
         2 => Some(Passed::Mapped),
         3 => Some(Passed::Both),
         _ => None,
     };
-    let is_rest_empty = (members..MOST_MEMBERS).all(|at| of(at).is_none());
-    let is_valid = members <= MOST_MEMBERS && is_rest_empty;
+    let is_rest_empty = (members..MAX_MEMBERS).all(|at| of(at).is_none());
+    let is_valid = members <= MAX_MEMBERS && is_rest_empty;
     is_valid.then(|| (0..members).map(of).collect())?
 }
 
 /// A message from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum Request {
     /// The first message, with the descriptors of `members` members and the lock of the journal
     /// entry.
     Begin {
@@ -102,7 +102,7 @@ pub enum Ask {
 
 /// A message from the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Say {
+pub enum Reply {
     /// The guard has received everything and started a thread for each member; or it could not (an
     /// errno).
     Ready(i32),
@@ -126,11 +126,11 @@ pub enum Say {
     /// The answer to a ping.
     Pong,
     /// The session has ended normally: nothing of it is frozen, or can become frozen.
-    Bye,
+    Ended,
 }
 
-fn message(version: Version, words: [u32; 4], long: u64) -> [u8; MESSAGE] {
-    let mut bytes = [0; MESSAGE];
+fn message(version: Version, words: [u32; 4], long: u64) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
     bytes[..4].copy_from_slice(&(version as u32).to_le_bytes());
     for (at, word) in words.iter().enumerate() {
         bytes[4 + at * 4..8 + at * 4].copy_from_slice(&word.to_le_bytes());
@@ -139,7 +139,7 @@ fn message(version: Version, words: [u32; 4], long: u64) -> [u8; MESSAGE] {
     bytes
 }
 
-fn words(bytes: &[u8; MESSAGE]) -> Option<(Version, [u32; 4], u64)> {
+fn words(bytes: &[u8; MESSAGE_BYTES]) -> Option<(Version, [u32; 4], u64)> {
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let long = u64::from(word(24)) | u64::from(word(28)) << 32;
@@ -151,11 +151,11 @@ fn words(bytes: &[u8; MESSAGE]) -> Option<(Version, [u32; 4], u64)> {
     Some((version, [word(4), word(8), word(12), word(16)], long))
 }
 
-impl Ask {
-    pub fn encode(self, version: Version) -> [u8; MESSAGE] {
+impl Request {
+    pub fn encode(self, version: Version) -> [u8; MESSAGE_BYTES] {
         let message = |words, long| message(version, words, long);
         match self {
-            Ask::Begin {
+            Request::Begin {
                 members,
                 freeze,
                 expedite,
@@ -163,69 +163,69 @@ impl Ask {
                 let nanos = u64::try_from(freeze.as_nanos()).unwrap_or(u64::MAX);
                 message([1, members, u32::from(expedite), 0], nanos)
             }
-            Ask::Sync => message([2, 0, 0, 0], 0),
-            Ask::Freeze => message([3, 0, 0, 0], 0),
-            Ask::Thaw(member) => message([4, member, 0, 0], 0),
-            Ask::Ping => message([5, 0, 0, 0], 0),
-            Ask::End => message([6, 0, 0, 0], 0),
+            Request::Sync => message([2, 0, 0, 0], 0),
+            Request::Freeze => message([3, 0, 0, 0], 0),
+            Request::Thaw(member) => message([4, member, 0, 0], 0),
+            Request::Ping => message([5, 0, 0, 0], 0),
+            Request::End => message([6, 0, 0, 0], 0),
         }
     }
 
     /// Decodes a message; `None` if it is invalid.
-    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<(Version, Ask)> {
+    pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<(Version, Request)> {
         let (version, [kind, member, expedite, _], nanos) = words(bytes)?;
         let ask = match kind {
-            1 => Ask::Begin {
+            1 => Request::Begin {
                 members: member,
                 freeze: Duration::from_nanos(nanos),
                 expedite: expedite != 0,
             },
-            2 => Ask::Sync,
-            3 => Ask::Freeze,
-            4 => Ask::Thaw(member),
-            5 => Ask::Ping,
-            6 => Ask::End,
+            2 => Request::Sync,
+            3 => Request::Freeze,
+            4 => Request::Thaw(member),
+            5 => Request::Ping,
+            6 => Request::End,
             _ => return None,
         };
         Some((version, ask))
     }
 }
 
-impl Say {
-    pub fn encode(self, version: Version) -> [u8; MESSAGE] {
+impl Reply {
+    pub fn encode(self, version: Version) -> [u8; MESSAGE_BYTES] {
         let message = |words, long| message(version, words, long);
         let code = |errno: i32| errno.unsigned_abs();
         match self {
-            Say::Ready(errno) => message([1, 0, code(errno), 0], 0),
-            Say::Synced(member, errno) => message([2, member, code(errno), 0], 0),
-            Say::Frozen(member, errno) => message([3, member, code(errno), 0], 0),
-            Say::Thawed {
+            Reply::Ready(errno) => message([1, 0, code(errno), 0], 0),
+            Reply::Synced(member, errno) => message([2, member, code(errno), 0], 0),
+            Reply::Frozen(member, errno) => message([3, member, code(errno), 0], 0),
+            Reply::Thawed {
                 member,
                 errno,
                 early,
             } => message([4, member, code(errno), u32::from(early)], 0),
-            Say::Pong => message([5, 0, 0, 0], 0),
-            Say::Bye => message([6, 0, 0, 0], 0),
-            Say::Suspended(member, errno) => message([7, member, code(errno), 0], 0),
+            Reply::Pong => message([5, 0, 0, 0], 0),
+            Reply::Ended => message([6, 0, 0, 0], 0),
+            Reply::Suspended(member, errno) => message([7, member, code(errno), 0], 0),
         }
     }
 
     /// Decodes a message; `None` if it is invalid.
-    pub fn decode(bytes: &[u8; MESSAGE]) -> Option<(Version, Say)> {
+    pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<(Version, Reply)> {
         let (version, [kind, member, errno, early], _) = words(bytes)?;
         let errno = i32::try_from(errno).ok()?;
         let say = match kind {
-            1 => Say::Ready(errno),
-            2 => Say::Synced(member, errno),
-            3 => Say::Frozen(member, errno),
-            4 => Say::Thawed {
+            1 => Reply::Ready(errno),
+            2 => Reply::Synced(member, errno),
+            3 => Reply::Frozen(member, errno),
+            4 => Reply::Thawed {
                 member,
                 errno,
                 early: early != 0,
             },
-            5 => Say::Pong,
-            6 => Say::Bye,
-            7 => Say::Suspended(member, errno),
+            5 => Reply::Pong,
+            6 => Reply::Ended,
+            7 => Reply::Suspended(member, errno),
             _ => return None,
         };
         Some((version, say))
@@ -242,37 +242,38 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn asks() -> impl Strategy<Value = Ask> {
+    fn asks() -> impl Strategy<Value = Request> {
         prop_oneof![
             (any::<u32>(), any::<u64>(), any::<bool>()).prop_map(|(members, nanos, expedite)| {
-                Ask::Begin {
+                Request::Begin {
                     members,
                     freeze: Duration::from_nanos(nanos),
                     expedite,
                 }
             }),
-            Just(Ask::Sync),
-            Just(Ask::Freeze),
-            any::<u32>().prop_map(Ask::Thaw),
-            Just(Ask::Ping),
-            Just(Ask::End),
+            Just(Request::Sync),
+            Just(Request::Freeze),
+            any::<u32>().prop_map(Request::Thaw),
+            Just(Request::Ping),
+            Just(Request::End),
         ]
     }
 
-    fn says() -> impl Strategy<Value = Say> {
+    fn says() -> impl Strategy<Value = Reply> {
         let errno = 0..4096i32;
         prop_oneof![
-            errno.clone().prop_map(Say::Ready),
-            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Synced(member, errno)),
-            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Frozen(member, errno)),
-            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Say::Suspended(member, errno)),
-            (any::<u32>(), errno, any::<bool>()).prop_map(|(member, errno, early)| Say::Thawed {
+            errno.clone().prop_map(Reply::Ready),
+            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Reply::Synced(member, errno)),
+            (any::<u32>(), errno.clone()).prop_map(|(member, errno)| Reply::Frozen(member, errno)),
+            (any::<u32>(), errno.clone())
+                .prop_map(|(member, errno)| Reply::Suspended(member, errno)),
+            (any::<u32>(), errno, any::<bool>()).prop_map(|(member, errno, early)| Reply::Thawed {
                 member,
                 errno,
                 early,
             }),
-            Just(Say::Pong),
-            Just(Say::Bye),
+            Just(Reply::Pong),
+            Just(Reply::Ended),
         ]
     }
 
@@ -287,22 +288,22 @@ mod tests {
     proptest! {
         #[test]
         fn messages_arrive_unchanged(ask in asks(), say in says(), version in versions()) {
-            prop_assert_eq!(Ask::decode(&ask.encode(version)), Some((version, ask)));
-            prop_assert_eq!(Say::decode(&say.encode(version)), Some((version, say)));
+            prop_assert_eq!(Request::decode(&ask.encode(version)), Some((version, ask)));
+            prop_assert_eq!(Reply::decode(&say.encode(version)), Some((version, say)));
         }
 
         #[test]
-        fn an_invalid_message_is_refused(bytes in any::<[u8; MESSAGE]>()) {
+        fn an_invalid_message_is_refused(bytes in any::<[u8; MESSAGE_BYTES]>()) {
             let another_version = !(1..=2).contains(&bytes[0]) || bytes[1..4] != [0; 3];
-            prop_assert!(!another_version || Ask::decode(&bytes).is_none());
-            prop_assert!(!another_version || Say::decode(&bytes).is_none());
+            prop_assert!(!another_version || Request::decode(&bytes).is_none());
+            prop_assert!(!another_version || Reply::decode(&bytes).is_none());
         }
 
         #[test]
         fn the_kinds_of_descriptors_arrive_unchanged(
-            passed in prop::collection::vec(passed(), 0..=MOST_MEMBERS)
+            passed in prop::collection::vec(passed(), 0..=MAX_MEMBERS)
         ) {
-            let bytes = encode_long(Ask::Sync, &passed);
+            let bytes = encode_long(Request::Sync, &passed);
             let members = passed.len();
             prop_assert_eq!(decode_passed(&bytes, members), Some(passed));
             prop_assert_eq!(decode_passed(&bytes, members + 1), None);
@@ -315,18 +316,18 @@ mod tests {
     /// What programs of the first release sent.
     #[test]
     fn messages_of_version_1_keep_their_form() {
-        let mut begin = [0; MESSAGE];
+        let mut begin = [0; MESSAGE_BYTES];
         (begin[0], begin[4], begin[8], begin[12]) = (1, 1, 3, 1);
         begin[24..].copy_from_slice(&10_000_000_000u64.to_le_bytes());
-        let ask = Ask::Begin {
+        let ask = Request::Begin {
             members: 3,
             freeze: Duration::from_secs(10),
             expedite: true,
         };
         assert_eq!(ask.encode(Version::One), begin);
-        let mut thawed = [0; MESSAGE];
+        let mut thawed = [0; MESSAGE_BYTES];
         (thawed[0], thawed[4], thawed[8], thawed[12], thawed[16]) = (1, 4, 2, 22, 1);
-        let say = Say::Thawed {
+        let say = Reply::Thawed {
             member: 2,
             errno: 22,
             early: true,
@@ -338,8 +339,8 @@ mod tests {
     fn fuzz_messages<T: Copy + PartialEq + std::fmt::Debug>(
         name: &str,
         messages: &[T],
-        encode: impl Fn(Version, T) -> [u8; MESSAGE],
-        decode: impl Fn(&[u8; MESSAGE]) -> Option<(Version, T)>,
+        encode: impl Fn(Version, T) -> [u8; MESSAGE_BYTES],
+        decode: impl Fn(&[u8; MESSAGE_BYTES]) -> Option<(Version, T)>,
     ) {
         let seeds = [Version::One, Version::Two].map(|version| {
             let bytes = |one: &T| encode(version, *one).to_vec();
@@ -360,33 +361,33 @@ mod tests {
     fn fuzz_requests() {
         let freeze = Duration::from_millis(500);
         let requests = [
-            Ask::Begin {
+            Request::Begin {
                 members: 3,
                 freeze,
                 expedite: true,
             },
-            Ask::Freeze,
-            Ask::Thaw(2),
-            Ask::End,
+            Request::Freeze,
+            Request::Thaw(2),
+            Request::End,
         ];
-        let encode = |version, ask: Ask| ask.encode(version);
-        fuzz_messages("guard requests", &requests, encode, Ask::decode);
+        let encode = |version, ask: Request| ask.encode(version);
+        fuzz_messages("guard requests", &requests, encode, Request::decode);
     }
 
     #[test]
     fn fuzz_answers() {
         let answers = [
-            Say::Ready(0),
-            Say::Frozen(1, 16),
-            Say::Suspended(1, 4),
-            Say::Thawed {
+            Reply::Ready(0),
+            Reply::Frozen(1, 16),
+            Reply::Suspended(1, 4),
+            Reply::Thawed {
                 member: 1,
                 errno: 0,
                 early: true,
             },
-            Say::Bye,
+            Reply::Ended,
         ];
-        let encode = |version, say: Say| say.encode(version);
-        fuzz_messages("guard answers", &answers, encode, Say::decode);
+        let encode = |version, say: Reply| say.encode(version);
+        fuzz_messages("guard answers", &answers, encode, Reply::decode);
     }
 }

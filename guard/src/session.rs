@@ -35,9 +35,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::load::Load;
 use super::mapped::{Mapped, Mapper};
 use super::protocol::{
-    Ask, LONG_MESSAGE, MESSAGE, MOST_DESCRIPTORS, MOST_MEMBERS, Passed, Say, Version, decode_passed,
+    LONG_MESSAGE_BYTES, MAX_DESCRIPTORS, MAX_MEMBERS, MESSAGE_BYTES, Passed, Reply, Request,
+    Version, decode_passed,
 };
-use member::{Member, Order, attend};
+use member::{Member, Order, run_member};
 use slackwater_core::fault;
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
@@ -45,7 +46,7 @@ use slackwater_core::host::linux::seqpacket::Channel;
 use slackwater_core::model::snapshot::MAX_FREEZE_TIMEOUT;
 
 /// Threads here call only a few system calls; a larger stack would waste locked memory.
-pub(super) const STACK: usize = 64 << 10;
+pub(super) const STACK_BYTES: usize = 64 << 10;
 
 /// Poll interval for the end of all threads; it grows by this amount each time.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -79,7 +80,7 @@ struct Shared {
 
 impl Shared {
     /// Sends a message without blocking: if the driver does not read, the deadline passes.
-    fn say(&self, say: Say) {
+    fn send_reply(&self, say: Reply) {
         let _ = self.channel.send(&say.encode(self.version));
     }
 
@@ -143,24 +144,24 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, common: &Common) {
     let (shared, lock) = match begun.and_then(open) {
         Ok(open) => open.share(channel),
         Err((version, errno)) => {
-            let _ = channel.send(&Say::Ready(errno as i32).encode(version));
+            let _ = channel.send(&Reply::Ready(errno as i32).encode(version));
             return;
         }
     };
     let admitted = common.load.admit(&vec![None; shared.members.len()]);
     let Ok(_admitted) = admitted else {
-        shared.say(Say::Ready(Errno::EAGAIN as i32));
+        shared.send_reply(Reply::Ready(Errno::EAGAIN as i32));
         return;
     };
-    let threads = match attendants(&shared) {
+    let threads = match start_member_threads(&shared) {
         Ok(threads) => threads,
         Err(errno) => {
-            shared.say(Say::Ready(errno as i32));
+            shared.send_reply(Reply::Ready(errno as i32));
             return;
         }
     };
     fault::reach("guard", "begun");
-    shared.say(Say::Ready(0));
+    shared.send_reply(Reply::Ready(0));
     let mut expedited = None;
     listen(&shared, &threads, stop, || {
         if shared.expedite {
@@ -186,7 +187,7 @@ pub(super) fn serve(channel: Channel, stop: BorrowedFd<'_>, common: &Common) {
     };
     drop(shared.members);
     drop(lock);
-    let _ = shared.channel.send(&Say::Bye.encode(shared.version));
+    let _ = shared.channel.send(&Reply::Ended.encode(shared.version));
 }
 
 /// A refusal, and the version in which it is sent.
@@ -212,7 +213,7 @@ struct Open {
 
 /// Receives the first message; `None` if there is none.
 fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refused>> {
-    let mut bytes = [0; LONG_MESSAGE];
+    let mut bytes = [0; LONG_MESSAGE_BYTES];
     loop {
         match wait(channel, stop, None) {
             (_, true) => return None,
@@ -220,16 +221,16 @@ fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refu
             // The call was interrupted.
             (false, false) => continue,
         }
-        let (length, fds) = match channel.receive_with_fds(&mut bytes, MOST_DESCRIPTORS + 1) {
+        let (length, fds) = match channel.receive_with_fds(&mut bytes, MAX_DESCRIPTORS + 1) {
             Ok(received) => received?,
             Err(errno) => return Some(Err((Version::One, errno))),
         };
-        match (length, bytes.first_chunk().and_then(Ask::decode)) {
+        match (length, bytes.first_chunk().and_then(Request::decode)) {
             // The driver only checks whether the guard is alive, and knows this version.
-            (MESSAGE, Some((version, Ask::Ping))) if fds.is_empty() => {
-                let _ = channel.send(&Say::Pong.encode(version));
+            (MESSAGE_BYTES, Some((version, Request::Ping))) if fds.is_empty() => {
+                let _ = channel.send(&Reply::Pong.encode(version));
             }
-            (MESSAGE | LONG_MESSAGE, Some((version, ask))) => {
+            (MESSAGE_BYTES | LONG_MESSAGE_BYTES, Some((version, ask))) => {
                 let begun = begun(version, ask, &bytes, (length, fds));
                 return Some(begun.map_err(|errno| (version, errno)));
             }
@@ -240,11 +241,11 @@ fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refu
 
 fn begun(
     version: Version,
-    ask: Ask,
-    bytes: &[u8; LONG_MESSAGE],
+    ask: Request,
+    bytes: &[u8; LONG_MESSAGE_BYTES],
     (length, fds): (usize, Vec<OwnedFd>),
 ) -> Result<Begun, Errno> {
-    let Ask::Begin {
+    let Request::Begin {
         members,
         freeze,
         expedite,
@@ -253,12 +254,12 @@ fn begun(
         return Err(Errno::EPROTO);
     };
     let members = members as usize;
-    if members == 0 || members > MOST_MEMBERS {
+    if members == 0 || members > MAX_MEMBERS {
         return Err(Errno::E2BIG);
     }
     let passed = match (version, length) {
-        (Version::One, MESSAGE) => vec![Passed::Root; members],
-        (Version::Two, LONG_MESSAGE) => decode_passed(bytes, members).ok_or(Errno::EPROTO)?,
+        (Version::One, MESSAGE_BYTES) => vec![Passed::Root; members],
+        (Version::Two, LONG_MESSAGE_BYTES) => decode_passed(bytes, members).ok_or(Errno::EPROTO)?,
         _ => return Err(Errno::EPROTO),
     };
     let descriptors: usize = passed.iter().map(|passed| passed.count()).sum();
@@ -323,14 +324,16 @@ impl Open {
     }
 }
 
-fn attendants(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
+fn start_member_threads(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Errno> {
     let mut threads = Vec::with_capacity(shared.members.len());
     for at in 0..shared.members.len() {
         let thread_shared = shared.clone();
         let at = at as u32;
         let thread = thread::Builder::new()
-            .stack_size(STACK)
-            .spawn(move || fault::without_memory("guard", "member", || attend(&thread_shared, at)));
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                fault::without_memory("guard", "member", || run_member(&thread_shared, at));
+            });
         match thread {
             Ok(thread) => threads.push(thread),
             Err(_) => {
@@ -350,7 +353,7 @@ fn listen(
     stop: BorrowedFd<'_>,
     mut before: impl FnMut(),
 ) {
-    let mut bytes = [0; MESSAGE];
+    let mut bytes = [0; MESSAGE_BYTES];
     let mut looks = None;
     let has_mapped = shared.has_mapped();
     loop {
@@ -383,10 +386,10 @@ fn listen(
             // The driver has finished or is gone; a driver never sends an invalid message.
             Ok(None) | Err(_) => return,
         }
-        let ask = Ask::decode(&bytes).filter(|(version, _)| *version == shared.version);
+        let ask = Request::decode(&bytes).filter(|(version, _)| *version == shared.version);
         match ask.map(|(_, ask)| ask) {
-            Some(Ask::Sync) => shared.command_all(Order::Sync),
-            Some(Ask::Freeze) => {
+            Some(Request::Sync) => shared.command_all(Order::Sync),
+            Some(Request::Freeze) => {
                 // A second freeze would exceed the deadline in any case.
                 if shared.deadline.set(after(shared.limit)).is_err() {
                     return;
@@ -394,19 +397,19 @@ fn listen(
                 before();
                 shared.command_all(Order::Freeze);
             }
-            Some(Ask::Thaw(member)) => match shared.members.get(member as usize) {
+            Some(Request::Thaw(member)) => match shared.members.get(member as usize) {
                 // Its thread may have ended already, after thawing.
                 Some(_) if shared.over.load(Ordering::SeqCst) => {}
                 Some(member) => member.command(Order::Thaw),
                 None => return,
             },
-            Some(Ask::Ping) => shared.say(Say::Pong),
-            Some(Ask::End) => {
+            Some(Request::Ping) => shared.send_reply(Reply::Pong),
+            Some(Request::End) => {
                 shared.stop();
                 looks = Some(0);
                 thread::yield_now();
             }
-            Some(Ask::Begin { .. }) | None => return,
+            Some(Request::Begin { .. }) | None => return,
         }
     }
 }

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use super::journal::Own;
 use super::load::Admitted;
 use super::mapped::Mapped;
-use super::protocol::{Ask, Passed, Version};
+use super::protocol::{Passed, Request, Version};
 use slackwater_core::error::HostError;
 use slackwater_core::host::Result;
 use slackwater_core::host::freezer::FreezeLimits;
@@ -173,7 +173,7 @@ impl Shared {
 
     /// Sends a message without allocating and without waiting. Returns whether it was sent. The state must
     /// not be locked, because the kernel may allocate.
-    pub(super) fn send(&self, ask: Ask) -> bool {
+    pub(super) fn send(&self, ask: Request) -> bool {
         self.channel.send(&ask.encode(self.version)).is_ok()
     }
 
@@ -187,7 +187,7 @@ impl Shared {
         };
         // A guard that has ended the session normally has sent a message about it, which is read
         // next.
-        if !self.send(Ask::Ping) {
+        if !self.send(Request::Ping) {
             self.state().silent_since = before;
         }
     }
@@ -203,7 +203,7 @@ impl Shared {
         HostError::unexpected(action, self.everything(), what)
     }
 
-    pub(super) fn ask(&self, action: &'static str, ask: Ask) -> Result<()> {
+    pub(super) fn ask(&self, action: &'static str, ask: Request) -> Result<()> {
         self.channel
             .send(&ask.encode(self.version))
             .map_err(|errno| {

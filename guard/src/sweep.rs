@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::journal::{Entries, EntryMember, Hold, Journal};
 use super::mapped;
 use slackwater_core::error::{HostError, chain};
-use slackwater_core::host::freezer::Journalled;
+use slackwater_core::host::freezer::JournaledFreeze;
 use slackwater_core::host::linux::device_mapper::{DeviceMapper, Selector};
 use slackwater_core::host::linux::expedite::Expedite;
 use slackwater_core::host::linux::freeze;
@@ -86,8 +86,8 @@ impl Sweeper {
     }
 
     /// The freezes that are in the journal now.
-    pub fn journalled(&self) -> Result<Vec<Journalled>> {
-        self.journal.journalled()
+    pub fn list_journaled(&self) -> Result<Vec<JournaledFreeze>> {
+        self.journal.list_journaled()
     }
 
     /// Resumes and thaws entries that no process holds, and those past their deadline; with `all`, every entry.

@@ -84,7 +84,7 @@ pub async fn look(
     adoption.class = class(cluster, arguments, &adoption).await?;
     adoption.set_mount_options();
     let place = &adoption.place;
-    let user = cluster.get_one(adoption.sort.user, &place.namespace, &place.name);
+    let user = cluster.find_one(adoption.sort.user, &place.namespace, &place.name);
     let left = todo(&adoption, user.await?.as_ref())?;
     Ok((adoption, left))
 }
@@ -162,7 +162,7 @@ async fn class(
     if !has_class(arguments, adoption) {
         return Ok(None);
     }
-    let found = cluster.get_one(&object::STORAGE_CLASS, "", arguments.class());
+    let found = cluster.find_one(&object::STORAGE_CLASS, "", arguments.class());
     match found.await {
         Err(failure) if failure.code == DENIED => Ok(None),
         found => found,

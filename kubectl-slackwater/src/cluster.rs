@@ -225,7 +225,7 @@ impl Cluster {
     }
 
     /// One object, in the newest version that the cluster has; `None` if it does not exist.
-    pub async fn get_one(
+    pub async fn find_one(
         &self,
         kind: &Kind,
         namespace: &str,

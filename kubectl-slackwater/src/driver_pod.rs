@@ -75,7 +75,7 @@ pub async fn scope(cluster: &Cluster, named: Option<&str>) -> Scope {
     if let Some(namespace) = named {
         return Scope::Namespace(namespace.into());
     }
-    let driver = cluster.get_one(&object::CSI_DRIVER, "", &cluster.driver);
+    let driver = cluster.find_one(&object::CSI_DRIVER, "", &cluster.driver);
     match driver.await {
         Ok(Some(driver)) if !driver.annotation(RELEASE_NAMESPACE).is_empty() => {
             Scope::Namespace(driver.annotation(RELEASE_NAMESPACE).into())
@@ -140,7 +140,7 @@ pub async fn of_node(cluster: &Cluster, scope: &Scope, node: &str) -> Result<Dri
         Ok(pod) => Ok(pod),
         Err(failure) => {
             let is_there = pods.iter().any(|pod| pod.text("/spec/nodeName") == node);
-            let object = cluster.get_one(&object::NODE, "", node);
+            let object = cluster.find_one(&object::NODE, "", node);
             // Who may not read nodes gets the failure alone.
             match is_there || !matches!(object.await, Ok(None)) {
                 true => Err(failure),

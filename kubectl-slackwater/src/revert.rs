@@ -250,7 +250,7 @@ fn manifest(arguments: &RevertArguments) -> serde_json::Value {
 }
 
 async fn progress(cluster: &Cluster, name: &str) -> Result<Progress> {
-    let found = cluster.get_one(&object::REVERT, &cluster.namespace, name);
+    let found = cluster.find_one(&object::REVERT, &cluster.namespace, name);
     Ok(match found.await? {
         Some(object) => stage(&object),
         None => Progress::Ended(Err(Failure::failed(format!(

@@ -71,7 +71,7 @@ pub async fn run(cluster: &Cluster, name: &str, change: &Change, wait: &Wait) ->
 
 /// The schedule.
 pub async fn get(cluster: &Cluster, name: &str) -> Result<DynamicObject> {
-    let found = cluster.get_one(&object::SCHEDULE, &cluster.namespace, name);
+    let found = cluster.find_one(&object::SCHEDULE, &cluster.namespace, name);
     found.await?.ok_or_else(|| {
         Failure::failed(format!(
             "SnapshotSchedule {}/{name} does not exist; `kubectl slackwater schedules` lists them",
@@ -163,7 +163,7 @@ async fn progress(cluster: &Cluster, name: &str, sets: &Sets) -> Result<Progress
         .is_some_and(|last| last >= sets.slot);
     let (mut ready, mut waits) = (0, String::new());
     for set in &sets.names {
-        let found = cluster.get_one(sets.kind, &cluster.namespace, set).await?;
+        let found = cluster.find_one(sets.kind, &cluster.namespace, set).await?;
         match found {
             Some(found) if found.is_true("/status/readyToUse") => ready += 1,
             Some(found) => {

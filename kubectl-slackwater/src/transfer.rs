@@ -127,7 +127,7 @@ async fn give_up(cluster: &Cluster, arguments: &TransferArguments, from: Place) 
 
 /// Nothing records a transfer of the claim: it has not begun, or it has ended.
 async fn no_transfer(cluster: &Cluster, from: &Place) -> Result<()> {
-    let claim = cluster.get_one(&object::CLAIM, &from.namespace, &from.name);
+    let claim = cluster.find_one(&object::CLAIM, &from.namespace, &from.name);
     if claim.await?.is_some() {
         say(&format!(
             "No transfer of claim {from} is recorded: there is nothing to undo."
@@ -202,9 +202,9 @@ pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Tr
             }));
         }
     }
-    let claim = cluster.get_one(&object::CLAIM, &from.namespace, &from.name);
+    let claim = cluster.find_one(&object::CLAIM, &from.namespace, &from.name);
     let Some(claim) = claim.await? else {
-        let new = cluster.get_one(&object::CLAIM, &to.namespace, &to.name);
+        let new = cluster.find_one(&object::CLAIM, &to.namespace, &to.name);
         let new = new.await?;
         if new.is_some_and(|new| new.annotation(TRANSFERRED_FROM) == from.to_string()) {
             say(&format!("Claim {from} is {to} already."));

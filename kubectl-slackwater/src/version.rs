@@ -13,7 +13,7 @@ const VERSION_LABEL: &str = "app.kubernetes.io/version";
 /// Notes a difference. There is no note if the user may not read the CSIDriver, or if it does not have
 /// the labels of the chart.
 pub async fn compare(cluster: &Cluster) {
-    let driver = cluster.get_one(&object::CSI_DRIVER, "", &cluster.driver);
+    let driver = cluster.find_one(&object::CSI_DRIVER, "", &cluster.driver);
     let Ok(Some(driver)) = driver.await else {
         return;
     };

@@ -1,10 +1,10 @@
 //! Where a pool is found: its folder, after everything that must be opened or mounted for it. What a
 //! pool contains is known to [`PoolBackend`].
 
-pub mod ground;
 pub mod image;
 pub mod lvm;
 pub mod make;
+pub mod pool_fs;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -123,13 +123,13 @@ fn open_folder(
     opening: &Opening<'_>,
 ) -> Result<FoundPlace> {
     let outer = folder(definition);
-    image::unmount_dead(host, definition, &outer)?;
+    image::unmount_dead_image(host, definition, &outer)?;
     let found = make::probe(host, &outer)?;
     image::check_kind(definition, &found)?;
     let may_create = definition.init && !opening.claim.is_known;
     let is_nothing = matches!(found, Probe::Blank | Probe::Missing);
     if is_nothing && may_create {
-        ground::check_mount(host, definition, &outer)?;
+        pool_fs::check_mount(host, definition, &outer)?;
     }
     let mut place = FoundPlace {
         outer,

@@ -9,6 +9,7 @@ mod copier;
 mod device;
 mod message;
 mod numbers;
+mod recorded;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,20 +17,21 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
-use serde::Deserialize;
 use uuid::Uuid;
 
 pub(super) use self::message::claim;
 use self::message::{check_committed, check_identity, send, status};
 use self::numbers::Numbers;
+pub use self::recorded::recorded_ids;
+use self::recorded::{ThinImage, image_in, objects};
 use super::mapped::UnusedTables;
-use super::records::{RECORD, SNAPSHOTS, TRASH, VOLUMES, part};
+use super::records::{SNAPSHOTS, TRASH, VOLUMES, part};
 use super::store::{DeletedImage, Facts, ImageSize, NewImage, Store};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
-use crate::error::{Error, ErrorContext, HostError, Result, chain};
+use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage};
 use crate::model::size::image_bytes;
-use crate::model::{Allocation, PoolId, Wipe, size};
+use crate::model::{PoolId, Wipe, size};
 
 /// What the UUIDs of all devices of this driver begin with.
 pub const DEVICE_PREFIX: &str = host::mapper::UUID_PREFIX;
@@ -70,92 +72,6 @@ pub fn pool_of_records(device: &str) -> Option<PoolId> {
 }
 
 const RECORDS_SUFFIX: &str = "-records";
-
-/// The part of a record that describes the image.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-struct ThinImage {
-    /// The volume or snapshot.
-    #[serde(skip)]
-    uuid: Uuid,
-    /// The ID of the thin device.
-    #[serde(default, rename = "image")]
-    id: u32,
-    #[serde(default)]
-    size: u64,
-    #[serde(default)]
-    allocation: Allocation,
-    #[serde(default)]
-    lineage: Option<Uuid>,
-    #[serde(default)]
-    incarnation: Option<Uuid>,
-    /// Only a snapshot has it.
-    #[serde(default)]
-    source_incarnation: Option<Uuid>,
-}
-
-impl ThinImage {
-    /// As in the records of volumes and snapshots.
-    fn lineage(&self) -> Option<Uuid> {
-        self.lineage
-            .or(self.source_incarnation)
-            .or(self.incarnation)
-    }
-}
-
-/// The image that the record in a directory describes; `None` without a record or an ID.
-fn image_in(host: &dyn Host, dir: &Path) -> host::Result<Option<ThinImage>> {
-    let path = dir.join(RECORD);
-    let Some(bytes) = host.read_file(&path)? else {
-        return Ok(None);
-    };
-    let image: ThinImage = serde_json::from_slice(&bytes)
-        .map_err(|error| HostError::unexpected("read", path, error.to_string()))?;
-    let named = uuid_of(dir).filter(|_| image.id != 0);
-    Ok(named.map(|uuid| ThinImage { uuid, ..image }))
-}
-
-/// The volume or snapshot whose directory this is, which may be in the trash.
-fn uuid_of(dir: &Path) -> Option<Uuid> {
-    let name = dir.file_name()?.to_str()?;
-    Uuid::try_parse(name.split('.').next()?).ok()
-}
-
-/// The IDs of thin devices that the records of a pool name, including those in the trash.
-#[derive(Debug, Default)]
-pub struct RecordedIds {
-    pub ids: BTreeSet<u32>,
-    /// A record could not be read, so its ID is unknown.
-    pub is_incomplete: bool,
-    /// The directories of deleted volumes and snapshots whose records cannot be read, and why. Their
-    /// thin devices stay.
-    pub unreadable_trash: Vec<(PathBuf, String)>,
-}
-
-/// Reads the IDs of all records of the pool in a folder.
-pub fn recorded_ids(host: &dyn Host, root: &Path) -> host::Result<RecordedIds> {
-    let mut found = RecordedIds::default();
-    for part in [TRASH, VOLUMES, SNAPSHOTS] {
-        for dir in objects(host, &root.join(part))? {
-            match image_in(host, &dir) {
-                Ok(image) => found.ids.extend(image.map(|image| image.id)),
-                Err(error) => {
-                    found.is_incomplete = true;
-                    if part == TRASH {
-                        found.unreadable_trash.push((dir, chain(&error)));
-                    }
-                }
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The directories of volumes or snapshots in a directory of the pool.
-fn objects(host: &dyn Host, folder: &Path) -> host::Result<Vec<PathBuf>> {
-    let names = host.list_dir(folder)?.unwrap_or_default();
-    let dirs = names.into_iter().map(|name| folder.join(name));
-    Ok(dirs.filter(|dir| uuid_of(dir).is_some()).collect())
-}
 
 /// The thin devices of a pool.
 pub(super) struct ThinStore {
@@ -302,36 +218,7 @@ impl Store for ThinStore {
     }
 
     fn deleted(&self) -> host::Result<Vec<DeletedImage>> {
-        let host = self.host.as_ref();
-        let dirs = objects(host, &self.root.join(TRASH))?;
-        if dirs.is_empty() {
-            return Ok(Vec::new());
-        }
-        let devices = host.thin_devices(&self.pool)?;
-        let mut found = Vec::new();
-        for dir in dirs {
-            match image_in(host, &dir) {
-                Ok(None) => {}
-                Ok(Some(image)) => {
-                    found.extend(devices.get(&image.id).map(|blocks| DeletedImage {
-                        lineage: image.lineage(),
-                        allocation: image.allocation,
-                        length: image_bytes(image.size),
-                        blocks: *blocks,
-                    }))
-                }
-                Err(_) => {
-                    let blocks = numbers::unnamed(host, &self.root, &devices)?;
-                    found.push(DeletedImage {
-                        lineage: None,
-                        allocation: Allocation::Thick,
-                        length: blocks,
-                        blocks,
-                    });
-                }
-            }
-        }
-        Ok(found)
+        recorded::deleted(self.host.as_ref(), &self.root, &self.pool)
     }
 
     /// [`Store::wipe`] has discarded the blocks.
@@ -366,7 +253,7 @@ impl Store for ThinStore {
             }
             Ok(None) => Ok(None),
             Err(_) => {
-                let bytes = numbers::unnamed(self.host.as_ref(), &self.root, &devices)?;
+                let bytes = recorded::unnamed(self.host.as_ref(), &self.root, &devices)?;
                 Ok(Some(ImageSize {
                     length: bytes,
                     allocated: bytes,

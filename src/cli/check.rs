@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Failure, Place, block_on, host_with_guard, print, status};
 use crate::agent::CheckVolumeResponse;
 use crate::config::{BadConfig, Endpoint, Folder, Given};
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::cut::guard::GuardClient;
 use crate::hook::NoHooks;
 use crate::model::PoolDefinition;
@@ -91,7 +91,7 @@ fn without_driver(
         return Err(BadConfig(missing.into()).into());
     }
     let host = host_with_guard(&[], &settled.pools, &settled.state_dir);
-    let seams = Seams {
+    let interfaces = CutInterfaces {
         hooks: Arc::new(NoHooks),
         freezer: Arc::new(GuardClient::new(host.clone(), settled.state_dir.clone())),
         host,
@@ -107,7 +107,7 @@ fn without_driver(
         alone: true,
         ..Settings::default()
     };
-    let driver = Driver::start(settings, seams)?;
+    let driver = Driver::start(settings, interfaces)?;
     let checked = driver.volumes.check_volume(id, repair);
     driver.leave();
     let checked = checked?;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::{Failure, Settled, print, real_host, status};
+use super::{Failure, PoolArguments, print, real_host, status};
 use crate::cut::guard::GuardClient;
 use crate::doctor::{self, Subject};
 use crate::host::Freezer;
@@ -14,7 +14,7 @@ use crate::host::Freezer;
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// Runs all checks and prints the results. Exit code 1 if a pool, or the whole driver, cannot work.
-pub(super) fn run(settled: Settled) -> Result<ExitCode, Failure> {
+pub(super) fn run(settled: PoolArguments) -> Result<ExitCode, Failure> {
     // For the mount on which a freeze is tried.
     let own = [settled.state_dir.clone()];
     let host = real_host(&own, &settled.pools);

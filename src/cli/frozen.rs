@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Failure, host_with_guard, print};
 use crate::cut::guard::GuardClient;
 use crate::host::Freezer;
-use crate::host::freezer::Journalled;
+use crate::host::freezer::JournaledFreeze;
 
 /// Lists the freezes in the journal. With `thaw`, everything is thawed, and the list shows what was
 /// frozen; a running cut notices that, and fails.
@@ -29,25 +29,25 @@ pub(super) fn run(state_dir: &Path, thaw: bool, json: bool) -> Result<ExitCode, 
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let journalled = guard.journalled().map_err(Failure::run)?;
+    let journaled = guard.list_journaled().map_err(Failure::run)?;
     if json {
-        let rows: Vec<_> = journalled.iter().map(as_json).collect();
+        let rows: Vec<_> = journaled.iter().map(as_json).collect();
         print::json(&json!({ "frozen": rows }));
     } else {
         print::table(
             ["VOLUME", "DEVICE", "OWNER", "SINCE", "UNTIL", "STATE"],
-            &journalled.iter().map(row).collect::<Vec<_>>(),
+            &journaled.iter().map(row).collect::<Vec<_>>(),
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Which process thaws it: its owner and the guard, or the next sweep.
-fn state(entry: &Journalled) -> &'static str {
+fn state(entry: &JournaledFreeze) -> &'static str {
     if entry.held { "held" } else { "orphaned" }
 }
 
-fn row(entry: &Journalled) -> [String; 6] {
+fn row(entry: &JournaledFreeze) -> [String; 6] {
     [
         entry.volume_id.clone(),
         entry.device.display().to_string(),
@@ -58,7 +58,7 @@ fn row(entry: &Journalled) -> [String; 6] {
     ]
 }
 
-fn as_json(entry: &Journalled) -> Value {
+fn as_json(entry: &JournaledFreeze) -> Value {
     json!({
         "volume": entry.volume_id, "device": entry.device, "owner_pid": entry.owner,
         "since": entry.since, "until": entry.until, "state": state(entry),
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn who_holds_it_is_said() {
-        let mut entry = Journalled {
+        let mut entry = JournaledFreeze {
             volume_id: "p.v".into(),
             device: "/dev/loop7".into(),
             owner: 12,

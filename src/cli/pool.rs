@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::{Failure, PoolCommand, Settled, print, real_host};
+use super::{Failure, PoolArguments, PoolCommand, print, real_host};
 use crate::backend::place::lvm;
 use crate::config::{BadConfig, Given};
 use crate::error::Error;
@@ -64,7 +64,7 @@ fn only_real(pool: &PoolDefinition) -> Result<(), Failure> {
     }
 }
 
-fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
+fn init(pool: &PoolDefinition, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     only_real(pool)?;
     let host = real_host(&[], std::slice::from_ref(pool));
     let result = admin::init(host.as_ref(), &settled.node_record, pool)?;
@@ -90,7 +90,7 @@ fn init(pool: &PoolDefinition, settled: &Settled) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failure> {
+fn adopt(text: &str, dry_run: bool, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     let given = if text.contains('=') {
         let pool: PoolDefinition = text
             .parse()
@@ -141,7 +141,7 @@ fn adopt(text: &str, dry_run: bool, settled: &Settled) -> Result<ExitCode, Failu
 /// had.
 fn get_pool(
     name: &str,
-    settled: &Settled,
+    settled: &PoolArguments,
     host: &dyn crate::host::Host,
 ) -> Result<PoolDefinition, Failure> {
     if let Some(pool) = settled.pools.iter().find(|pool| pool.name == name) {
@@ -161,7 +161,7 @@ fn get_pool(
         })
 }
 
-fn release(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+fn release(text: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     let host = real_host(&[], &settled.pools);
     let pool = match text.contains('=') {
         true => text
@@ -187,7 +187,7 @@ fn release(text: &str, settled: &Settled) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
+fn forget(which: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     let host = real_host(&[], &settled.pools);
     let (id, known) = admin::forget(host.as_ref(), &settled.node_record, which)?;
     if settled.json {
@@ -201,7 +201,7 @@ fn forget(which: &str, settled: &Settled) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(settled: &Settled) -> Result<ExitCode, Failure> {
+fn list(settled: &PoolArguments) -> Result<ExitCode, Failure> {
     let host = real_host(&[], &settled.pools);
     let entries = inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)?;
     if settled.json {

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{Failure, host_with_guard, real_host, router};
 use crate::config::{self, AgentConfig, BadConfig, Config, Given, NodeConfig, RoleConfig};
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::cut::guard::GuardClient;
 use crate::error::chain;
 use crate::hook::{HookDefinition, LocalHooks};
@@ -184,7 +184,7 @@ fn open(
 ) -> Result<Driver, Failure> {
     let is_alone = hooks.is_some();
     let hooks = hooks.unwrap_or_default();
-    let seams = if node.is_simulated() {
+    let interfaces = if node.is_simulated() {
         let options = MemoryOptions {
             allowed: node.allowed_paths.clone(),
             ..MemoryOptions::default()
@@ -192,15 +192,15 @@ fn open(
         // Hooks quiesce real applications even if volumes are simulated, because applications need
         // that in their tests.
         let programs = real_host(&[], &[]);
-        Seams {
+        CutInterfaces {
             hooks: Arc::new(LocalHooks::new(hooks, programs)),
-            ..Seams::simulated(MemoryHost::with_options(options))
+            ..CutInterfaces::simulated(MemoryHost::with_options(options))
         }
     } else {
         let host = host_with_guard(&node.allowed_paths, &node.pools, &node.state_dir);
         let guard = GuardClient::new(host.clone(), node.state_dir.clone())
             .with_grace_periods(node.grace_periods);
-        Seams {
+        CutInterfaces {
             hooks: Arc::new(LocalHooks::new(hooks, host.clone())),
             freezer: Arc::new(if is_alone {
                 guard.check_program().map_err(Failure::run)?;
@@ -225,7 +225,7 @@ fn open(
         import_paths: node.import_paths,
         metrics_per_volume: node.metrics_per_volume,
     };
-    Ok(Driver::start(settings, seams)?)
+    Ok(Driver::start(settings, interfaces)?)
 }
 
 /// Invalid certificates at the start are a configuration error; later, the last valid ones stay in

@@ -44,7 +44,7 @@ where
 pub struct Endpoint(pub PathBuf);
 
 /// sun_path has 108 bytes, including the terminating zero.
-const LONGEST_SOCKET: usize = 107;
+const MAX_SOCKET: usize = 107;
 
 impl FromStr for Endpoint {
     type Err = BadConfig;
@@ -57,7 +57,7 @@ impl FromStr for Endpoint {
         if !path.ends_with(".sock") || path.ends_with("/.sock") {
             return no("does not end in NAME.sock, which CSI requires");
         }
-        if path.len() > LONGEST_SOCKET {
+        if path.len() > MAX_SOCKET {
             return no("is too long: the kernel limits socket paths to 107 bytes");
         }
         match plain_path(path) {
@@ -257,9 +257,9 @@ impl FromStr for ServiceName {
 
 /// Minimum of `--lost-after` and `--recreate-ready-for`: an agent or a node that is being restarted is
 /// not gone.
-const LEAST_WAIT_TIME: Duration = Duration::from_secs(60);
+const MIN_WAIT_TIME: Duration = Duration::from_secs(60);
 /// Ten years. For a longer time, the flag is omitted, which means never.
-const MOST_WAIT_TIME: Duration = Duration::from_secs(3650 * 24 * 3600);
+const MAX_WAIT_TIME: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// How long something must last before the controller acts; `None` means that it never does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -280,7 +280,7 @@ impl FromStr for WaitTime {
         let parsed = hours('h', 1)
             .or_else(|| hours('d', 24))
             .or_else(|| parse_duration(text));
-        match parsed.filter(|time| (LEAST_WAIT_TIME..=MOST_WAIT_TIME).contains(time)) {
+        match parsed.filter(|time| (MIN_WAIT_TIME..=MAX_WAIT_TIME).contains(time)) {
             Some(time) => Ok(WaitTime(Some(time))),
             None => Err(BadConfig(format!(
                 "{text:?} is not a valid duration; give one from 1m to 3650d, such as 24h, or omit it for never"

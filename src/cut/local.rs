@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
-use super::guard::{MOST_DESCRIPTORS, MOST_MEMBERS};
+use super::guard::{MAX_DESCRIPTORS, MAX_MEMBERS};
 use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
 use super::quiet::copy_quiet;
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
-use super::{AbortHandle, CutMember, Seams, Use};
+use super::{AbortHandle, CutInterfaces, CutMember, Use};
 use crate::backend::{Copier, CopyMode};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
 use crate::host::freezer::FreezeLimits;
@@ -88,10 +88,14 @@ pub struct Local {
 impl Local {
     /// Creates a participant. The copies of its members exist and are empty, and their volumes are
     /// locked.
-    pub fn new(seams: &Seams, members: &[CutMember], parameters: &SnapshotParameters) -> Local {
+    pub fn new(
+        interfaces: &CutInterfaces,
+        members: &[CutMember],
+        parameters: &SnapshotParameters,
+    ) -> Local {
         Local {
-            host: seams.host.clone(),
-            freezer: seams.freezer.clone(),
+            host: interfaces.host.clone(),
+            freezer: interfaces.freezer.clone(),
             members: members.into(),
             limits: FreezeLimits {
                 sync: SYNC_BUDGET,
@@ -400,9 +404,9 @@ impl Local {
         let mapped = self.to_hold.iter().filter(|held| held.mapped.is_some());
         let mapped = mapped.count();
         // One descriptor for each file system, and one for each device.
-        let most = match count + mapped > MOST_DESCRIPTORS {
-            true => MOST_DESCRIPTORS / 2,
-            false => MOST_MEMBERS,
+        let most = match count + mapped > MAX_DESCRIPTORS {
+            true => MAX_DESCRIPTORS / 2,
+            false => MAX_MEMBERS,
         };
         if count > most {
             return Err(Error::refused(

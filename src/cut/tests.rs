@@ -44,8 +44,8 @@ fn attempt(
         why: "",
         disturbed: &Cell::new(false),
     };
-    let (seams, members) = (world.seams(), world.members(members));
-    super::attempt(&seams, &members, &now, parameters, Arc::new(|| Ok(())))
+    let (interfaces, members) = (world.interfaces(), world.members(members));
+    super::attempt(&interfaces, &members, &now, parameters, Arc::new(|| Ok(())))
 }
 
 /// An attempt that may panic. The caller checks what it left.
@@ -58,7 +58,7 @@ fn tried(world: &World, volumes: &[TestVolume], level: Level) -> Result<Outcome,
     };
     let room = world.room();
     let members = world.members(volumes);
-    let attempt = || super::attempt(&world.seams(), &members, &now, &parameters, room);
+    let attempt = || super::attempt(&world.interfaces(), &members, &now, &parameters, room);
     match catch_unwind(AssertUnwindSafe(attempt)) {
         Ok(done) => done.map_err(|error| chain(&error)),
         Err(_) => Err("panic".into()),
@@ -409,7 +409,8 @@ fn a_halt_thaws_in_the_middle_of_a_cut_and_nothing_is_frozen_after_it() {
     let members = world.members(&[mounted("a")]);
     let parameters = SnapshotParameters::default();
     let local = |abort: &AbortHandle| {
-        let mut local = local::Local::new(&world.seams(), &members, &parameters).aborted_by(abort);
+        let mut local =
+            local::Local::new(&world.interfaces(), &members, &parameters).aborted_by(abort);
         local.ready(Level::Filesystem).unwrap();
         local
     };

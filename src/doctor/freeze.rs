@@ -66,15 +66,15 @@ fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
         Some(_) | None => " (not created yet)",
     };
     match host.backing_fs(there.unwrap_or(path)) {
-        Ok(ground) if VOLATILE_FS.contains(&ground.fs_name.as_str()) => Check::ok(
+        Ok(pool_fs) if VOLATILE_FS.contains(&pool_fs.fs_name.as_str()) => Check::ok(
             subject,
-            format!("on {}, as recommended{made}", ground.fs_name),
+            format!("on {}, as recommended{made}", pool_fs.fs_name),
         ),
-        Ok(ground) => Check::warn(
+        Ok(pool_fs) => Check::warn(
             subject,
             format!(
                 "on {}: the freeze journal survives a reboot, but the freezes do not{made}",
-                ground.fs_name
+                pool_fs.fs_name
             ),
             "put it on a tmpfs, such as /run",
         ),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::server::server;
 use super::{Check, Subject, checksums, kernel, lvm};
-use crate::backend::place::{ground, image, make};
+use crate::backend::place::{image, make, pool_fs};
 use crate::backend::records::VOLUMES;
 use crate::error::{Result, chain};
 use crate::host::{BackingFs, Host};
@@ -106,7 +106,7 @@ fn file_pool(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &P
     let mut checks = identity(node, pool, &record);
     checks.extend(image(host, pool, outer));
     checks.extend(mount(host, pool, outer));
-    checks.extend(ground(host, pool, path));
+    checks.extend(pool_fs(host, pool, path));
     checks.push(room(host, pool, path));
     // Nothing is written to a pool that belongs to another machine.
     if node.home.is_none_or(|home| home == record.home) {
@@ -200,8 +200,8 @@ fn not_made(host: &dyn Host, node: &NodeRecord, pool: &PoolDefinition, path: &Pa
         .find(|folder| matches!(host.stat(folder), Ok(Some(_))))
         .unwrap_or(path);
     let checked = match pool.image {
-        Some(_) => make::check_image_ground(host, nearest),
-        None => make::check_ground(host, nearest),
+        Some(_) => make::check_image_pool_fs(host, nearest),
+        None => make::check_pool_fs(host, nearest),
     };
     if let Err(error) = checked {
         return Check::fail(subject, chain(&error), "give another directory");
@@ -274,7 +274,7 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
         return None;
     }
     let subject = format!("{}: mount", subject(pool));
-    match ground::without_mount(host, outer) {
+    match pool_fs::without_mount(host, outer) {
         Ok(None) => None,
         Ok(Some(what)) => {
             let fix = "if this is intended, set mount=any in its definition; otherwise move its volumes to a separate disk";
@@ -284,9 +284,9 @@ fn mount(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
     }
 }
 
-fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
+fn pool_fs(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
     let subject = format!("{}: file system", subject(pool));
-    let (warnings, fs) = match (make::check_ground(host, path), host.backing_fs(path)) {
+    let (warnings, fs) = match (make::check_pool_fs(host, path), host.backing_fs(path)) {
         (Ok(warnings), Ok(fs)) => (warnings, fs),
         (Err(error), _) => return vec![Check::fail(subject, chain(&error), "move the pool")],
         (_, Err(error)) => return vec![Check::fail(subject, chain(&error), "check the disk")],
@@ -315,14 +315,14 @@ fn ground(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Vec<Check> {
 }
 
 /// Checks the cost of snapshots on a pool.
-fn snapshots(pool: &PoolDefinition, ground: &BackingFs) -> Check {
+fn snapshots(pool: &PoolDefinition, pool_fs: &BackingFs) -> Check {
     let subject = format!("{}: snapshots", subject(pool));
-    match make::without_sharing(ground) {
+    match make::without_sharing(pool_fs) {
         None => Check::ok(
             subject,
             format!(
                 "this {} shares blocks between files: snapshots need no copy, also of volumes in use",
-                ground.fs_name
+                pool_fs.fs_name
             ),
         ),
         Some(what) => Check::warn(subject, what, WAY_OUT),
@@ -346,7 +346,7 @@ fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
 
 fn scratch(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: loop device", subject(pool));
-    let sector = host.backing_fs(path).map_or(512, |ground| ground.sector);
+    let sector = host.backing_fs(path).map_or(512, |pool_fs| pool_fs.sector);
     match kernel::try_loop(host, path, sector) {
         Ok(status) if status.direct_io => Check::ok(subject, "a temporary image uses direct I/O"),
         Ok(_) => Check::warn(

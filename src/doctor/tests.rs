@@ -156,11 +156,11 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
             let host = host.restart_process();
             let is_journal = failed.starts_with("freeze_journal");
             assert!(
-                host.journalled().unwrap().is_empty() || is_journal,
+                host.list_journaled().unwrap().is_empty() || is_journal,
                 "{failed}"
             );
             host.sweep().unwrap();
-            assert!(host.journalled().unwrap().is_empty(), "{failed}");
+            assert!(host.list_journaled().unwrap().is_empty(), "{failed}");
             assert!(
                 host.violations().is_empty(),
                 "{failed}: {:?}",

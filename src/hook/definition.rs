@@ -12,7 +12,7 @@ use crate::model::snapshot::parse_duration;
 /// The default timeout of a session.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Like the limit of `quiesceTimeout`: longer than any sidecar waits for the whole call.
-const MOST_TIMEOUT: Duration = Duration::from_secs(600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(600);
 /// Placeholder for the timeout in an argument.
 const SECONDS: &str = "{seconds}";
 
@@ -200,11 +200,11 @@ pub(super) fn timeout(text: Option<&str>) -> Result<Duration, String> {
     let Some(text) = text else {
         return Ok(TIMEOUT);
     };
-    let parsed = parse_duration(text).filter(|timeout| *timeout <= MOST_TIMEOUT);
+    let parsed = parse_duration(text).filter(|timeout| *timeout <= MAX_TIMEOUT);
     parsed.ok_or_else(|| {
         format!(
             "timeout {text:?} is not valid; give a duration such as \"30s\", at most {}s",
-            MOST_TIMEOUT.as_secs()
+            MAX_TIMEOUT.as_secs()
         )
     })
 }

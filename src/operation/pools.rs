@@ -30,7 +30,7 @@ pub struct Pools {
     /// `None` while pools of several homes wait for `slackwater pool adopt`.
     home: RwLock<Option<HomeId>>,
     /// Used instead of the home while that is `None`. No pool has this ID.
-    nobodys_home: HomeId,
+    placeholder_home: HomeId,
     states: RwLock<Vec<ServingState>>,
     record: Mutex<NodeRecord>,
 }
@@ -47,7 +47,7 @@ impl Pools {
             locks: Locks::default(),
             in_flight: InFlight::default(),
             home: RwLock::new(record.home),
-            nobodys_home: HomeId(host.random_uuid()),
+            placeholder_home: HomeId(host.random_uuid()),
             host,
             states: RwLock::default(),
             record: Mutex::new(record),
@@ -61,12 +61,12 @@ impl Pools {
 
     /// The home of this machine, or an ID that no pool has while the home is not known.
     pub fn home(&self) -> HomeId {
-        self.settled_home().unwrap_or(self.nobodys_home)
+        self.get_home().unwrap_or(self.placeholder_home)
     }
 
     /// The home of this machine. It is an error while it is not known: the label of a Node cannot
     /// be changed later.
-    pub fn settled_home(&self) -> Result<HomeId> {
+    pub fn get_home(&self) -> Result<HomeId> {
         let home = *self.home.read().unwrap_or_else(PoisonError::into_inner);
         home.ok_or_else(|| Error::Unreachable {
             what: "this node".into(),

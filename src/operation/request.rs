@@ -23,7 +23,7 @@ pub use crate::record::ContentSource;
 
 /// Maximum number of entries in a page, also if the caller sets no limit. With about 300 bytes
 /// each, a page is well below the 4 MiB that gRPC clients accept by default.
-pub const MOST_LISTED: usize = 5000;
+pub const MAX_LISTED: usize = 5000;
 
 /// Arguments of CreateVolume.
 #[derive(Clone, Debug)]
@@ -452,7 +452,3 @@ pub struct MetadataPage {
     /// To be passed with the request for the next page.
     pub of: MetadataOf,
 }
-
-/// The incarnation of an object: it distinguishes objects that were created one after the other
-/// with the same name; for logs.
-pub type Incarnation = Uuid;

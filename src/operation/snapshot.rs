@@ -38,7 +38,7 @@ use uuid::Uuid;
 use self::copies::Copies;
 use self::cut_counts::CutCounts;
 use self::lent::Lent;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::cut::retry::Backoffs;
 use crate::host::Host;
 use crate::operation::{Pools, Usage};
@@ -50,7 +50,7 @@ pub struct Snapshots {
     pools: Arc<Pools>,
     usage: Arc<Usage>,
     /// The freeze guard, the hooks and the host, as a cut uses them.
-    seams: Seams,
+    interfaces: CutInterfaces,
     backoffs: Backoffs,
     cuts: CutCounts,
     pub(in crate::operation) copies: Copies,
@@ -72,14 +72,14 @@ impl Snapshots {
     pub(in crate::operation) fn new(
         pools: Arc<Pools>,
         usage: Arc<Usage>,
-        seams: Seams,
+        interfaces: CutInterfaces,
     ) -> Snapshots {
         Snapshots {
             host: pools.host.clone(),
             copies: Copies::new(pools.settings.copy_rate),
             pools,
             usage,
-            seams,
+            interfaces,
             backoffs: Backoffs::default(),
             cuts: CutCounts::default(),
             copied: AtomicU64::default(),

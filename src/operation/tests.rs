@@ -1,6 +1,6 @@
 //! Fixtures for the tests of operations: a driver on a simulated machine, and a new volume.
 
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::MemoryHost;
 use crate::model::{
     AccessMode, AccessType, Capability, CapacityRange, FsType, PoolDefinition, PoolId, VolumeId,
@@ -31,7 +31,7 @@ pub(super) fn pool(definition: &str) -> PoolDefinition {
 /// A driver that serves one memory pool.
 pub(super) fn driver(host: &MemoryHost) -> Driver {
     let settings = settings(&[pool("default=memory:")]);
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 pub(super) fn block() -> Capability {

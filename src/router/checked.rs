@@ -27,24 +27,24 @@ use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{CreateVolume, member_of};
 
 /// Maximum number of pods of a pool that are named.
-const MOST_PODS: usize = 16;
+const MAX_PODS: usize = 16;
 /// Maximum number of devices of a pool that are named because another process changed their
 /// settings.
-const MOST_CHANGED_DEVICES: usize = 16;
+const MAX_CHANGED_DEVICES: usize = 16;
 /// Maximum number of pools of one agent. Each becomes a Pool object.
-pub(super) const MOST_POOLS: usize = 64;
+pub(super) const MAX_POOLS: usize = 64;
 /// Maximum number of groups that an agent may report as unresolved.
-const MOST_GROUPS: usize = 10_000;
+const MAX_GROUPS: usize = 10_000;
 /// Maximum number of volumes that an agent may report as not grown.
-const MOST_NOT_GROWN: usize = 64;
+const MAX_NOT_GROWN: usize = 64;
 /// Maximum number of fenced volumes that an agent may report.
-const MOST_FENCES: usize = 256;
+const MAX_FENCES: usize = 256;
 /// Maximum number of freezes that an agent may report.
-const MOST_LONG_FREEZES: usize = 64;
+const MAX_LONG_FREEZES: usize = 64;
 /// Maximum number of volumes of a pool that an agent may report as those that grew most.
-const MOST_GROWN: usize = 10;
+const MAX_GROWN: usize = 10;
 /// Maximum number of members of a group, and of missing prerequisites of a host.
-const MOST_PARTS: usize = 10_000;
+const MAX_PARTS: usize = 10_000;
 /// Maximum length of a name, or of a version.
 const NAME_BYTES: usize = 253;
 /// Maximum length of a label's value.
@@ -300,7 +300,7 @@ pub(super) fn page(
 
 fn share(group: GroupId, answer: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
     let (members, sources) = (&answer.all_member_ids, &answer.all_source_volume_ids);
-    if members.len() != sources.len() || members.len().max(answer.members.len()) > MOST_PARTS {
+    if members.len() != sources.len() || members.len().max(answer.members.len()) > MAX_PARTS {
         return Err("the members of a group do not match its sources".into());
     }
     let is_member = |member: &str, source: &str| -> Verdict<SnapshotId> {
@@ -340,7 +340,7 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         .len()
         .max(description.busy_groups.len());
     let (pools, read) = (description.pools.len(), description.read_snapshots.len());
-    if pools > MOST_POOLS || groups.max(read) > MOST_GROUPS {
+    if pools > MAX_POOLS || groups.max(read) > MAX_GROUPS {
         return Err(format!(
             "it reports {pools} pools, {groups} groups in doubt and {read} snapshots that are being read, which is too many"
         ));
@@ -371,7 +371,7 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
         let pool = small.volume_id.parse::<VolumeId>().map(|id| id.pool);
         pool.is_ok_and(|pool| ids.contains(&pool.to_string()))
     });
-    description.not_grown.truncate(MOST_NOT_GROWN);
+    description.not_grown.truncate(MAX_NOT_GROWN);
     description
         .not_grown
         .iter_mut()
@@ -382,13 +382,13 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
     };
     let fences = &mut description.fences;
     fences.retain(|fence| is_fence(&fence.volume_id, &fence.move_uid));
-    fences.truncate(MOST_FENCES);
+    fences.truncate(MAX_FENCES);
     let fences = &mut description.revert_fences;
     fences.retain(|fence| is_fence(&fence.volume_id, &fence.revert_uid));
-    fences.truncate(MOST_FENCES);
+    fences.truncate(MAX_FENCES);
     keep_freezes(&mut description.long_freezes, &ids);
     copies::keep(&mut description.copies, &ids);
-    description.missing.truncate(MOST_POOLS);
+    description.missing.truncate(MAX_POOLS);
     description
         .missing
         .iter_mut()
@@ -401,8 +401,8 @@ pub(super) fn description(mut description: DescribeResponse) -> Verdict<Describe
 /// Cuts the lists of a pool, and their texts.
 fn cut_lists(pool: &mut Pool) {
     pool.pods.retain(|uid| uid.parse::<uuid::Uuid>().is_ok());
-    pool.pods.truncate(MOST_PODS);
-    pool.changed_devices.truncate(MOST_CHANGED_DEVICES);
+    pool.pods.truncate(MAX_PODS);
+    pool.changed_devices.truncate(MAX_CHANGED_DEVICES);
     let changed = pool.changed_devices.iter_mut();
     changed.for_each(|text| cut(text, TEXT_BYTES));
 }
@@ -431,7 +431,7 @@ fn keep_images(pool: &mut Pool) {
             let is_its = id.is_ok_and(|id| id.pool.to_string() == pool.id);
             is_its && one.grown_bytes >= 0 && is_time(one.since)
         });
-        growth.volumes.truncate(MOST_GROWN);
+        growth.volumes.truncate(MAX_GROWN);
     }
 }
 
@@ -443,7 +443,7 @@ fn keep_freezes(freezes: &mut Vec<LongFreeze>, pools: &BTreeSet<String>) {
         let is_its = pool.is_ok_and(|pool| pools.contains(&pool.to_string()));
         is_its && is_time(one.since) && is_time(one.until)
     });
-    freezes.truncate(MOST_LONG_FREEZES);
+    freezes.truncate(MAX_LONG_FREEZES);
 }
 
 /// Whether a text is empty or a valid label value.

@@ -209,12 +209,12 @@ impl Router {
         let router = self.clone();
         let work = async move {
             let _lock = lock;
-            router.delete_settled_group(id, named).await
+            router.delete_resolved_group(id, named).await
         };
         self.detached(work).await
     }
 
-    async fn delete_settled_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
+    async fn delete_resolved_group(&self, id: GroupId, named: NamedGroup) -> Result<()> {
         let state = self
             .resolve_if_agreed(id, &named.snapshot_ids, Asked::Theirs)
             .await?;

@@ -232,7 +232,7 @@ impl InCluster {
     }
 
     fn control_all(self: &Arc<InCluster>) {
-        let every = self.options.look_every;
+        let every = self.options.poll_interval;
         let changes = || Some(self.changes.subscribe());
         self.control(Arc::new(PoolController(Arc::clone(self))), every, changes());
         let requests = Arc::new(PoolRequestController::new(Arc::clone(self)));
@@ -244,7 +244,7 @@ impl InCluster {
         let every = self.options.orphans.every;
         self.control(Arc::new(OrphanController { cluster, memory }), every, None);
         let evacuations = Arc::new(EvacuationController(Arc::clone(self)));
-        self.control(evacuations, self.options.look_every * 3, changes());
+        self.control(evacuations, self.options.poll_interval * 3, changes());
     }
 
     /// Runs a controller while this router leads, with its poll interval and the changes that cause a

@@ -13,7 +13,7 @@ use super::call::Call;
 use super::checked;
 use crate::error::{Error, Result};
 use crate::model::{PoolId, VolumeId};
-use crate::operation::MOST_LISTED;
+use crate::operation::MAX_LISTED;
 use crate::service::{ONLY_POOL, request};
 use futures_util::future::try_join_all;
 
@@ -40,8 +40,8 @@ impl Wanted {
             })?),
         };
         let limit = match request::entries(max_entries)? {
-            0 => MOST_LISTED,
-            some => some.min(MOST_LISTED),
+            0 => MAX_LISTED,
+            some => some.min(MAX_LISTED),
         };
         Ok(Wanted { after, limit })
     }

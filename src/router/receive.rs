@@ -27,7 +27,7 @@ use crate::service::status;
 /// The reason of events about a running copy.
 const PROGRESS: &str = "CopyProgress";
 /// How often the cluster is asked whether a running copy is still wanted.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const UNWANTED_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How an agent creates a volume.
 pub(super) enum Make {
@@ -216,7 +216,7 @@ impl Router {
         let is_unwanted = || self.cluster.is_unwanted(agent.node(), claim);
         let ended = async {
             loop {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(UNWANTED_POLL_INTERVAL).await;
                 if let Some(why) = is_unwanted().await {
                     return why;
                 }

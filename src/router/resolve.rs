@@ -10,32 +10,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt};
 use tokio::time::timeout;
 
+use super::Router;
 use super::agents::Agent;
-use super::find::AT_ONCE;
 use super::route::Route;
-use super::{Router, Weak};
 use crate::agent::group_member::State;
 use crate::agent::{
     DeleteGroupRequest, DescribeResponse, GetGroupRequest, GetGroupResponse, GroupMember,
     SettleGroupRequest,
 };
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result};
 use crate::model::{GroupId, PoolId, VolumeId};
-use crate::operation::{Group, GroupMembership, Key, Snapshot, of_another_moment};
+use crate::operation::{Group, GroupMembership, Snapshot, of_another_moment};
 
 /// Reading records takes milliseconds; deleting a large snapshot takes longer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often the router searches for members in doubt that a dead router has left.
-const IN_DOUBT_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// How many rounds of reading and resolving a call makes before its caller must retry.
 const MAX_ROUNDS: usize = 3;
-
-/// Maximum number of groups of one agent that are resolved in one poll, because an agent may name
-/// any number of them.
-const MAX_RESOLVED_AT_ONCE: usize = 64;
 
 /// The agents whose answers about a group count, besides those of its members' agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -401,51 +393,9 @@ impl Router {
     }
 
     /// The last descriptions of all agents.
-    fn descriptions(&self) -> Vec<Arc<DescribeResponse>> {
+    pub(super) fn descriptions(&self) -> Vec<Arc<DescribeResponse>> {
         let all = self.agents.all().into_iter();
         all.filter_map(|agent| agent.seen().description).collect()
-    }
-
-    /// Resolves groups that agents have reported as unresolved.
-    async fn settle_unsettled(&self) {
-        let descriptions = self.descriptions();
-        let groups = descriptions.iter().flat_map(|description| {
-            description
-                .unsettled_groups
-                .iter()
-                .take(MAX_RESOLVED_AT_ONCE)
-        });
-        let groups: BTreeSet<GroupId> = groups.filter_map(|group| group.parse().ok()).collect();
-        // A node that does not answer delays only some of them.
-        let each = groups.into_iter().map(|group| self.resolve_reported(group));
-        let mut each = stream::iter(each).buffer_unordered(AT_ONCE);
-        while each.next().await.is_some() {}
-    }
-
-    async fn resolve_reported(&self, group: GroupId) {
-        let Ok(_lock) = self.cuts.locks.acquire(Key::Group(group.0)) else {
-            return;
-        };
-        match self.settled(group, &[]).await {
-            // Another call is working on the group.
-            Ok(_) | Err(Error::Pending { .. }) => {}
-            Err(error) => {
-                tracing::warn!(%group, error = %chain(&error), "failed to resolve a group snapshot that is in doubt");
-            }
-        }
-    }
-}
-
-/// Resolves groups that agents report as unresolved, while this router is the leader, until all
-/// clones of it are dropped.
-pub(super) async fn resolve_periodically(router: Weak) {
-    loop {
-        tokio::time::sleep(IN_DOUBT_POLL_INTERVAL).await;
-        match router.upgrade() {
-            Some(router) if router.cluster.is_leader() => router.settle_unsettled().await,
-            Some(_) => {}
-            None => return,
-        }
     }
 }
 

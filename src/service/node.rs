@@ -131,7 +131,7 @@ impl Node for Service {
     ) -> RpcResult<csi::NodeGetInfoResponse> {
         log_and_unwrap(request);
         let settings = self.driver.pools.settings();
-        let settled = self.driver.pools.settled_home();
+        let settled = self.driver.pools.get_home();
         let home = settled.map_err(|error| status(Rpc::NodeGetInfo, &error))?;
         answer(reply::node(
             settings.node_name.clone(),

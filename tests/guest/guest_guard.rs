@@ -39,7 +39,7 @@ fn mounted_and_raw_volumes_are_suspended_until_their_own_thaw() {
                 assert!(session.thaw(at).unwrap(), "{at} was held all the time");
                 writer.goes_on();
             }
-            let listed = fixture.guard.journalled().unwrap();
+            let listed = fixture.guard.list_journaled().unwrap();
             assert_eq!(listed[3].mapped.as_deref(), Some("SLACKWATER-test-3"));
             session.written().unwrap();
             drop(session);

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use slackwater::thin_metadata::{LEAST_PER_MAPPING, MOST_PER_MAP, MOST_PER_MAPPING};
+use slackwater::thin_metadata::{MAX_PER_MAP, MAX_PER_MAPPING, MIN_PER_MAPPING};
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::snapshots::from_snapshot;
 use slackwater_testkit::{Scratch, Server, block, run};
@@ -238,10 +238,10 @@ fn thick_volumes_and_their_snapshots_take_no_more_metadata_than_is_reserved() {
                 maps += 1;
                 let used = metadata_used() - before;
                 let [least, most] =
-                    [LEAST_PER_MAPPING, MOST_PER_MAPPING].map(|each| maps * (SIZE >> 16) * each);
+                    [MIN_PER_MAPPING, MAX_PER_MAPPING].map(|each| maps * (SIZE >> 16) * each);
                 println!("{maps} maps have {used} bytes of metadata");
                 assert!(used >= least, "{used} of {least}");
-                assert!(used <= most + maps * MOST_PER_MAP, "{used} of {most}");
+                assert!(used <= most + maps * MAX_PER_MAP, "{used} of {most}");
             }
             raw.down(&client).await;
         });

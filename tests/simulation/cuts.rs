@@ -475,11 +475,11 @@ impl Simulation {
         if frozen.iter().any(|(_, by_stranger)| !by_stranger) {
             return Err(format!("still frozen: {frozen:?}"));
         }
-        let journalled = self.host.aside(|host| host.journalled());
-        let journalled = journalled.map_err(|error| chain(&error))?;
-        match journalled.is_empty() {
+        let journaled = self.host.aside(|host| host.list_journaled());
+        let journaled = journaled.map_err(|error| chain(&error))?;
+        match journaled.is_empty() {
             true => Ok(()),
-            false => Err(format!("still in the journal: {journalled:?}")),
+            false => Err(format!("still in the journal: {journaled:?}")),
         }
     }
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::error::{Error, Result, chain};
 use slackwater::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use slackwater::model::id::NameKind;
@@ -267,7 +267,10 @@ impl Simulation {
         self.driver = None;
         self.remembers = false;
         self.host = self.host.restart_process();
-        let driver = Driver::start(self.settings.clone(), Seams::simulated(self.host.clone()))?;
+        let driver = Driver::start(
+            self.settings.clone(),
+            CutInterfaces::simulated(self.host.clone()),
+        )?;
         self.driver = Some(Arc::new(driver));
         self.clean()?;
         self.serving()

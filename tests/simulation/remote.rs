@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::error::{Error, Result};
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::SnapshotParameters;
@@ -42,7 +42,7 @@ fn remote() -> &'static Remote {
             state_dir: "/run/slackwater/state".into(),
             ..Settings::default()
         };
-        let driver = Driver::start(settings, Seams::simulated(host.clone()));
+        let driver = Driver::start(settings, CutInterfaces::simulated(host.clone()));
         let driver = driver.expect("a start without faults");
         let request = CreateVolume {
             capacity: range(REMOTE_SIZE),

@@ -94,7 +94,7 @@ pub struct UnknownGracePeriods(String);
 
 /// A freeze in the journal, and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Journalled {
+pub struct JournaledFreeze {
     pub volume_id: String,
     pub device: PathBuf,
     /// The process that requested it.
@@ -136,7 +136,7 @@ pub trait Freezer: Send + Sync + 'static {
     fn sweep(&self) -> Result<Vec<String>>;
 
     /// The freezes that are in the journal now.
-    fn journalled(&self) -> Result<Vec<Journalled>>;
+    fn list_journaled(&self) -> Result<Vec<JournaledFreeze>>;
 
     /// Stops the guard if this process started it, and waits until its process has exited.
     fn stop_guard(&self) {}

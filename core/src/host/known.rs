@@ -16,7 +16,7 @@ use super::difference::Differences;
 
 /// Maximum number of extents remembered for all images of a cut together (40 bytes each; while a
 /// map is read, the previous one is in memory too). For images beyond that, both maps are read.
-const MOST_RUNS: usize = 2 << 20;
+const MAX_RUNS: usize = 2 << 20;
 /// Smallest number of extents for which memory is reserved at once.
 const SOME_RUNS: usize = 4096;
 
@@ -26,7 +26,7 @@ pub struct Budget(AtomicUsize);
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget(AtomicUsize::new(MOST_RUNS))
+        Budget(AtomicUsize::new(MAX_RUNS))
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
             memory.remember(map);
             memory
         };
-        let most = MOST_RUNS;
+        let most = MAX_RUNS;
         let first = remembered(most / 2);
         assert!(first.runs.is_some());
         let second = remembered(most / 2 + 1);
@@ -274,7 +274,7 @@ mod tests {
             (0..runs).for_each(|_| map.see(&run(0, 1, 1)));
             map
         };
-        let seen = map(MOST_RUNS + 10);
+        let seen = map(MAX_RUNS + 10);
         assert_eq!(seen.runs.capacity(), 0, "it takes no room any more");
         known.lock().remember(seen);
         assert!(known.lock().runs.is_none());

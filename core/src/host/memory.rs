@@ -208,7 +208,7 @@ impl MemoryHost {
         look: impl FnOnce(&mut Machine) -> std::result::Result<T, HostCause>,
     ) -> Result<T> {
         self.with(action, subject, |machine| {
-            machine.faults.next_look()?;
+            machine.faults.next_query()?;
             look(machine)
         })
     }

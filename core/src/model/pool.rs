@@ -129,11 +129,11 @@ pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool 
 /// The grammar, for error messages.
 const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d][,rawBlock=unfiltered] or NAME=memory: or NAME=memory-thin:";
 /// A larger `extent` would allocate to a volume a significant number of blocks beyond its size.
-const MOST_EXTENT: u64 = size::MIB;
+const MAX_EXTENT: u64 = size::MIB;
 /// The largest block size of xfs: an extent is a multiple of it.
-const LEAST_EXTENT: u64 = 64 * size::KIB;
+const MIN_EXTENT: u64 = 64 * size::KIB;
 /// A larger factor than a thousand would be no limit at all.
-const MOST_OVERCOMMIT: f64 = 1000.0;
+const MAX_OVERCOMMIT: f64 = 1000.0;
 
 impl PoolDefinition {
     /// Creates a definition from its parts, as a table of the configuration file contains them.
@@ -161,9 +161,9 @@ impl PoolDefinition {
             .transpose()
             .map_err(no)?;
         let overcommit = options.overcommit.unwrap_or(1.0);
-        if !(1.0..=MOST_OVERCOMMIT).contains(&overcommit) {
+        if !(1.0..=MAX_OVERCOMMIT).contains(&overcommit) {
             return Err(no(format!(
-                "overcommit={overcommit} is not valid; give a number from 1 to {MOST_OVERCOMMIT}"
+                "overcommit={overcommit} is not valid; give a number from 1 to {MAX_OVERCOMMIT}"
             )));
         }
         if options.mount.is_some() {
@@ -216,7 +216,7 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
 /// Checks that every xfs accepts the extent size.
 fn check_extent(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     place.check_is_folder("extent=SIZE")?;
-    if !bytes.is_power_of_two() || !(LEAST_EXTENT..=MOST_EXTENT).contains(&bytes) {
+    if !bytes.is_power_of_two() || !(MIN_EXTENT..=MAX_EXTENT).contains(&bytes) {
         return Err(format!(
             "extent={bytes} is not valid; give 64Ki, 128Ki, 256Ki, 512Ki or 1Mi"
         ));

@@ -193,8 +193,8 @@ const GROUP_OBJECT: &str = "csi.storage.k8s.io/volumegroupsnapshot/name";
 pub const MAX_FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than any sidecar waits for the whole call.
 const MAX_QUIESCE_TIMEOUT: Duration = Duration::from_secs(600);
-const MOST_RETRIES: u32 = 20;
-const MOST_INTERVAL: Duration = Duration::from_secs(300);
+const MAX_RETRIES: u32 = 20;
+const MAX_INTERVAL: Duration = Duration::from_secs(300);
 const KNOWN: &str = "consistency, onQuiesceFailure, freezeTimeout, quiesceTimeout, retries, \
                      retryInterval, sharedVolume, maxExtents, base, members (of groups)";
 
@@ -219,9 +219,9 @@ impl SnapshotParameters {
                     parsed.quiesce_timeout = duration(key, value, MAX_QUIESCE_TIMEOUT)?;
                 }
                 "retries" => {
-                    parsed.retries = number(key, value, 0, u64::from(MOST_RETRIES))? as u32;
+                    parsed.retries = number(key, value, 0, u64::from(MAX_RETRIES))? as u32;
                 }
-                "retryInterval" => parsed.retry_interval = duration(key, value, MOST_INTERVAL)?,
+                "retryInterval" => parsed.retry_interval = duration(key, value, MAX_INTERVAL)?,
                 "sharedVolume" => parsed.shared_volume = shared_volume(value)?,
                 "maxExtents" => parsed.max_extents = Some(number(key, value, 1, u64::MAX)?),
                 "members" => parsed.members = members(value)?,

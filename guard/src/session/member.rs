@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::super::mapped::{Mapped, Suspended};
-use super::super::protocol::{Say, code};
+use super::super::protocol::{Reply, code};
 use super::Shared;
 use slackwater_core::fault;
 use slackwater_core::host::linux::freeze;
@@ -98,7 +98,7 @@ impl Member {
 }
 
 /// The main function of a member's thread.
-pub(super) fn attend(shared: &Shared, at: u32) {
+pub(super) fn run_member(shared: &Shared, at: u32) {
     let Some(member) = shared.members.get(at as usize) else {
         return;
     };
@@ -127,7 +127,7 @@ fn sync(shared: &Shared, member: &Member, at: u32) {
         Some(root) => code(freeze::sync(root.as_fd())),
         None => 0,
     });
-    shared.say(Say::Synced(at, errno));
+    shared.send_reply(Reply::Synced(at, errno));
 }
 
 /// Why nothing may be frozen or suspended any more.
@@ -149,7 +149,7 @@ fn freeze(shared: &Shared, member: &Member, at: u32) -> bool {
             None => Ok(()),
         }))
     });
-    shared.say(Say::Frozen(at, errno));
+    shared.send_reply(Reply::Frozen(at, errno));
     if errno != 0 {
         shared.stop();
     } else if shared.unfrozen.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -174,7 +174,7 @@ fn suspend(shared: &Shared, member: &Member, at: u32) -> Option<Suspended> {
         member.suspending.store(false, Ordering::SeqCst);
         done
     });
-    shared.say(Say::Suspended(at, code(done.map(drop))));
+    shared.send_reply(Reply::Suspended(at, code(done.map(drop))));
     if done.is_err() {
         shared.stop();
     }
@@ -194,7 +194,7 @@ fn thaw(shared: &Shared, member: &Member, at: u32, held: Held, unasked: bool) {
         let thawed = fault::around("guard", "thaw", || thaw_root(member));
         errno = if thawed == 0 { errno } else { thawed };
     }
-    shared.say(Say::Thawed {
+    shared.send_reply(Reply::Thawed {
         member: at,
         errno,
         early,

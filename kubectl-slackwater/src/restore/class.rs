@@ -89,7 +89,7 @@ pub async fn read(cluster: &Cluster, copies: &[Copy]) -> Result<Classes> {
     let mut found = Classes::new();
     let names: BTreeSet<&str> = copies.iter().map(|copy| copy.class.as_str()).collect();
     for name in names.into_iter().filter(|name| !name.is_empty()) {
-        match cluster.get_one(&object::STORAGE_CLASS, "", name).await {
+        match cluster.find_one(&object::STORAGE_CLASS, "", name).await {
             Ok(None) => {
                 return Err(Failure::failed(format!(
                     "StorageClass {name} does not exist: give another one with --storage-class"

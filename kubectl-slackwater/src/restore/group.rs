@@ -40,7 +40,7 @@ pub async fn members(
         };
         return Err(refuse(format!("is not ready{why}")));
     }
-    let content = cluster.get_one(&object::GROUP_CONTENT, "", &group.content);
+    let content = cluster.find_one(&object::GROUP_CONTENT, "", &group.content);
     let Some(content) = content.await? else {
         return Err(refuse(
             "has no VolumeGroupSnapshotContent, so whether it is complete is not known".into(),
@@ -120,7 +120,7 @@ async fn read_handles(cluster: &Cluster, group: &Group, snapshots: &mut [Snapsho
         )));
     }
     for one in without {
-        let content = cluster.get_one(&object::SNAPSHOT_CONTENT, "", &one.content);
+        let content = cluster.find_one(&object::SNAPSHOT_CONTENT, "", &one.content);
         let content = content.await?;
         let own = (one.namespace.as_str(), one.name.as_str(), one.uid.as_str());
         let is_its = |it: &DynamicObject| cuts::is_bound(it, "/spec/volumeSnapshotRef", own);

@@ -76,7 +76,7 @@ pub async fn refuse_apart(
 /// The node of a volume that exists.
 async fn of_volume(cluster: &Cluster, nodes: &Nodes, copy: &Copy) -> Result<Option<String>> {
     let Some(nodes) = nodes else { return Ok(None) };
-    match cluster.get_one(&object::VOLUME, "", &copy.volume).await {
+    match cluster.find_one(&object::VOLUME, "", &copy.volume).await {
         Ok(volume) => {
             let handle = volume
                 .as_ref()

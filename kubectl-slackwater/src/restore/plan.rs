@@ -155,7 +155,7 @@ pub async fn copies(
             found.push(copy.that_becomes(Place { namespace, name }));
             continue;
         }
-        let live = cluster.get_one(&object::CLAIM, &cluster.namespace, &name);
+        let live = cluster.find_one(&object::CLAIM, &cluster.namespace, &name);
         let live = live.await?;
         if let Some(live) = live.as_ref().filter(|live| !is_copy(live, member)) {
             // The rest of the plan is checked before the user has to delete claims.
@@ -267,7 +267,7 @@ async fn likeness(
     source: &Source,
 ) -> Result<Option<Pattern>> {
     if !member.claim.is_empty() {
-        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &member.claim);
+        let claim = cluster.find_one(&object::CLAIM, &cluster.namespace, &member.claim);
         if let Some(claim) = claim.await? {
             let mut like = pattern(&json!(claim));
             // What controllers have written about that volume.

@@ -58,7 +58,7 @@ pub fn has_ended(stages: &[Stage]) -> bool {
 pub async fn look(cluster: &Cluster, copies: &[Copy]) -> Result<Vec<Stage>> {
     let mut former = Vec::new();
     for copy in copies {
-        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        let claim = cluster.find_one(&object::CLAIM, &cluster.namespace, &copy.claim);
         former.push(claim.await?);
     }
     let all = ListParams::default();
@@ -84,7 +84,7 @@ async fn stage(
             return Ok(Stage::Moving(volume.name().into()));
         }
     }
-    let new = cluster.get_one(&object::CLAIM, &to.namespace, &to.name);
+    let new = cluster.find_one(&object::CLAIM, &to.namespace, &to.name);
     let new = new.await?;
     let is_own = |new: &DynamicObject| new.annotation(TRANSFERRED_FROM) == from.to_string();
     if let Some(new) = &new

@@ -24,7 +24,7 @@ pub async fn find(
     name: Option<&str>,
 ) -> Result<Option<Stateful>> {
     let Some(name) = name else { return Ok(None) };
-    let found = cluster.get_one(&object::STATEFUL_SET, namespace, name);
+    let found = cluster.find_one(&object::STATEFUL_SET, namespace, name);
     let Some(object) = found.await? else {
         return Err(Failure::failed(format!(
             "StatefulSet {namespace}/{name} does not exist; without --statefulset, claims get the names that they had"
@@ -133,7 +133,7 @@ impl Stateful {
         let (mut absent, mut kept) = (Vec::new(), Vec::new());
         for slot in self.set.missing(slots) {
             let name = self.set.claim(&self.set.name, slot);
-            let claim = cluster.get_one(&object::CLAIM, self.namespace(), &name);
+            let claim = cluster.find_one(&object::CLAIM, self.namespace(), &name);
             match claim.await? {
                 None => absent.push((slot, name)),
                 Some(_) if slots.iter().any(|one| one.ordinal == slot.ordinal) => {
@@ -185,7 +185,7 @@ impl Stateful {
     /// replaced, now.
     pub async fn refuse_pods(&self, cluster: &Cluster, pods: &[DynamicObject]) -> Result<()> {
         let name = self.object.name();
-        let now = cluster.get_one(&object::STATEFUL_SET, self.namespace(), name);
+        let now = cluster.find_one(&object::STATEFUL_SET, self.namespace(), name);
         let now = now.await?;
         let uid = |object: &DynamicObject| object.metadata.uid.clone();
         let Some(now) = now.filter(|now| uid(now) == uid(&self.object)) else {

@@ -83,7 +83,7 @@ pub async fn run(
     let name = name(copies);
     let namespace = &cluster.namespace;
     // One of an earlier run that was interrupted can be the same check.
-    let pod = match cluster.get_one(&object::POD, namespace, &name).await? {
+    let pod = match cluster.find_one(&object::POD, namespace, &name).await? {
         Some(found) if is_same(&found, &pod) => found,
         Some(_) => return Err(another(namespace, &name)),
         None => create(cluster, change, &object::POD, namespace, pod).await?,
@@ -127,7 +127,7 @@ async fn step(
     let limit = arguments.wait.timeout.unwrap_or(DEFAULT_LIMIT);
     let (pod, name) = (manifest(&arguments.check, limit, copies), name(copies));
     let (namespace, change) = (&cluster.namespace, &arguments.change);
-    let Some(found) = cluster.get_one(&object::POD, namespace, &name).await? else {
+    let Some(found) = cluster.find_one(&object::POD, namespace, &name).await? else {
         create(cluster, change, &object::POD, namespace, pod).await?;
         return Ok(Progress::Running("the check waits for its volumes".into()));
     };
@@ -261,7 +261,7 @@ fn manifest(check: &Check, limit: Duration, copies: &[Copy]) -> Value {
 }
 
 async fn progress(cluster: &Cluster, name: &str) -> Result<Progress> {
-    let pod = cluster.get_one(&object::POD, &cluster.namespace, name);
+    let pod = cluster.find_one(&object::POD, &cluster.namespace, name);
     Ok(match pod.await? {
         Some(pod) => progress_of(&pod),
         None => Progress::Ended(Err(Failure::failed(format!(

@@ -54,7 +54,7 @@ pub async fn progress(cluster: &Cluster, copies: &[Copy], classes: &Classes) -> 
     let (mut exist, mut unwanted) = (0, 0);
     let mut coming = String::new();
     for copy in copies {
-        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        let claim = cluster.find_one(&object::CLAIM, &cluster.namespace, &copy.claim);
         let claim = claim.await?.filter(|claim| is_copy(claim, &copy.snapshot));
         let lost = |why: &str| {
             let title = format!("claim {}/{}", cluster.namespace, copy.claim);
@@ -88,7 +88,7 @@ pub async fn progress(cluster: &Cluster, copies: &[Copy], classes: &Classes) -> 
 /// Writes to the copies which volumes exist.
 pub async fn refresh(cluster: &Cluster, copies: &mut [Copy]) -> Result<()> {
     for copy in copies {
-        let claim = cluster.get_one(&object::CLAIM, &cluster.namespace, &copy.claim);
+        let claim = cluster.find_one(&object::CLAIM, &cluster.namespace, &copy.claim);
         let claim = claim.await?.filter(|claim| is_copy(claim, &copy.snapshot));
         if let Some(claim) = claim.filter(|claim| claim.text("/status/phase") == "Bound") {
             copy.state = State::Bound;

@@ -82,12 +82,12 @@ impl Transfer<'_> {
     async fn claim(&self, place: &Place) -> Result<Option<DynamicObject>> {
         let found = self
             .cluster
-            .get_one(&object::CLAIM, &place.namespace, &place.name);
+            .find_one(&object::CLAIM, &place.namespace, &place.name);
         found.await
     }
 
     async fn persistent_volume(&self) -> Result<Option<DynamicObject>> {
-        let found = self.cluster.get_one(&object::VOLUME, "", &self.volume);
+        let found = self.cluster.find_one(&object::VOLUME, "", &self.volume);
         found.await
     }
 
@@ -304,7 +304,7 @@ impl Transfer<'_> {
 
 /// Why a namespace cannot get a claim, if the user may read it.
 pub async fn namespace_hindrance(cluster: &Cluster, name: &str) -> Result<Option<String>> {
-    match cluster.get_one(&object::NAMESPACE, "", name).await {
+    match cluster.find_one(&object::NAMESPACE, "", name).await {
         Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
         Ok(Some(found)) if found.metadata.deletion_timestamp.is_some() => {
             Ok(Some(format!("namespace {name} is being deleted")))

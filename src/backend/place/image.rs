@@ -180,7 +180,7 @@ impl Inside {
         if pool.image.is_none() {
             return Ok(Vec::new());
         }
-        let mut warnings = make::check_image_ground(host, file_folder(pool)?)?;
+        let mut warnings = make::check_image_pool_fs(host, file_folder(pool)?)?;
         let more = self.image.iter().flat_map(|image| image.warnings.clone());
         warnings.extend(more);
         Ok(warnings)
@@ -268,7 +268,7 @@ pub fn close(host: &dyn Host, image: OpenImage) -> Result<bool> {
 
 /// Unmounts an image whose file system is dead, either alone or together with the disk below it. It
 /// can only be mounted again after all devices of its volumes are detached.
-pub fn unmount_dead(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
+pub fn unmount_dead_image(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Result<()> {
     if pool.image.is_none() {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 //!
 //! A pool is created only by an explicit action: `slackwater pool init`, or the word `init` in a
 //! definition. Both call [`make_pool`]. With `init` in a definition, it is created only where a
-//! file system is mounted ([`ground`](super::ground)). A folder that is not empty and was not
+//! file system is mounted ([`pool_fs`](super::pool_fs)). A folder that is not empty and was not
 //! created by this driver never becomes a pool. `pool.json` is written last, so a crash before that
 //! leaves a folder that still counts as empty, and a repeat completes the pool.
 
@@ -103,9 +103,9 @@ const NETWORK_FS: [&str; 16] = [
 
 /// Whether a folder's file system is suitable for a pool: returns warnings if it is, and an error
 /// if it is not. `path` must exist.
-pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
-    let ground = ground_of(host, path)?;
-    let name = ground.fs_name.as_str();
+pub fn check_pool_fs(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    let pool_fs = get_pool_fs(host, path)?;
+    let name = pool_fs.fs_name.as_str();
     let refuse = |reason: &str| {
         Err(Error::refused(
             path.display(),
@@ -131,7 +131,7 @@ pub fn check_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
             "{name} is not one of the file systems on which pools are tested (xfs, btrfs, ext4)"
         )),
     }
-    if ground.mount_point == Path::new("/") {
+    if pool_fs.mount_point == Path::new("/") {
         warnings.push(
             "it is on the root file system: new volumes leave 20 % of it free, but snapshots may fill it".into(),
         );
@@ -144,55 +144,55 @@ pub fn check_extent(host: &dyn Host, definition: &PoolDefinition, path: &Path) -
     if definition.extent.is_none() {
         return Ok(());
     }
-    let ground = ground_of(host, path)?;
-    if ground.fs_name == "xfs" {
+    let pool_fs = get_pool_fs(host, path)?;
+    if pool_fs.fs_name == "xfs" {
         return Ok(());
     }
     Err(Error::refused(
         path.display(),
         format!(
             "extent=SIZE is for pools on xfs, but this is {}; remove extent= from the definition of pool {}",
-            ground.fs_name, definition.name
+            pool_fs.fs_name, definition.name
         ),
     ))
 }
 
 /// What it means for a pool that its file system cannot share blocks between files; `None` if it
 /// can.
-pub fn without_sharing(ground: &BackingFs) -> Option<String> {
-    (!ground.shares_blocks).then(|| {
+pub fn without_sharing(pool_fs: &BackingFs) -> Option<String> {
+    (!pool_fs.shares_blocks).then(|| {
         format!(
             "this {} cannot share blocks between files: snapshots and clones are full copies, and can be made only while the volume is not in use",
-            ground.fs_name
+            pool_fs.fs_name
         )
     })
 }
 
 /// [`without_sharing`] for the file system of a folder.
 pub fn find_without_sharing(host: &dyn Host, path: &Path) -> Result<Option<String>> {
-    Ok(without_sharing(&ground_of(host, path)?))
+    Ok(without_sharing(&get_pool_fs(host, path)?))
 }
 
-fn ground_of(host: &dyn Host, path: &Path) -> Result<BackingFs> {
+fn get_pool_fs(host: &dyn Host, path: &Path) -> Result<BackingFs> {
     host.backing_fs(path)
         .context(|| format!("find the file system of {}", path.display()))
 }
 
-/// Whether a folder's file system is suitable for a pool's image: as for [`check_ground`], and
+/// Whether a folder's file system is suitable for a pool's image: as for [`check_pool_fs`], and
 /// writes must go to the blocks that are reserved.
-pub fn check_image_ground(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
-    check_ground(host, path)?;
-    let ground = ground_of(host, path)?;
-    if ground.fs_name == "btrfs" {
+pub fn check_image_pool_fs(host: &dyn Host, path: &Path) -> Result<Vec<String>> {
+    check_pool_fs(host, path)?;
+    let pool_fs = get_pool_fs(host, path)?;
+    if pool_fs.fs_name == "btrfs" {
         return Err(Error::refused(
             path.display(),
             "image= is not possible on btrfs, which copies on write even where blocks are reserved; btrfs shares blocks by itself, so remove image=",
         ));
     }
-    let needless = ground.shares_blocks.then(|| {
+    let needless = pool_fs.shares_blocks.then(|| {
         format!(
             "{} can share blocks by itself: image= is not needed here",
-            ground.fs_name
+            pool_fs.fs_name
         )
     });
     Ok(needless.into_iter().collect())
@@ -231,7 +231,7 @@ pub fn make_pool_of_kind(
         Probe::Missing => make_folder(host, path)?,
         Probe::Blank => {}
     }
-    check_ground(host, path)?;
+    check_pool_fs(host, path)?;
     let record = new_record(host, name, (id, home));
     PoolBackend::make(host, path, kind, &record)?;
     Ok(record)
@@ -262,7 +262,7 @@ pub fn make_folder(host: &dyn Host, path: &Path) -> Result<()> {
             ),
         ));
     }
-    check_ground(host, parent)?;
+    check_pool_fs(host, parent)?;
     host.perform(&Effect::MakeDir { path }).context(doing)?;
     host.perform(&Effect::SyncDir { path: parent })
         .context(doing)?;

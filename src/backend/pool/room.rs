@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::PoolBackend;
 use super::metadata::{MapOf, Maps};
 use crate::backend::records::{Entry, StoredRecord};
-use crate::backend::store::ImageSize;
+use crate::backend::store::{DeletedImage, ImageSize};
 use crate::backend::{Admit, Image, MetadataSpace, PoolSpace};
 use crate::error::{ErrorContext, Result};
 use crate::host::Space;
@@ -76,6 +76,26 @@ struct Held {
     blocks: u64,
     /// Bytes of blocks that a file of others may have as well.
     foreign: u64,
+}
+
+impl Held {
+    /// What still has the blocks of a deleted image. Like one in progress, it may share them with a
+    /// thick volume.
+    fn of_deleted(image: &DeletedImage) -> Held {
+        Held {
+            lineage: image.lineage,
+            role: match image.lineage {
+                Some(_) => Role::Cutting,
+                None => Role::Snapshot,
+            },
+            blocks: match image.allocation {
+                // All blocks of a thick volume are mapped, and it may not have been un-shared.
+                Allocation::Thick => image.blocks.max(image.length),
+                Allocation::Thin => image.blocks,
+            },
+            foreign: 0,
+        }
+    }
 }
 
 /// What is known of an image before it is queried.
@@ -143,9 +163,8 @@ impl PoolBackend {
         let volumes = self
             .volumes
             .map(|uuid, entry| self.entry_of_volume(growing, uuid, entry));
-        let snapshots = self
-            .snapshots
-            .map(|uuid, entry| self.entry_of_snapshot(uuid, entry));
+        let of_snapshot = |uuid, entry: &_| self.entry_of_snapshot(uuid, entry);
+        let snapshots = self.snapshots.map(of_snapshot);
         // Read after the progress of growths, so that no block counts as written and as free.
         let there = self.disk()?;
         let mut space = PoolSpace {
@@ -154,18 +173,17 @@ impl PoolBackend {
             promised: growing.values().map(|growth| growth.more).sum(),
             ..PoolSpace::default()
         };
-        space.metadata = self.reserve_maps(growing)?;
-        let mut held = Vec::new();
-        let mut filled = HashMap::new();
+        let deleted = self.store().deleted().context(|| self.measuring())?;
+        space.metadata = self.reserve_maps(growing, &deleted)?;
+        let (mut held, mut filled) = (Vec::new(), HashMap::new());
         let grown: u64 = volumes.iter().map(|volume| volume.grown).sum();
         let sizes = self.sizes_of(volumes.iter().chain(&snapshots), each)?;
-        let size_of = |occupant: &Occupant| sizes.get(&occupant.image);
         for occupant in volumes {
-            let image = size_of(&occupant);
+            let image = sizes.get(&occupant.image);
             let blocks = occupant.blocks(image);
             space.allocated += blocks;
-            let length = || image.map_or(0, |image| image.length);
-            space.promised += occupant.bytes.unwrap_or_else(length);
+            let length = image.map_or(0, |image| image.length);
+            space.promised += occupant.bytes.unwrap_or(length);
             space.claimed += self.claim(&occupant, blocks);
             held.push(occupant.held(blocks));
             filled.insert(occupant.image.uuid(), blocks);
@@ -175,7 +193,8 @@ impl PoolBackend {
             volume.copied().unwrap_or(0)
         };
         for occupant in snapshots {
-            let blocks = size_of(&occupant).map_or(0, |image| image.allocated);
+            let image = sizes.get(&occupant.image);
+            let blocks = image.map_or(0, |image| image.allocated);
             match occupant.role {
                 Role::Base => space.bases += blocks.max(gets(&occupant)),
                 _ => space.snapshots += blocks,
@@ -197,22 +216,7 @@ impl PoolBackend {
                 space.promised += claim;
             }
         }
-        for deleted in self.store().deleted().context(|| self.measuring())? {
-            held.push(Held {
-                lineage: deleted.lineage,
-                // Like one in progress, it may share blocks with a thick volume.
-                role: match deleted.lineage {
-                    Some(_) => Role::Cutting,
-                    None => Role::Snapshot,
-                },
-                blocks: match deleted.allocation {
-                    // All blocks of a thick volume are mapped, and it may not have been un-shared.
-                    Allocation::Thick => deleted.blocks.max(deleted.length),
-                    Allocation::Thin => deleted.blocks,
-                },
-                foreign: 0,
-            });
-        }
+        held.extend(deleted.iter().map(Held::of_deleted));
         if each {
             space.own = self.own(&held, space.allocated) + grown;
             held.retain(|image| image.role != Role::Base);
@@ -229,7 +233,11 @@ impl PoolBackend {
     }
 
     /// The metadata of a thin pool, with what is reserved of it.
-    fn reserve_maps(&self, growing: &Growing) -> Result<Option<MetadataSpace>> {
+    fn reserve_maps(
+        &self,
+        growing: &Growing,
+        deleted: &[DeletedImage],
+    ) -> Result<Option<MetadataSpace>> {
         let metadata = self.store().metadata().context(|| self.measuring())?;
         let Some(mut space) = metadata else {
             return Ok(None);
@@ -262,7 +270,7 @@ impl PoolBackend {
                 Err(image) => damaged.push(image),
             }
         }
-        for deleted in self.store().deleted().context(|| self.measuring())? {
+        for deleted in deleted {
             match deleted.lineage {
                 Some(lineage) => maps.add_snapshot(deleted.allocation, lineage, deleted.length),
                 None => maps.add_damaged(deleted.blocks),

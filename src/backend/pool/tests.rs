@@ -510,7 +510,7 @@ fn a_look_that_fails_does_not_lose_the_wipe() {
             ..volume(1, Allocation::Thin)
         };
         let made = backend.create(wiped, &any).unwrap();
-        host.fail_look(look, Errno::EIO);
+        host.fail_query(look, Errno::EIO);
         if backend.volumes.delete(made.uuid).is_err() {
             backend.volumes.delete(made.uuid).unwrap();
         }

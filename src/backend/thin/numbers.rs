@@ -1,10 +1,10 @@
 //! The IDs of new thin devices. They count upward, so that the ID of a deleted device, which a
 //! forgotten table or an old record may still name, is not used again before all 2^24 were.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::{FIRST_ID, TRIAL_ID, recorded_ids};
+use super::{FIRST_ID, TRIAL_ID};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Effect, Host};
 
@@ -19,18 +19,6 @@ const RESERVED: u32 = 64;
 /// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: a
 /// pool has fewer records than this.
 const UNKNOWN_NUMBERS: u32 = 1 << 16;
-
-/// An upper bound for an image whose record cannot be read: the blocks of all thin devices that no
-/// record names.
-pub(super) fn unnamed(
-    host: &dyn Host,
-    root: &Path,
-    devices: &BTreeMap<u32, u64>,
-) -> host::Result<u64> {
-    let recorded = recorded_ids(host, root)?;
-    let unnamed = devices.iter().filter(|(id, _)| !recorded.ids.contains(id));
-    Ok(unnamed.map(|(_, bytes)| bytes).sum())
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Numbers {

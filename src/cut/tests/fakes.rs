@@ -11,10 +11,10 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use crate::backend::{Copier, CopyCost, CopyMode};
-use crate::cut::{CutMember, Room, Seams, Use};
+use crate::cut::{CutInterfaces, CutMember, Room, Use};
 use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
-use crate::host::freezer::{FreezeLimits, Journalled};
+use crate::host::freezer::{FreezeLimits, JournaledFreeze};
 use crate::host::{
     BackingFs, Device, DeviceHold, Done, Effect, Extent, FileId, FileStat, FolderMount, Freeze,
     FreezeMember, Freezer, Host, Kept, Known, LoopDevice, LoopHold, Mount, MountRoot, Piece,
@@ -178,9 +178,9 @@ impl World {
         world
     }
 
-    pub(super) fn seams(&self) -> Seams {
+    pub(super) fn interfaces(&self) -> CutInterfaces {
         let world = Arc::new(self.clone());
-        Seams {
+        CutInterfaces {
             host: world.clone(),
             freezer: world.clone(),
             hooks: world,
@@ -362,7 +362,7 @@ impl Freezer for World {
         Ok(Vec::new())
     }
 
-    fn journalled(&self) -> Result<Vec<Journalled>> {
+    fn list_journaled(&self) -> Result<Vec<JournaledFreeze>> {
         Ok(Vec::new())
     }
 }

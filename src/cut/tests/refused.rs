@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cut::coordinator::Used;
-use crate::cut::guard::MOST_MEMBERS;
+use crate::cut::guard::MAX_MEMBERS;
 
 /// Asserts that a cut has frozen no file system and run no hook.
 fn assert_undisturbed(world: &World) {
@@ -97,7 +97,7 @@ fn an_image_in_too_many_extents_is_refused_before_anything_is_frozen() {
 
 #[test]
 fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_disturbed() {
-    let members: Vec<TestVolume> = (0..=MOST_MEMBERS)
+    let members: Vec<TestVolume> = (0..=MAX_MEMBERS)
         .map(|n| mounted(&format!("v{n}")))
         .collect();
     let world = World::with_hooks(&["db"]);
@@ -105,10 +105,7 @@ fn more_file_systems_than_can_be_frozen_together_are_refused_before_anybody_is_d
     let cut = |members: &[TestVolume]| attempt(&world, members, Level::Application, &parameters);
     let error = cut(&members).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    let said = format!(
-        "{} of its volumes are in use on this node",
-        MOST_MEMBERS + 1
-    );
+    let said = format!("{} of its volumes are in use on this node", MAX_MEMBERS + 1);
     assert!(chain(&error).contains(&said), "{error}");
     assert_undisturbed(&world);
     cut(&members[1..]).unwrap();

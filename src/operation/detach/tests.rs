@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::MemoryHost;
 use crate::operation::tests::{pool, settings};
 
@@ -11,7 +11,7 @@ fn driver() -> Arc<Driver> {
     let host = MemoryHost::new();
     host.make_folder(Path::new("/var/lib/slackwater")).unwrap();
     let settings = settings(&["a=memory:", "b=memory:"].map(pool));
-    Arc::new(Driver::start(settings, Seams::simulated(host)).unwrap())
+    Arc::new(Driver::start(settings, CutInterfaces::simulated(host)).unwrap())
 }
 
 /// Operations that hang until the test ends them.

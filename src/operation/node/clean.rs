@@ -145,11 +145,11 @@ impl Driver {
     /// groups that are being created, and groups whose coordinating member is on another node.
     pub fn resolve_groups(&self, pool: PoolId) {
         if let Ok(Some(pool)) = self.pools.pool(pool) {
-            self.settle_groups_of(&pool);
+            self.resolve_groups_of(&pool);
         }
     }
 
-    pub(super) fn settle_groups_of(&self, pool: &Pool) {
+    pub(super) fn resolve_groups_of(&self, pool: &Pool) {
         let records = pool.backend.snapshots.unready().into_iter();
         let groups: BTreeSet<_> = records.filter_map(|one| Some(one.group?.id)).collect();
         for group in groups {

@@ -75,7 +75,7 @@ impl Driver {
             Vec::new()
         });
         Description {
-            home: self.pools.settled_home().map_err(|error| chain(&error)),
+            home: self.pools.get_home().map_err(|error| chain(&error)),
             pools: self.pool_status(),
             forgotten: forgotten.collect(),
             missing,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk;
-use crate::backend::place::ground::{self, PoolGround};
 use crate::backend::place::lvm::{self, Claim};
+use crate::backend::place::pool_fs::{self, PoolFs};
 use crate::backend::place::{self, OpenPlace, make};
 use crate::backend::{OpenResult, PoolBackend};
 use crate::error::{Error, ErrorContext, Result, chain};
@@ -218,7 +218,7 @@ impl Driver {
         open: Option<OpenPlace>,
     ) -> Result<Pool> {
         let host = self.host.as_ref();
-        let ground = PoolGround::of(host, definition, folders, &self.machine_folders())?;
+        let pool_fs = PoolFs::of(host, definition, folders, &self.machine_folders())?;
         let doing = || format!("examine pool {}", definition.name);
         let place = self.host.stat(&backend.folder.path).context(doing)?;
         let mounts = self.usage.mounts()?;
@@ -227,7 +227,7 @@ impl Driver {
             definition: definition.clone(),
             backend,
             place: open,
-            ground,
+            pool_fs,
             leftovers,
             device: place.map_or(0, |place| place.id.device),
         };
@@ -242,7 +242,7 @@ impl Driver {
 
     /// Folders of the file systems on which this machine lives.
     pub(in crate::operation) fn machine_folders(&self) -> Vec<PathBuf> {
-        ground::machine_folders(
+        pool_fs::machine_folders(
             &self.pools.settings.node_record,
             &self.pools.settings.allowed_paths,
         )

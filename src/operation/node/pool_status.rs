@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::disk::STATUS_TIMEOUT;
 use crate::backend::place::folder;
-use crate::backend::place::ground::PoolGround;
+use crate::backend::place::pool_fs::PoolFs;
 use crate::backend::shown::find_shown;
 use crate::backend::{Leftovers, PoolSpace};
 use crate::model::{MountRule, PoolId};
@@ -41,7 +41,7 @@ pub struct PoolStatus {
     /// Number of records of volumes and snapshots that cannot be read.
     pub damaged: u64,
     /// The file system below it, if it is served.
-    pub ground: Option<PoolGround>,
+    pub pool_fs: Option<PoolFs>,
     /// Whether its images can share blocks.
     pub shares_blocks: bool,
     /// Whether its definition allows any folder.
@@ -73,7 +73,7 @@ impl Driver {
                 place: definition.place.to_string(),
                 id,
                 refusal: Some(why),
-                ground: None,
+                pool_fs: None,
                 shares_blocks: false,
                 any_mount: definition.mount == Some(MountRule::Any),
                 space: None,
@@ -111,7 +111,7 @@ impl Driver {
             damaged: 0,
             changed,
             leftovers: pool.leftovers,
-            ground: Some(pool.ground.clone()),
+            pool_fs: Some(pool.pool_fs.clone()),
             shares_blocks: pool.backend.facts.shares_blocks,
             any_mount: definition.mount == Some(MountRule::Any),
             pods: Vec::new(),

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::disk::{self, PoolQuestions};
-use crate::backend::place::{self, ground};
-use crate::cut::Seams;
+use crate::backend::place::{self, pool_fs};
+use crate::cut::CutInterfaces;
 use crate::error::{Error, Result, chain};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
@@ -26,11 +26,11 @@ impl Driver {
     /// [`Driver::resolve_groups`]. A pool that cannot be served is refused, with its name, and does
     /// not delay the others. It is an error only if no pool is served and none is known, which is a
     /// mistake in the definitions.
-    pub fn start(settings: Settings, seams: Seams) -> Result<Driver> {
-        let host = seams.host.clone();
+    pub fn start(settings: Settings, interfaces: CutInterfaces) -> Result<Driver> {
+        let host = interfaces.host.clone();
         // This comes before any access to an image: a frozen file system that was unmounted is
         // hidden.
-        sweep(&seams);
+        sweep(&interfaces);
         let mut record: NodeRecord =
             record::load(host.as_ref(), &settings.node_record)?.unwrap_or_default();
         // The rename of the record may not be durable yet.
@@ -51,8 +51,8 @@ impl Driver {
             }
         }
         let pools = Arc::new(Pools::new(settings, host, record));
-        let usage = Arc::new(Usage::new(pools.clone(), seams.freezer.clone()));
-        let snapshots = Arc::new(Snapshots::new(pools.clone(), usage.clone(), seams));
+        let usage = Arc::new(Usage::new(pools.clone(), interfaces.freezer.clone()));
+        let snapshots = Arc::new(Snapshots::new(pools.clone(), usage.clone(), interfaces));
         let driver = Driver {
             host: pools.host.clone(),
             volumes: Volumes::new(pools.clone(), usage.clone(), snapshots.clone()),
@@ -105,7 +105,7 @@ fn is_mistake(error: &Error) -> bool {
 
 /// The homes of the pools that exist.
 fn homes(host: &dyn Host, settings: &Settings, hanging: &BTreeSet<String>) -> BTreeSet<HomeId> {
-    let machine = ground::machine_folders(&settings.node_record, &settings.allowed_paths);
+    let machine = pool_fs::machine_folders(&settings.node_record, &settings.allowed_paths);
     let pools = settings.pools.iter();
     let mut homes = BTreeSet::new();
     for definition in pools.filter(|pool| !hanging.contains(&pool.name)) {

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use super::node_record::{load_node, store_node};
 use crate::backend::PoolBackend;
-use crate::backend::place::ground::{self, machine_folders};
 use crate::backend::place::image::{self, Inside, blank_but_known, file_folder};
 use crate::backend::place::lvm::identify;
 use crate::backend::place::make::{self, Probe};
+use crate::backend::place::pool_fs::{self, machine_folders};
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Host, Kept};
 use crate::model::pool::WAY_OUT;
@@ -53,7 +53,7 @@ pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Resul
     if pool.mount == Some(MountRule::Required)
         && matches!(make::probe(host, outer)?, Probe::Blank | Probe::Missing)
     {
-        ground::check_mount(host, pool, outer)?;
+        pool_fs::check_mount(host, pool, outer)?;
     }
     let inside = image::enter(host, &node, pool, true, &machine_folders(node_record, &[]))?;
     let made = init_inside(host, node_record, node, pool, &inside);
@@ -83,13 +83,13 @@ fn init_inside(
     if inside.found == Probe::Missing {
         make::make_folder(host, path)?;
     }
-    let mut warnings = make::check_ground(host, path)?;
+    let mut warnings = make::check_pool_fs(host, path)?;
     make::check_extent(host, pool, path)?;
     let without = make::find_without_sharing(host, path)?;
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
     warnings.extend(inside.warnings(host, pool)?);
     if pool.mount.is_none()
-        && let Some(what) = ground::without_mount(host, file_folder(pool)?)?
+        && let Some(what) = pool_fs::without_mount(host, file_folder(pool)?)?
     {
         warnings.push(format!(
             "{what}: if a disk is meant to be mounted there, stop and mount it first; otherwise set mount=any"

@@ -4,8 +4,8 @@
 //! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 every promise
 //! can be kept, whatever else uses the same file system.
 
-use crate::backend::place::ground::machine_reserve;
 use crate::backend::place::lvm;
+use crate::backend::place::pool_fs::machine_reserve;
 use crate::backend::{MetadataSpace, PoolSpace};
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
@@ -28,7 +28,7 @@ pub(in crate::operation) fn headroom(total: u64) -> u64 {
 /// Bytes that new volumes and growth leave free.
 pub(in crate::operation) fn kept_for_new(pool: &Pool, space: &PoolSpace) -> u64 {
     let kept = headroom(space.total);
-    match pool.ground.of_machine {
+    match pool.pool_fs.of_machine {
         true => kept.max(machine_reserve(space.total)),
         false => kept,
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use uuid::Uuid;
 
 use crate::backend::place::OpenPlace;
-use crate::backend::place::ground::PoolGround;
+use crate::backend::place::pool_fs::PoolFs;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::id::NameKind;
@@ -22,7 +22,7 @@ pub struct Pool {
     /// What must stay open for its folder.
     pub place: Option<OpenPlace>,
     /// The file system on which the pool lies.
-    pub ground: PoolGround,
+    pub pool_fs: PoolFs,
     /// What was cleaned up when the pool was opened.
     pub leftovers: Leftovers,
     /// The device number (st_dev) of the file system that its folder is on.

@@ -11,7 +11,7 @@ use crate::backend::place::lvm::header::SLOTS;
 use crate::backend::place::lvm::{HeaderDevice, folder, look, raw_block, release, thin_pool};
 use crate::backend::thin::device_uuid;
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::error::{Error, Result, chain};
 use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::{FaultMode, MemoryHost, PoolSetup};
@@ -33,7 +33,7 @@ fn start_with(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
         alone: false,
         ..settings(pools)
     };
-    Driver::start(settings, Seams::simulated(host.clone()))
+    Driver::start(settings, CutInterfaces::simulated(host.clone()))
 }
 
 fn start(host: &MemoryHost) -> Driver {

@@ -31,7 +31,7 @@ use crate::record::{Base, SnapshotRecord, SnapshotState};
 const RAW_IN_GROUP: &str = "common moment, device cache not flushed";
 
 /// The members of one node in one attempt. Their volumes are locked until all members are kept.
-pub(in crate::operation) struct Share {
+pub(in crate::operation) struct Participation {
     pub(in crate::operation) made: Vec<Prepared>,
     pub(in crate::operation) members: Vec<CutMember>,
     locks: Vec<LockGuard>,
@@ -69,7 +69,7 @@ impl From<Outcome> for Kept {
     }
 }
 
-impl Share {
+impl Participation {
     /// The members in use.
     pub(in crate::operation) fn used(&self) -> Vec<Used> {
         self.members.iter().filter_map(used).collect()
@@ -112,13 +112,13 @@ impl Snapshots {
     /// Locks the volumes and prepares a member of each, with the record from `plan`. On an error
     /// nothing is left, or the error is [`Error::RollbackFailed`]. A crash leaves members that the
     /// next start deletes.
-    pub(in crate::operation) fn begin_share(
+    pub(in crate::operation) fn begin_participation(
         &self,
         (volume_ids, mover): (&[String], Option<Uuid>),
         level: Level,
         parameters: &SnapshotParameters,
         plan: impl Fn(&Source) -> SnapshotRecord,
-    ) -> Result<Share> {
+    ) -> Result<Participation> {
         let (locks, sources) = self.lock_sources(volume_ids, mover)?;
         let copies = |source: &&Source| !source.pool.backend.facts.shares_blocks;
         if let Some(source) = sources.iter().find(copies) {
@@ -138,7 +138,7 @@ impl Snapshots {
         // snapshot exists.
         let grouped = planned.iter().filter(|one| one.group.is_some());
         let grouped = grouped.map(|one| self.pools.locks.acquire(Key::Snapshot(one.uuid)));
-        let mut share = Share {
+        let mut share = Participation {
             made: Vec::new(),
             members: Vec::new(),
             locks,
@@ -154,21 +154,21 @@ impl Snapshots {
         let members = self.members(&sources, &uses, &copies);
         share.members = members.map_err(Error::into_indeterminate)?;
         coordinator::admit(&share.used(), level, parameters)?;
-        if let Err(first) = self.prepare_share(&mut share, &sources, planned) {
-            return Err(self.undo_share(&mut share, first));
+        if let Err(first) = self.prepare_participation(&mut share, &sources, planned) {
+            return Err(self.undo_participation(&mut share, first));
         }
         match ThickSpaceWatchdog::watch(share.of_thick()) {
             Ok(watch) => share.watchdog = watch,
-            Err(first) => return Err(self.undo_share(&mut share, first)),
+            Err(first) => return Err(self.undo_participation(&mut share, first)),
         }
         Ok(share)
     }
 
     /// Prepares the members, after all of them were admitted: their records are written together. After
     /// an error the caller undoes the share.
-    fn prepare_share(
+    fn prepare_participation(
         &self,
-        share: &mut Share,
+        share: &mut Participation,
         sources: &[Source],
         planned: Vec<SnapshotRecord>,
     ) -> Result<()> {
@@ -194,21 +194,21 @@ impl Snapshots {
     /// member is left, or the error is [`Error::RollbackFailed`].
     pub(in crate::operation) fn make(
         &self,
-        mut share: Share,
+        mut share: Participation,
         now: &Attempt<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Made> {
         let cut = self.cut(&share.members, now, parameters);
         let kept = cut.and_then(|outcome| {
             let frozen = outcome.stats.freeze;
-            self.keep_share(&mut share, &outcome.into())?;
+            self.keep_participation(&mut share, &outcome.into())?;
             Ok(frozen)
         });
         let frozen = match kept {
             Ok(frozen) => frozen,
-            Err(first) => return Err(self.undo_share(&mut share, first)),
+            Err(first) => return Err(self.undo_participation(&mut share, first)),
         };
-        self.commit_share(&mut share)?;
+        self.commit_participation(&mut share)?;
         Ok(Made {
             snapshots: share.made,
             frozen,
@@ -218,7 +218,11 @@ impl Snapshots {
     /// Makes the members durable, the image before the record, and unlocks the volumes. A single
     /// snapshot stays `preparing` until it is committed; members of a group are `cut` from now on.
     /// After an error the caller undoes the share.
-    pub(in crate::operation) fn keep_share(&self, share: &mut Share, kept: &Kept) -> Result<()> {
+    pub(in crate::operation) fn keep_participation(
+        &self,
+        share: &mut Participation,
+        kept: &Kept,
+    ) -> Result<()> {
         // Checked again, because the volumes were written between the admission of the copies and
         // the cut.
         let mut judged = Vec::new();
@@ -257,13 +261,16 @@ impl Snapshots {
     /// Commits the members. In a group the record of the first member decides, so that after a
     /// crash the others are all rolled forward with it, or all rolled back. On an error before that
     /// record is written, no member of this node is left.
-    pub(in crate::operation) fn commit_share(&self, share: &mut Share) -> Result<()> {
+    pub(in crate::operation) fn commit_participation(
+        &self,
+        share: &mut Participation,
+    ) -> Result<()> {
         let lead = share.lead();
         for one in &mut share.made {
             one.record.state = SnapshotState::Ready;
         }
         if let Err(first) = update(lead.and_then(|at| share.made.get(at))) {
-            return Err(self.undo_share(share, first));
+            return Err(self.undo_participation(share, first));
         }
         // The attempt is committed from here on: a repeat of the call or the next start completes
         // what fails.
@@ -276,7 +283,11 @@ impl Snapshots {
     }
 
     /// Deletes the members of a failed attempt.
-    pub(in crate::operation) fn undo_share(&self, share: &mut Share, first: Error) -> Error {
+    pub(in crate::operation) fn undo_participation(
+        &self,
+        share: &mut Participation,
+        first: Error,
+    ) -> Error {
         let first = match (share.watchdog.stop(), first) {
             // The attempt was ended for another reason, and is not reported as a lack of space.
             (_, Error::Stopping) => Error::Stopping,

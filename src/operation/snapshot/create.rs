@@ -64,7 +64,7 @@ impl Snapshots {
             let attempt = self.host.random_uuid();
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
-            let share = self.begin_share((&ids, mover), now.level, parameters, plan)?;
+            let share = self.begin_participation((&ids, mover), now.level, parameters, plan)?;
             self.make(share, now, parameters)
         })?;
         let one = made.snapshots.first().ok_or_else(|| Error::Bug {
@@ -178,7 +178,7 @@ impl Snapshots {
         }
         let group = GroupId(of.id);
         let _group = self.pools.locks.acquire(Key::Group(of.id))?;
-        if !self.is_settled(record, of)? {
+        if !self.resolve_and_check_whole(record, of)? {
             let in_doubt = !self.members_of(of.id, SnapshotState::Cut).is_empty();
             if in_doubt || how.settled != Some(group) {
                 return Ok(Some(group));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
-use crate::cut::{self, Attempt, CutMember, HookTarget, Outcome, Room, Seams, Use};
+use crate::cut::{self, Attempt, CutInterfaces, CutMember, HookTarget, Outcome, Room, Use};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{SnapshotId, SnapshotParameters};
 use crate::operation::pools::capacity::check_headroom;
@@ -92,7 +92,13 @@ impl Snapshots {
         now: &Attempt<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Outcome> {
-        let attempt = cut::attempt(&self.seams, members, now, parameters, self.room(members)?);
+        let attempt = cut::attempt(
+            &self.interfaces,
+            members,
+            now,
+            parameters,
+            self.room(members)?,
+        );
         self.cuts.count(&attempt);
         let mut outcome = attempt?;
         if !now.why.is_empty() {
@@ -115,7 +121,7 @@ impl Snapshots {
             uuid: from.uuid,
         };
         let freeze_timeout = SnapshotParameters::default().freeze_timeout;
-        let freezer = self.seams.freezer.as_ref();
+        let freezer = self.interfaces.freezer.as_ref();
         let id = id.to_string();
         match cut::copy_quiet(freezer, &id, &*copier, freeze_timeout) {
             // The caller deletes the copy, and a repeat of the call makes another one.
@@ -130,7 +136,7 @@ impl Snapshots {
     /// Thaws file systems that a crash left frozen. It runs apart from the refresh of the pools,
     /// which waits for disks.
     pub fn sweep_freezes(&self) {
-        sweep(&self.seams);
+        sweep(&self.interfaces);
     }
 
     /// Repeats the attempts of a cut as its class allows ([`retry::retry`]).
@@ -144,8 +150,8 @@ impl Snapshots {
 }
 
 /// Thaws file systems that a crash left frozen. A failure is tried again while the driver serves.
-pub(in crate::operation) fn sweep(seams: &Seams) {
-    match seams.freezer.sweep() {
+pub(in crate::operation) fn sweep(interfaces: &CutInterfaces) {
+    match interfaces.freezer.sweep() {
         Ok(volumes) if volumes.is_empty() => {}
         Ok(volumes) => tracing::warn!(?volumes, "thawed file systems after a crash"),
         Err(error) => {

@@ -7,7 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::cut::Outcome;
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::freezer::Journalled;
+use crate::host::freezer::JournaledFreeze;
 use crate::model::Level;
 use crate::operation::Snapshots;
 
@@ -139,32 +139,32 @@ impl Snapshots {
     /// Number of file systems that are frozen now according to the freeze journal, by this driver
     /// or another one.
     pub fn frozen(&self) -> Result<usize> {
-        let journalled = self.seams.freezer.journalled();
-        Ok(journalled
+        let journaled = self.interfaces.freezer.list_journaled();
+        Ok(journaled
             .context(|| "read the freeze journal".into())?
             .len())
     }
 
     /// File systems that have been frozen for longer than a cut takes, by the freeze journal.
     pub fn long_freezes(&self) -> Result<Vec<LongFreeze>> {
-        let journalled = self.seams.freezer.journalled();
-        let journalled = journalled.context(|| "read the freeze journal".into())?;
-        Ok(lasting(journalled, self.host.now()))
+        let journaled = self.interfaces.freezer.list_journaled();
+        let journaled = journaled.context(|| "read the freeze journal".into())?;
+        Ok(lasting(journaled, self.host.now()))
     }
 
     /// Whether the freeze guard replies, or can be started. Without it nothing is frozen, so no
     /// volume in use is cut. Takes a second at most.
     pub fn guard_alive(&self) -> bool {
-        self.seams.freezer.ready(false).is_ok()
+        self.interfaces.freezer.ready(false).is_ok()
     }
 }
 
 /// Those that began at least [`LONG_FREEZE_SECONDS`] before `now`, or whose deadline is over.
-fn lasting(journalled: Vec<Journalled>, now: u64) -> Vec<LongFreeze> {
-    let is_long = |one: &Journalled| {
+fn lasting(journaled: Vec<JournaledFreeze>, now: u64) -> Vec<LongFreeze> {
+    let is_long = |one: &JournaledFreeze| {
         one.freezing && (now.saturating_sub(one.since) >= LONG_FREEZE_SECONDS || now > one.until)
     };
-    let long = journalled.into_iter().filter(is_long);
+    let long = journaled.into_iter().filter(is_long);
     long.map(|one| LongFreeze {
         volume_id: one.volume_id,
         since: one.since,
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_freeze_is_long_ten_seconds_after_it_began_or_at_its_deadline() {
-        let journalled = |volume: &str, since: u64, until: u64, freezing: bool| Journalled {
+        let journaled = |volume: &str, since: u64, until: u64, freezing: bool| JournaledFreeze {
             volume_id: volume.into(),
             device: "/dev/loop7".into(),
             owner: 12,
@@ -191,12 +191,12 @@ mod tests {
             mapped: None,
         };
         let all = vec![
-            journalled("new", 91, 120, true),
-            journalled("long", 90, 120, true),
-            journalled("late", 95, 99, true),
-            journalled("prepared", 10, 20, false),
+            journaled("new", 91, 120, true),
+            journaled("long", 90, 120, true),
+            journaled("late", 95, 99, true),
+            journaled("prepared", 10, 20, false),
             // The clock of the node was set back.
-            journalled("future", 200, 210, true),
+            journaled("future", 200, 210, true),
         ];
         let found = lasting(all, 100).into_iter().map(|one| one.volume_id);
         assert_eq!(found.collect::<Vec<_>>(), ["long", "late"]);

@@ -30,7 +30,7 @@ impl Snapshots {
     /// that are not listed. The next start deletes them, or commits all of them if the first one
     /// was committed.
     pub fn create_group(&self, request: &CreateGroup) -> Result<Group> {
-        let id = GroupId::of_name(self.pools.settled_home()?, &request.name);
+        let id = GroupId::of_name(self.pools.get_home()?, &request.name);
         let _group = self.pools.locks.acquire(Key::Group(id.0))?;
         self.resolve_group(id.0)?;
         let ids = &request.source_volume_ids;
@@ -61,7 +61,8 @@ impl Snapshots {
                 let plan = |source: &Source| {
                     self.plan_member(source, id, &request.name, &membership, attempt)
                 };
-                let share = self.begin_share((ids, None), now.level, &request.parameters, plan)?;
+                let share =
+                    self.begin_participation((ids, None), now.level, &request.parameters, plan)?;
                 let made = self.make(share, now, &request.parameters)?;
                 Ok(made.snapshots)
             },

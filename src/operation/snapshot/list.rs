@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::error::{Error, Result};
 use crate::model::SnapshotId;
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::request::MOST_LISTED;
+use crate::operation::request::MAX_LISTED;
 use crate::operation::{ListSnapshots, Snapshot, SnapshotPage, Snapshots};
 use crate::record::{SnapshotRecord, SnapshotState};
 
@@ -22,8 +22,8 @@ impl Snapshots {
             })?),
         };
         let limit = match request.max_entries {
-            0 => MOST_LISTED,
-            entries => entries.min(MOST_LISTED),
+            0 => MAX_LISTED,
+            entries => entries.min(MAX_LISTED),
         };
         // This precedes the listing: a group that is complete now has all its members in the list.
         let in_part = match request.snapshot_id.as_str() {

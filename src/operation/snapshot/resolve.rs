@@ -180,7 +180,7 @@ impl Snapshots {
     /// Resolves the group of a member, and checks that none of its members on any node is in doubt.
     /// The caller holds the lock of the group. Returns `false` if this node alone cannot know that.
     /// It is an error if a member of this node cannot be read.
-    pub(in crate::operation) fn is_settled(
+    pub(in crate::operation) fn resolve_and_check_whole(
         &self,
         record: &SnapshotRecord,
         group: &GroupMembership,

@@ -6,7 +6,7 @@
 
 use uuid::Uuid;
 
-use super::attempt::{Kept, Share};
+use super::attempt::{Kept, Participation};
 use super::members::{membership, sources};
 use super::source::Source;
 use crate::cut::AbortHandle;
@@ -22,7 +22,7 @@ use crate::record::SnapshotState;
 
 /// The parameters of a share.
 #[derive(Clone, Debug)]
-pub struct BeginShare {
+pub struct BeginParticipation {
     /// The name of the snapshot or group in the request.
     pub name: String,
     /// The group; `None` for a single snapshot.
@@ -43,7 +43,7 @@ pub struct BeginShare {
 
 /// A step after the share has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ShareStep {
+pub enum ParticipationStep {
     Cut(CutStep),
     /// Make the members durable, but do not commit them.
     Keep(Kept),
@@ -53,7 +53,7 @@ pub enum ShareStep {
 
 /// The answer to a step that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ShareAnswer {
+pub enum ParticipationAnswer {
     /// The members are prepared; these are in use.
     Begun(Vec<Used>),
     /// There is nothing to cut, and the share has ended: the caller gets its reply from
@@ -61,18 +61,18 @@ pub enum ShareAnswer {
     Plain,
     /// The answer to a step of the cut.
     Cut(CutAnswer),
-    /// The answer to [`ShareStep::Keep`].
+    /// The answer to [`ParticipationStep::Keep`].
     Kept,
-    /// The answer to [`ShareStep::Commit`].
+    /// The answer to [`ParticipationStep::Commit`].
     Committed,
 }
 
 /// The coordinator that drives a share.
 pub trait Coordinator {
     /// Waits for the next step. Returns `None` once no further step will come.
-    fn next(&mut self) -> Option<ShareStep>;
+    fn next(&mut self) -> Option<ParticipationStep>;
     /// Sends an answer. If the coordinator is gone, this does nothing, and the next step is `None`.
-    fn send_reply(&mut self, answer: ShareAnswer);
+    fn send_reply(&mut self, answer: ParticipationAnswer);
     /// Reports that a step has failed, before the members are deleted.
     fn failing(&mut self, _error: &Error) {}
 }
@@ -84,9 +84,9 @@ impl Snapshots {
     /// On an error nothing is frozen, and nothing is left (or the error is
     /// [`Error::RollbackFailed`]). After a crash of this process, the next start leaves the same as
     /// an end of the steps at this point.
-    pub fn serve_share(
+    pub fn serve_participation(
         &self,
-        begin: &BeginShare,
+        begin: &BeginParticipation,
         abort: &AbortHandle,
         coordinator: &mut dyn Coordinator,
     ) -> Result<()> {
@@ -95,7 +95,7 @@ impl Snapshots {
             None => match self.lock_single(begin)? {
                 Some(locks) => locks,
                 None => {
-                    coordinator.send_reply(ShareAnswer::Plain);
+                    coordinator.send_reply(ParticipationAnswer::Plain);
                     return Ok(());
                 }
             },
@@ -114,13 +114,13 @@ impl Snapshots {
         };
         let parameters = &begin.parameters;
         let volumes = (&begin.volume_ids[..], None);
-        let mut share = self.begin_share(volumes, begin.level, parameters, plan)?;
-        coordinator.send_reply(ShareAnswer::Begun(share.used()));
+        let mut share = self.begin_participation(volumes, begin.level, parameters, plan)?;
+        coordinator.send_reply(ParticipationAnswer::Begun(share.used()));
 
-        let local = Local::new(&self.seams, &share.members, parameters).aborted_by(abort);
+        let local = Local::new(&self.interfaces, &share.members, parameters).aborted_by(abort);
         let local = match self.room(&share.members) {
             Ok(room) => local.with_room(room),
-            Err(first) => return Err(self.undo_share(&mut share, first)),
+            Err(first) => return Err(self.undo_participation(&mut share, first)),
         };
         match freeze_and_cut(Box::new(local), coordinator) {
             Ok(Some(kept)) => {
@@ -128,17 +128,17 @@ impl Snapshots {
                     // The locks are released first, because the next call of the coordinator needs
                     // them.
                     drop((share, name));
-                    coordinator.send_reply(ShareAnswer::Committed);
+                    coordinator.send_reply(ParticipationAnswer::Committed);
                 }
                 Ok(())
             }
             Ok(None) => self.undone(&mut share),
-            Err(first) => Err(self.undo_share(&mut share, first)),
+            Err(first) => Err(self.undo_participation(&mut share, first)),
         }
     }
 
     /// The locks that a share needs.
-    pub fn locks_of_share(&self, begin: &BeginShare) -> Vec<Key> {
+    pub fn locks_of_share(&self, begin: &BeginParticipation) -> Vec<Key> {
         let sources = sources(&begin.volume_ids).unwrap_or_default();
         let of_source = |source: VolumeId| {
             let snapshot = match begin.group {
@@ -158,7 +158,7 @@ impl Snapshots {
 
     /// Locks a group that must not have members on this node yet. The coordinator must first
     /// resolve members that are in doubt, or find those that another attempt has committed.
-    fn lock_group(&self, group: GroupId, begin: &BeginShare) -> Result<Vec<LockGuard>> {
+    fn lock_group(&self, group: GroupId, begin: &BeginParticipation) -> Result<Vec<LockGuard>> {
         let lock = self.pools.locks.acquire(Key::Group(group.0))?;
         // This check precedes the listing. In the other order, a record that becomes readable in
         // between would be missed: neither listed nor reported as unreadable.
@@ -179,7 +179,7 @@ impl Snapshots {
     }
 
     /// Locks a single snapshot. Returns `None` if there is nothing to cut.
-    fn lock_single(&self, begin: &BeginShare) -> Result<Option<Vec<LockGuard>>> {
+    fn lock_single(&self, begin: &BeginParticipation) -> Result<Option<Vec<LockGuard>>> {
         let name = &begin.name;
         let by_name = self.pools.locks.acquire(Key::SnapshotName(name.clone()))?;
         let [volume_id] = begin.volume_ids.as_slice() else {
@@ -207,30 +207,30 @@ impl Snapshots {
     /// they were committed.
     fn keep_and_commit(
         &self,
-        share: &mut Share,
+        share: &mut Participation,
         kept: &Kept,
         coordinator: &mut dyn Coordinator,
     ) -> Result<bool> {
-        if let Err(first) = self.keep_share(share, kept) {
-            return Err(self.undo_share(share, first));
+        if let Err(first) = self.keep_participation(share, kept) {
+            return Err(self.undo_participation(share, first));
         }
-        coordinator.send_reply(ShareAnswer::Kept);
+        coordinator.send_reply(ParticipationAnswer::Kept);
         match coordinator.next() {
-            Some(ShareStep::Commit) => {
-                self.commit_share(share)?;
+            Some(ParticipationStep::Commit) => {
+                self.commit_participation(share)?;
                 Ok(true)
             }
             // No other node can commit it any more.
             None if share.decides() => self.undone(share).map(|()| false),
             None => Ok(false),
-            Some(_) if share.decides() => Err(self.undo_share(share, out_of_order())),
+            Some(_) if share.decides() => Err(self.undo_participation(share, out_of_order())),
             Some(_) => Err(out_of_order()),
         }
     }
 
     /// Deletes the members after the steps have ended.
-    fn undone(&self, share: &mut Share) -> Result<()> {
-        match self.undo_share(share, Error::Stopping) {
+    fn undone(&self, share: &mut Participation) -> Result<()> {
+        match self.undo_participation(share, Error::Stopping) {
             Error::Stopping => Ok(()),
             undo => Err(undo),
         }
@@ -255,9 +255,9 @@ fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Resu
     let mut done = 0;
     while let Some(step) = coordinator.next() {
         let step = match step {
-            ShareStep::Cut(step) => step,
-            ShareStep::Keep(kept) if done == 6 => return Ok(Some(kept)),
-            ShareStep::Keep(_) | ShareStep::Commit => return Err(out_of_order()),
+            ParticipationStep::Cut(step) => step,
+            ParticipationStep::Keep(kept) if done == 6 => return Ok(Some(kept)),
+            ParticipationStep::Keep(_) | ParticipationStep::Commit => return Err(out_of_order()),
         };
         done = match (done, step) {
             (0, CutStep::Ready(_)) => 1,
@@ -269,7 +269,7 @@ fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Resu
             (5, CutStep::Written) => 6,
             _ => return Err(out_of_order()),
         };
-        coordinator.send_reply(ShareAnswer::Cut(local.step(step)?));
+        coordinator.send_reply(ParticipationAnswer::Cut(local.step(step)?));
     }
     Ok(None)
 }

@@ -143,11 +143,11 @@ impl Usage {
     /// Refuses to work from the mount table alone on a volume that may be frozen: a frozen file
     /// system that is unmounted is hidden, and stays frozen.
     pub(in crate::operation) fn refuse_frozen(&self, volume_id: &str) -> Result<()> {
-        let journalled = self.freezer.journalled();
-        let journalled = journalled
+        let journaled = self.freezer.list_journaled();
+        let journaled = journaled
             .context(|| "read the freeze journal".into())
             .map_err(Error::into_indeterminate)?;
-        match journalled.iter().any(|one| one.volume_id == volume_id) {
+        match journaled.iter().any(|one| one.volume_id == volume_id) {
             true => Err(Error::Pending {
                 what: format!("a freeze of volume {volume_id}"),
             }),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::capability::for_its_readers;
 use crate::error::{Error, Kind, Result};
 use crate::model::{VolumeId, Wipe};
-use crate::operation::request::MOST_LISTED;
+use crate::operation::request::MAX_LISTED;
 use crate::operation::{Attach, ListVolumes, Pool, Validate, Volume, VolumePage, Volumes};
 use crate::record::VolumeRecord;
 
@@ -39,9 +39,9 @@ impl Volumes {
             })?),
         };
         let limit = if request.max_entries == 0 {
-            MOST_LISTED
+            MAX_LISTED
         } else {
-            request.max_entries.min(MOST_LISTED)
+            request.max_entries.min(MAX_LISTED)
         };
         let mut pools = self.pools.to_list(request.pool)?;
         pools.sort_by_key(|pool| pool.id());

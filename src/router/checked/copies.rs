@@ -7,7 +7,7 @@ use crate::agent::RunningCopy;
 use crate::model::{VolumeId, is_claim, is_object_name};
 
 /// Maximum number of running copies that an agent may report.
-const MOST_COPIES: usize = 64;
+const MAX_COPIES: usize = 64;
 
 /// Keeps those of these pools, and those without an ID, which agents of earlier releases report.
 pub(super) fn keep(copies: &mut Vec<RunningCopy>, pools: &BTreeSet<String>) {
@@ -15,7 +15,7 @@ pub(super) fn keep(copies: &mut Vec<RunningCopy>, pools: &BTreeSet<String>) {
         let pool = copy.id.parse::<VolumeId>().map(|id| id.pool);
         copy.id.is_empty() || pool.is_ok_and(|pool| pools.contains(&pool.to_string()))
     });
-    copies.truncate(MOST_COPIES);
+    copies.truncate(MAX_COPIES);
     for copy in copies {
         cut(&mut copy.volume_name, NAME_BYTES);
         if !is_claim(&copy.claim) {
@@ -68,7 +68,7 @@ mod tests {
         for id in [format!("{other}.{POOL}"), POOL.into(), "<b>".into()] {
             assert_eq!(kept(vec![RunningCopy { id, ..copy() }]), []);
         }
-        assert_eq!(kept(vec![copy(); 1000]).len(), MOST_COPIES);
+        assert_eq!(kept(vec![copy(); 1000]).len(), MAX_COPIES);
     }
 
     #[test]

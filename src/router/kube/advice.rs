@@ -133,7 +133,7 @@ fn unrecorded(recorded: &mut BTreeSet<(String, String)>, found: &mut Vec<Advice>
 pub(super) async fn advise(cluster: Arc<InCluster>) {
     let mut memory = Memory::default();
     loop {
-        tokio::time::sleep(cluster.options.look_every).await;
+        tokio::time::sleep(cluster.options.poll_interval).await;
         let found = match cluster.is_leader() {
             true => memory.list(&cluster).await,
             false => Vec::new(),

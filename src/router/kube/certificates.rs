@@ -87,7 +87,7 @@ impl Certificates {
         });
         let (keeping, of) = (Arc::clone(&this), Arc::clone(cluster));
         cluster.spawn(async move { keeping.keep(&of).await });
-        let every = cluster.options.look_every;
+        let every = cluster.options.poll_interval;
         cluster.control(Arc::clone(&this), every, None);
         this
     }

@@ -95,7 +95,7 @@ impl InCluster {
             volumes,
             since: Mutex::default(),
         };
-        self.control(Arc::new(controller), self.options.look_every, None);
+        self.control(Arc::new(controller), self.options.poll_interval, None);
     }
 }
 

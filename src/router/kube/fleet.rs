@@ -59,7 +59,7 @@ impl AgentReports for Agents {
     }
 
     async fn stored(&self) -> Vec<Stored> {
-        let each = self.all().into_iter().map(|agent| stored_by(agent));
+        let each = self.all().into_iter().map(stored_by);
         let each = stream::iter(each).buffer_unordered(MAX_ASKED_AT_ONCE);
         each.concat().await
     }

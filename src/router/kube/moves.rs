@@ -12,6 +12,7 @@ mod others;
 mod pod_use;
 mod propose;
 mod show;
+mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -64,7 +65,7 @@ impl InCluster {
         let cluster = Arc::clone(self);
         let changes = Some(self.changes.subscribe());
         let controller = Arc::new(MoveController { cluster, volumes });
-        self.control(controller, self.options.look_every, changes);
+        self.control(controller, self.options.poll_interval, changes);
     }
 
     /// All moves, by namespace and name.

@@ -77,7 +77,7 @@ impl InCluster {
             marked,
             ready_for: SignedDuration::try_from(ready_for).unwrap_or(SignedDuration::MAX),
         };
-        let every = self.options.look_every * 3;
+        let every = self.options.poll_interval * 3;
         self.control(Arc::new(controller), every, None);
     }
 }

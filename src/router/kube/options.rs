@@ -34,7 +34,7 @@ pub struct Options {
     /// Times of the Lease.
     pub pace: Pace,
     /// How often the leading router checks whether something is to be written.
-    pub look_every: Duration,
+    pub poll_interval: Duration,
     /// How often it looks for orphans, and after which time it reports them.
     pub orphans: orphans::Pace,
     /// The clock by which slots of schedules are due, besides that of the API server.
@@ -55,7 +55,7 @@ impl Options {
             metrics_per_volume: false,
             has_snapshotter: true,
             pace: Pace::default(),
-            look_every: Duration::from_secs(5),
+            poll_interval: Duration::from_secs(5),
             orphans: orphans::Pace::default(),
             clock: Timestamp::now,
         }

@@ -23,7 +23,7 @@ use super::requested::{self, PoolRequests};
 use super::{pool_copies, pool_usage};
 use crate::agent::DescribeResponse;
 use crate::model::PoolId;
-use crate::router::checked::MOST_POOLS;
+use crate::router::checked::MAX_POOLS;
 use observation::{Observation, keep_unreported};
 pub(super) use reconciler::PoolController;
 
@@ -200,7 +200,7 @@ impl PoolStatuses {
             let status = pool.status.as_ref();
             status.is_some_and(|status| status.node == observation.answer.node_name)
         };
-        self.pools.values().filter(of_node).count() >= MOST_POOLS
+        self.pools.values().filter(of_node).count() >= MAX_POOLS
     }
 
     /// PersistentVolumes of a pool that name another home than that of its node.

@@ -116,7 +116,7 @@ pub struct PopulatorOptions {
     pub me: String,
     pub pace: Pace,
     /// How often it looks at claims whose population is in progress.
-    pub look_every: Duration,
+    pub poll_interval: Duration,
 }
 
 impl PopulatorOptions {
@@ -127,7 +127,7 @@ impl PopulatorOptions {
             namespace: namespace.into(),
             me: me.into(),
             pace: Pace::default(),
-            look_every: Duration::from_secs(5),
+            poll_interval: Duration::from_secs(5),
         }
     }
 }
@@ -193,7 +193,7 @@ impl Populators {
         populators.follow_all();
         let leading = Arc::clone(&populators);
         populators.spawn(async move { leading.leadership.run().await });
-        let every = populators.options.look_every;
+        let every = populators.options.poll_interval;
         populators.control(PopulateController(Arc::clone(&populators)), every);
         populators.control(StatusController(Arc::clone(&populators)), every);
         let clean = CacheController(Arc::clone(&populators));
@@ -206,7 +206,7 @@ impl Populators {
         let is_leader = move || of.leadership.is_leader();
         let pace = reconcile::Pace {
             every,
-            changes: (every == self.options.look_every).then(|| self.changes.subscribe()),
+            changes: (every == self.options.poll_interval).then(|| self.changes.subscribe()),
         };
         self.spawn(reconcile::run(Arc::new(controller), is_leader, pace));
     }

@@ -65,7 +65,7 @@ const MAX_STEPS_AT_ONCE: usize = 8;
 /// The longest pause before the failed step of an object is tried again.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// From a change to the pass that it causes, so that many changes at once cause one pass.
-const SETTLE_DELAY: Duration = Duration::from_millis(500);
+const CHANGE_DELAY: Duration = Duration::from_millis(500);
 /// A PersistentVolume needs seven steps to be adopted. Sidecars change it in between, and then some
 /// steps are done again.
 const MAX_STEPS: usize = 100;
@@ -151,7 +151,7 @@ impl Pace {
         {
             // The change is not forgotten if this is dropped during the delay.
             changes.mark_changed();
-            sleep(SETTLE_DELAY).await;
+            sleep(CHANGE_DELAY).await;
             changes.mark_unchanged();
             return;
         }

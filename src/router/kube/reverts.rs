@@ -57,7 +57,7 @@ impl InCluster {
         let cluster = Arc::clone(self);
         let changes = Some(self.changes.subscribe());
         let controller = Arc::new(RevertController { cluster, volumes });
-        self.control(controller, self.options.look_every, changes);
+        self.control(controller, self.options.poll_interval, changes);
     }
 
     /// All reverts, by namespace and name.

@@ -109,7 +109,7 @@ impl InCluster {
             failures: AtomicU32::default(),
             checks: Arc::default(),
         });
-        self.control(controller, self.options.look_every * 3, changes);
+        self.control(controller, self.options.poll_interval * 3, changes);
     }
 
     /// What schedules report of themselves, by "namespace/name", if this router leads and executes them.

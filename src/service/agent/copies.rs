@@ -46,7 +46,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::cut::Seams;
+    use crate::cut::CutInterfaces;
     use crate::error::{Error, Result};
     use crate::host::memory::MemoryHost;
     use crate::model::{
@@ -120,7 +120,7 @@ mod tests {
             state_dir: "/run/slackwater/state".into(),
             ..Settings::default()
         };
-        let driver = Driver::start(settings, Seams::simulated(MemoryHost::new()));
+        let driver = Driver::start(settings, CutInterfaces::simulated(MemoryHost::new()));
         Arc::new(driver.unwrap())
     }
 

@@ -27,8 +27,8 @@ use crate::agent::{
 use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
-    self, AbortHandle, BeginShare, Coordinator, CutStep, DeleteOne, Driver, GroupDecision,
-    GroupHere, Kept, ShareAnswer, ShareStep, SnapshotState, Used,
+    self, AbortHandle, BeginParticipation, Coordinator, CutStep, DeleteOne, Driver, GroupDecision,
+    GroupHere, Kept, ParticipationAnswer, ParticipationStep, SnapshotState, Used,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -156,7 +156,11 @@ async fn serve(
         answers,
         early: is_early.then_some(rpc),
     };
-    let share = move |driver: &Driver| driver.snapshots.serve_share(&begin, &abort, &mut line);
+    let share = move |driver: &Driver| {
+        driver
+            .snapshots
+            .serve_participation(&begin, &abort, &mut line)
+    };
     let work = driver.detach_in(rpc.class(), share);
     tokio::pin!(work);
     let done = tokio::select! {
@@ -169,7 +173,7 @@ async fn serve(
 /// Passes steps on until the router ends the stream or disconnects, and thaws then.
 async fn listen(
     mut steps: Streaming<CutRequest>,
-    orders: mpsc::Sender<ShareStep>,
+    orders: mpsc::Sender<ParticipationStep>,
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
     abort: AbortHandle,
 ) {
@@ -203,18 +207,18 @@ async fn listen(
 
 /// The connection between the working thread and the stream.
 struct Line {
-    inbox: mpsc::Receiver<ShareStep>,
+    inbox: mpsc::Receiver<ParticipationStep>,
     answers: mpsc::Sender<std::result::Result<CutResponse, Status>>,
     /// The RPC, if the router accepts a failure before it has been undone.
     early: Option<Rpc>,
 }
 
 impl Coordinator for Line {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         self.inbox.blocking_recv()
     }
 
-    fn send_reply(&mut self, answer: ShareAnswer) {
+    fn send_reply(&mut self, answer: ParticipationAnswer) {
         let answer = Some(answer_of(answer));
         let _ = self.answers.blocking_send(Ok(CutResponse { answer }));
     }
@@ -261,13 +265,13 @@ fn level(text: &str) -> Result<Level> {
     })
 }
 
-pub(super) fn begin(first: Option<Step>) -> Result<BeginShare> {
+pub(super) fn begin(first: Option<Step>) -> Result<BeginParticipation> {
     let Some(Step::Begin(begin)) = first else {
         return Err(Error::invalid("step", "the first step must be begin"));
     };
     let all = begin.all_source_volume_ids.iter();
     let all = all.map(|id| id.parse().map_err(|_| Error::no_volume(id)));
-    Ok(BeginShare {
+    Ok(BeginParticipation {
         group: optional_group_id(&begin.group_id)?,
         attempt: attempt("attempt", &begin.attempt)?,
         parameters: SnapshotParameters::parse(&begin.parameters)?.0,
@@ -280,11 +284,11 @@ pub(super) fn begin(first: Option<Step>) -> Result<BeginShare> {
 }
 
 /// `None` for a message that is no step after the beginning.
-pub(super) fn step(step: Option<Step>) -> Option<ShareStep> {
+pub(super) fn step(step: Option<Step>) -> Option<ParticipationStep> {
     Some(match CutStep::try_from(step?) {
-        Ok(step) => ShareStep::Cut(step),
-        Err(Step::Keep(kept)) => ShareStep::Keep(keep(kept)?),
-        Err(Step::Commit(_)) => ShareStep::Commit,
+        Ok(step) => ParticipationStep::Cut(step),
+        Err(Step::Keep(kept)) => ParticipationStep::Keep(keep(kept)?),
+        Err(Step::Commit(_)) => ParticipationStep::Commit,
         Err(_) => return None,
     })
 }
@@ -297,21 +301,21 @@ fn keep(kept: cut_request::Keep) -> Option<Kept> {
     })
 }
 
-fn answer_of(answer: ShareAnswer) -> Answer {
+fn answer_of(answer: ParticipationAnswer) -> Answer {
     match answer {
-        ShareAnswer::Begun(used) => Answer::Begun(Begun {
+        ParticipationAnswer::Begun(used) => Answer::Begun(Begun {
             targets: used.into_iter().map(target).collect(),
             plain: false,
             ahead: true,
         }),
-        ShareAnswer::Plain => Answer::Begun(Begun {
+        ParticipationAnswer::Plain => Answer::Begun(Begun {
             targets: Vec::new(),
             plain: true,
             ahead: false,
         }),
-        ShareAnswer::Cut(answer) => answer.into(),
-        ShareAnswer::Kept => Answer::Kept(KeptAnswer {}),
-        ShareAnswer::Committed => Answer::Committed(Committed {}),
+        ParticipationAnswer::Cut(answer) => answer.into(),
+        ParticipationAnswer::Kept => Answer::Kept(KeptAnswer {}),
+        ParticipationAnswer::Committed => Answer::Committed(Committed {}),
     }
 }
 

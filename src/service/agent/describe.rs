@@ -194,7 +194,7 @@ fn groups(ids: &[Uuid]) -> Vec<String> {
 fn pool(status: &PoolStatus) -> Pool {
     let space = status.space.unwrap_or_default();
     let used = space.total.saturating_sub(space.available);
-    let ground = status.ground.clone().unwrap_or_default();
+    let pool_fs = status.pool_fs.clone().unwrap_or_default();
     Pool {
         name: status.name.clone(),
         place: status.place.clone(),
@@ -209,10 +209,10 @@ fn pool(status: &PoolStatus) -> Pool {
         damaged: bytes(status.damaged),
         forgotten: false,
         changed_devices: changed(status),
-        file_system: ground.file_system,
-        mount: ground.mount,
+        file_system: pool_fs.file_system,
+        mount: pool_fs.mount,
         shares_blocks: status.shares_blocks,
-        without_mount: ground.without_mount.unwrap_or_default(),
+        without_mount: pool_fs.without_mount.unwrap_or_default(),
         any_mount: status.any_mount,
         pods: status.pods.clone(),
         images: status

@@ -123,7 +123,7 @@ pub fn cluster(
         api.put(&format!("/api/v1/nodes/{node}"), object);
     }
     let mut options = Options {
-        look_every: Duration::from_millis(100),
+        poll_interval: Duration::from_millis(100),
         pace: Pace {
             duration: Duration::from_secs(6),
             belief: Duration::from_secs(4),

@@ -156,7 +156,7 @@ pub fn options(me: &str) -> Options {
             belief: Duration::from_secs(4),
             every: Duration::from_secs(1),
         },
-        look_every: Duration::from_millis(500),
+        poll_interval: Duration::from_millis(500),
         orphans: orphans::Pace {
             every: Duration::from_millis(500),
             age: Duration::from_secs(3),

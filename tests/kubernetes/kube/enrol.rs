@@ -89,7 +89,7 @@ impl AgentReports for NoAgents {
 /// A router in the cluster, once it has a certificate of its own.
 fn router(plane: &Plane, identity: &str) -> (Arc<InCluster>, Arc<Certificates>, Arc<Credentials>) {
     let options = Options {
-        look_every: Duration::from_millis(500),
+        poll_interval: Duration::from_millis(500),
         ..Options::new("csi.slackwater.dev", "slackwater", identity)
     };
     let client = plane.client();

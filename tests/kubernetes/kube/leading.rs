@@ -87,7 +87,7 @@ fn options(lost_after: Option<Duration>) -> Options {
         lost_after,
         // Nothing here waits for an agent that is restarted.
         unreachable_after: SignedDuration::from_secs(1),
-        look_every: Duration::from_millis(100),
+        poll_interval: Duration::from_millis(100),
         pace: Pace {
             every: Duration::from_millis(100),
             ..Pace::default()

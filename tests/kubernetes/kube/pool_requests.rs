@@ -255,7 +255,7 @@ impl World {
             objects.at.insert(POOLS.into(), pools);
         }
         let options = Options {
-            look_every: Duration::from_millis(20),
+            poll_interval: Duration::from_millis(20),
             unreachable_after: SignedDuration::from_secs(1),
             pace: Pace {
                 every: Duration::from_millis(20),

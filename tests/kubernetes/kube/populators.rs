@@ -106,7 +106,7 @@ impl Fixture {
                 belief: Duration::from_secs(4),
                 every: Duration::from_secs(1),
             },
-            look_every: Duration::from_millis(500),
+            poll_interval: Duration::from_millis(500),
             ..PopulatorOptions::new(settings, "slackwater", "populators-a")
         };
         let metrics = Arc::new(Metrics::new());

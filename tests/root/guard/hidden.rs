@@ -54,7 +54,7 @@ fn the_next_sweep_thaws_journaled_freezes_and_never_foreign_ones() {
     freeze_by_hand(&foreign.target);
     let writers = fixture.writers();
     assert!(are_stopped(&writers), "no process is left to thaw them");
-    let listed = fixture.guard.journalled().unwrap();
+    let listed = fixture.guard.list_journaled().unwrap();
     assert_eq!(listed.len(), 3);
     assert!(listed.iter().all(|entry| !entry.held && entry.freezing));
     assert_eq!(fixture.guard.sweep().unwrap(), ["v0", "v1", "v2"]);
@@ -106,7 +106,7 @@ fn held_freezes_are_left_alone_and_entries_of_missing_devices_are_dropped() {
     let fixture = Fixture::new(&[Ext4]);
     let session = fixture.frozen(&[Ext4], long());
     assert!(fixture.guard.sweep().unwrap().is_empty());
-    let listed = fixture.guard.journalled().unwrap();
+    let listed = fixture.guard.list_journaled().unwrap();
     assert!(listed.len() == 1 && listed[0].held && listed[0].owner == std::process::id());
     assert!(listed[0].until > listed[0].since);
     assert!(session.thaw(0).unwrap(), "the sweep left it alone");

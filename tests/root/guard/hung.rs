@@ -72,7 +72,7 @@ fn a_freeze_that_hangs_fails_in_time_and_is_thawed_when_it_returns() {
         // After its deadline, and held: the thaw is tried, and hangs or finds nothing frozen; the
         // entry stays.
         eventually_within("a second after the deadline", || {
-            let listed = fixture.guard.journalled().unwrap();
+            let listed = fixture.guard.list_journaled().unwrap();
             fixture.pool.host.now() > listed[0].until + 1
         });
         let _ = fixture.guard.sweep();
@@ -205,7 +205,7 @@ fn a_freeze_that_completes_in_a_killed_guard_without_a_driver_is_swept() {
     signal(guard, Signal::SIGKILL);
     // The dying guard still holds the entry.
     assert!(fixture.guard.sweep().unwrap().is_empty());
-    assert!(fixture.guard.journalled().unwrap()[0].held);
+    assert!(fixture.guard.list_journaled().unwrap()[0].held);
     assert!(thaw(&fixture.pool.pool));
     eventually_within("the guard's end", || guards(&fixture.state).is_empty());
     eventually_within("a sweep that thaws it", || {

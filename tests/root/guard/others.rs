@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::Signal;
 use slackwater::cut::guard::GuardClient;
-use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE};
+use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE_BYTES};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
 
@@ -70,7 +70,7 @@ fn error_of(outcome: Result<impl Sized>) -> String {
 /// this process, so a driver that killed it would end the test.
 fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHandle<usize> {
     answering(fixture, time, |_| {
-        let mut answer = [0; MESSAGE];
+        let mut answer = [0; MESSAGE_BYTES];
         answer[0] = 9;
         answer[4] = 1;
         answer
@@ -81,7 +81,7 @@ fn of_another_protocol(fixture: &Fixture, time: Duration) -> std::thread::JoinHa
 fn answering(
     fixture: &Fixture,
     time: Duration,
-    answer: impl Fn(&[u8; MESSAGE]) -> [u8; MESSAGE] + Send + 'static,
+    answer: impl Fn(&[u8; MESSAGE_BYTES]) -> [u8; MESSAGE_BYTES] + Send + 'static,
 ) -> std::thread::JoinHandle<usize> {
     std::fs::create_dir_all(&fixture.state).unwrap();
     let socket = fixture.state.join("guard.sock");
@@ -95,7 +95,7 @@ fn answering(
                 continue;
             }
             let channel = listener.accept().unwrap();
-            let mut bytes = [0; MESSAGE];
+            let mut bytes = [0; MESSAGE_BYTES];
             if let Ok(Some(_)) = channel.receive_with_fds(&mut bytes, 200) {
                 sessions += 1;
                 let _ = channel.send(&answer(&bytes));
@@ -122,11 +122,11 @@ fn a_guard_of_another_protocol_is_waited_for_and_never_killed() {
 }
 
 /// What a guard of the first release answers: it has version 1, and refuses others with EPROTO.
-fn answer_of_version_1(asked: &[u8; MESSAGE]) -> [u8; MESSAGE] {
+fn answer_of_version_1(asked: &[u8; MESSAGE_BYTES]) -> [u8; MESSAGE_BYTES] {
     const PING: u8 = 5;
     const PONG: u8 = 5;
     const READY: u8 = 1;
-    let mut answer = [0; MESSAGE];
+    let mut answer = [0; MESSAGE_BYTES];
     answer[0] = 1;
     match (asked[0], asked[4]) {
         (1, PING) => answer[4] = PONG,

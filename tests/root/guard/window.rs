@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, access};
-use slackwater::cut::guard::MOST_MEMBERS;
+use slackwater::cut::guard::MAX_MEMBERS;
 use slackwater::host::Freezer;
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
 
@@ -312,7 +312,7 @@ fn invalid_sessions_are_refused_before_anything_is_frozen() {
         Err(error) => error_text(&error),
     };
     assert!(refused(0).contains("between 1 and"));
-    assert!(refused(MOST_MEMBERS + 1).contains("between 1 and"));
+    assert!(refused(MAX_MEMBERS + 1).contains("between 1 and"));
     assert!(refused(2).contains("listed twice"));
     assert!(
         guards(&fixture.state).is_empty(),

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::error::{Error, HostError, Result};
 use slackwater::hook::HookDefinition;
-use slackwater::host::freezer::{FreezeLimits, Journalled};
+use slackwater::host::freezer::{FreezeLimits, JournaledFreeze};
 use slackwater::host::memory::MemoryHost;
 use slackwater::host::{Freeze, FreezeMember, Freezer};
 use slackwater::model::{Level, OnQuiesceFailure, SnapshotParameters};
@@ -62,8 +62,8 @@ impl Freezer for Noting {
         self.inner.sweep()
     }
 
-    fn journalled(&self) -> HostResult<Vec<Journalled>> {
-        self.inner.journalled()
+    fn list_journaled(&self) -> HostResult<Vec<JournaledFreeze>> {
+        self.inner.list_journaled()
     }
 }
 
@@ -123,15 +123,15 @@ impl Node {
     ) -> Node {
         let hook_folder = HookFolder::new();
         let host = MemoryHost::new();
-        let seams = Seams {
+        let interfaces = CutInterfaces {
             hooks: Arc::new(local(hooks(&hook_folder)).with_grace(grace)),
             freezer: Arc::new(Noting {
                 inner: host.clone(),
                 log: hook_folder.path("log"),
             }),
-            ..Seams::simulated(host.clone())
+            ..CutInterfaces::simulated(host.clone())
         };
-        let driver = Driver::start(settings(), seams).unwrap();
+        let driver = Driver::start(settings(), interfaces).unwrap();
         let volume = driver
             .volumes
             .create_volume(&create("data", VolumeConfig::EXT4))
@@ -165,7 +165,7 @@ impl Node {
 
     fn assert_clean(&self) {
         assert_eq!(self.host.violations(), [""; 0]);
-        assert!(Freezer::journalled(&self.host).unwrap().is_empty());
+        assert!(Freezer::list_journaled(&self.host).unwrap().is_empty());
     }
 }
 

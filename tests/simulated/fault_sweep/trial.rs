@@ -59,7 +59,7 @@ impl Fault {
                     sim.host.fail_effect(*n, *mode);
                 }
             }
-            Fault::Look(n) => sim.host.fail_look(*n, Errno::EIO),
+            Fault::Look(n) => sim.host.fail_query(*n, Errno::EIO),
         }
         Ok(())
     }

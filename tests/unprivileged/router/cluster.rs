@@ -24,7 +24,7 @@ use slackwater::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use slackwater::csi::{
     CreateVolumeRequest, ListVolumesRequest, Topology, TopologyRequirement, Volume,
 };
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::error::{Error, Result};
 use slackwater::hook::{HookTarget, Hooks, NoHooks, Quiesced};
 use slackwater::host::memory::{MemoryHost, MemoryOptions};
@@ -220,11 +220,11 @@ fn driver(name: &str, pools: &[&str], machine: &MemoryHost, gate: &GatedHost) ->
         state_dir: "/run/slackwater/state".into(),
         ..Settings::default()
     };
-    let seams = Seams {
+    let interfaces = CutInterfaces {
         host: Arc::new(gate.clone()),
-        ..Seams::simulated(machine.clone())
+        ..CutInterfaces::simulated(machine.clone())
     };
-    Arc::new(Driver::start(settings, seams).unwrap())
+    Arc::new(Driver::start(settings, interfaces).unwrap())
 }
 
 /// Addresses without name resolution.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use slackwater::csi::*;
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::host::Host;
 use slackwater::model::Alpha;
 use slackwater::operation::Driver;
@@ -90,7 +90,7 @@ async fn a_start_with_a_dead_loop_device_serves_the_other_pools() {
         node.driver.pools.settings().clone(),
         node.host.restart_process(),
     );
-    let next = Driver::start(settings, Seams::simulated(host)).unwrap();
+    let next = Driver::start(settings, CutInterfaces::simulated(host)).unwrap();
     let refused = |name: &str| {
         let status = next.pool_status();
         let pool = status.iter().find(|pool| pool.name == name).unwrap();

@@ -18,7 +18,7 @@ use slackwater::csi::{
     DeleteSnapshotRequest, DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnstageVolumeRequest, Volume, VolumeCapability,
 };
-use slackwater::cut::Seams;
+use slackwater::cut::CutInterfaces;
 use slackwater::host::Host;
 use slackwater::host::memory::MemoryHost;
 use slackwater::model::{Alpha, PoolDefinition};
@@ -106,11 +106,11 @@ impl Node {
             ..Settings::default()
         };
         change(&mut settings);
-        let seams = Seams {
+        let interfaces = CutInterfaces {
             host,
-            ..Seams::simulated(machine.clone())
+            ..CutInterfaces::simulated(machine.clone())
         };
-        let driver = Arc::new(Driver::start(settings, seams).unwrap());
+        let driver = Arc::new(Driver::start(settings, interfaces).unwrap());
         let metrics = Arc::new(Metrics::new());
         let folder = tempfile::TempDir::with_prefix("slackwater-").unwrap();
         let path = folder.path().join("csi.sock");

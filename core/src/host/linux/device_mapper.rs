@@ -10,7 +10,6 @@
 mod parse;
 
 use std::fs::{File, OpenOptions};
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,8 +39,6 @@ const NAME: usize = 48;
 const UUID: usize = NAME + NAME_SIZE;
 const NAME_SIZE: usize = 128;
 const UUID_SIZE: usize = 129;
-/// The length of a name that the kernel accepts.
-pub const NAME_LENGTH: RangeInclusive<usize> = 1..=NAME_SIZE - 1;
 
 /// The version of the interface: the kernel compares the first number alone.
 const VERSION: u32 = 4;

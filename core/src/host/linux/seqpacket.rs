@@ -21,7 +21,7 @@ use crate::error::HostError;
 use crate::host::Result;
 
 /// Size of a message in bytes.
-pub const MESSAGE: usize = 32;
+pub const MESSAGE_BYTES: usize = 32;
 
 /// Connections that may wait while the guard starts threads for others.
 const BACKLOG: i32 = 64;
@@ -101,7 +101,7 @@ impl Channel {
     }
 
     /// Sends a message without blocking: EAGAIN if the receiver's buffer is full.
-    pub fn send(&self, message: &[u8; MESSAGE]) -> std::result::Result<(), Errno> {
+    pub fn send(&self, message: &[u8; MESSAGE_BYTES]) -> std::result::Result<(), Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         send(self.0.as_raw_fd(), message, flags).map(drop)
     }
@@ -126,7 +126,10 @@ impl Channel {
 
     /// Receives a message that is available; `None` at the end of the connection. EAGAIN if none is
     /// available; EBADMSG if it does not have the length of a message.
-    pub fn receive(&self, message: &mut [u8; MESSAGE]) -> std::result::Result<Option<()>, Errno> {
+    pub fn receive(
+        &self,
+        message: &mut [u8; MESSAGE_BYTES],
+    ) -> std::result::Result<Option<()>, Errno> {
         whole(recv(self.0.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT))
     }
 
@@ -159,7 +162,7 @@ impl Channel {
 
 fn whole(length: std::result::Result<usize, Errno>) -> std::result::Result<Option<()>, Errno> {
     match length {
-        Ok(MESSAGE) => Ok(Some(())),
+        Ok(MESSAGE_BYTES) => Ok(Some(())),
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
         Ok(_) => Err(Errno::EBADMSG),
         Err(errno) => Err(errno),

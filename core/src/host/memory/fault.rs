@@ -75,12 +75,12 @@ impl Faults {
     }
 
     /// Plans a fault for the `n`-th query from now on.
-    pub(super) fn plan_look(&mut self, n: usize, errno: Errno) {
+    pub(super) fn plan_query(&mut self, n: usize, errno: Errno) {
         self.planned_looks.insert(self.looks + n, errno);
     }
 
     /// Counts one query.
-    pub(super) fn next_look(&mut self) -> Result<(), Errno> {
+    pub(super) fn next_query(&mut self) -> Result<(), Errno> {
         if self.is_aside() {
             return Ok(());
         }

@@ -18,7 +18,7 @@ use super::machine::{Machine, Opened, Opener, Process};
 use super::mapped::number_of;
 use super::{Closes, Keep, MemoryHost};
 use crate::error::HostCause;
-use crate::host::freezer::{FreezeLimits, Journalled};
+use crate::host::freezer::{FreezeLimits, JournaledFreeze};
 use crate::host::{Device, Effect, Freeze, FreezeMember, Freezer, Host, MountRoot, Result};
 use crate::model::FsType;
 
@@ -52,13 +52,13 @@ pub(super) struct Session {
     thread: Option<ThreadId>,
     since: u64,
     until: u64,
-    members: Vec<JournalledMember>,
+    members: Vec<JournaledMember>,
     /// The error of data for which there was no space when the freeze wrote it back.
     unwritten: Option<Errno>,
 }
 
 #[derive(Clone, Debug)]
-struct JournalledMember {
+struct JournaledMember {
     volume_id: String,
     number: u32,
     /// It has a file system.
@@ -103,7 +103,7 @@ impl Machine {
 
     /// Resumes and thaws a member of a session; returns whether the session had it suspended and
     /// frozen.
-    fn thaw_member(&mut self, id: u64, member: &JournalledMember) -> bool {
+    fn thaw_member(&mut self, id: u64, member: &JournaledMember) -> bool {
         let number = member.number;
         let suspended = self.resume_of_session(number, id);
         let frozen = self.frozen.get(&number) == Some(&Froze::Session(id));
@@ -159,7 +159,7 @@ impl Machine {
     }
 
     /// syncfs of all members; returns the first error after all have been tried.
-    fn sync_session(&mut self, members: &[JournalledMember]) -> std::result::Result<(), Errno> {
+    fn sync_session(&mut self, members: &[JournaledMember]) -> std::result::Result<(), Errno> {
         let mut all = Ok(());
         for member in members.iter().filter(|member| member.has_root) {
             all = all.and(self.write_back(member.number));
@@ -172,9 +172,9 @@ impl Machine {
     fn freeze_session(
         &mut self,
         id: u64,
-        members: &[JournalledMember],
+        members: &[JournaledMember],
     ) -> std::result::Result<(), Errno> {
-        let is_taken = |member: &JournalledMember| {
+        let is_taken = |member: &JournaledMember| {
             let number = member.number;
             (member.has_root && self.frozen.contains_key(&number)) || self.is_suspended(number)
         };
@@ -244,7 +244,7 @@ impl Freezer for MemoryHost {
             let known = known.collect::<std::result::Result<Vec<_>, HostCause>>()?;
             let mut held = Vec::new();
             for (member, (number, opened)) in members.iter().zip(known) {
-                held.push(JournalledMember {
+                held.push(JournaledMember {
                     volume_id: member.volume_id.clone(),
                     number,
                     has_root: member.root.is_some(),
@@ -303,10 +303,10 @@ impl Freezer for MemoryHost {
         Ok(thawed)
     }
 
-    fn journalled(&self) -> Result<Vec<Journalled>> {
+    fn list_journaled(&self) -> Result<Vec<JournaledFreeze>> {
         self.look("read", Path::new(GUARD), |machine| {
             let all = machine.guard.sessions.values().flat_map(|session| {
-                session.members.iter().map(|member| Journalled {
+                session.members.iter().map(|member| JournaledFreeze {
                     volume_id: member.volume_id.clone(),
                     device: machine.device(member.number).path,
                     owner: u32::try_from(session.owner).unwrap_or(u32::MAX),
@@ -334,7 +334,7 @@ struct MemoryFreeze {
 
 impl MemoryFreeze {
     /// The members of the session; an error once the guard has ended it.
-    fn members(&self, machine: &Machine) -> std::result::Result<Vec<JournalledMember>, HostCause> {
+    fn members(&self, machine: &Machine) -> std::result::Result<Vec<JournaledMember>, HostCause> {
         let session = machine.guard.sessions.get(&self.session);
         let session =
             session.ok_or_else(|| HostCause::Unexpected("the guard has ended it".into()))?;

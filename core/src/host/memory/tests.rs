@@ -414,7 +414,7 @@ fn a_seeded_machine_repeats_itself() {
 #[test]
 fn a_look_that_fails_is_an_error_and_not_an_absence() {
     let host = MemoryHost::new();
-    host.fail_look(2, Errno::EIO);
+    host.fail_query(2, Errno::EIO);
     assert!(host.list_dir(path("/memory")).is_ok());
     assert!(host.list_dir(path("/memory")).is_err());
     assert_eq!((host.looks(), host.effects()), (2, 0));

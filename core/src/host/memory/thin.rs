@@ -16,11 +16,11 @@ use super::pool_setup::PoolSetup;
 use crate::error::HostCause;
 use crate::host::mapper::{MAX_THIN_ID, ThinPoolMode, Usage};
 use crate::host::{Effect, ThinMessage, ThinPoolStatus, ThinSnapshot};
-use crate::thin_metadata::LEAST_PER_MAPPING;
+use crate::thin_metadata::MIN_PER_MAPPING;
 
 /// Metadata that one thin device takes, and that each block of a map takes. Maps share no nodes.
 const METADATA_PER_DEVICE: u64 = BLOCK;
-const METADATA_PER_BLOCK: u64 = LEAST_PER_MAPPING;
+const METADATA_PER_BLOCK: u64 = MIN_PER_MAPPING;
 /// The share of its data that is the default size of the metadata of a pool: 64 bytes for each block,
 /// as LVM does it.
 const DATA_PER_METADATA: u64 = POOL_BLOCK / 64;

@@ -372,7 +372,7 @@ impl Contents<'_> {
         let text = |field: &str| content.text(&format!("/spec/{reference}/{field}"));
         let (namespace, name, uid) = (text("namespace"), text("name"), text("uid"));
         if !self.namespaces.contains_key(namespace) {
-            let found = self.cluster.get_one(&object::NAMESPACE, "", namespace);
+            let found = self.cluster.find_one(&object::NAMESPACE, "", namespace);
             let found = found.await?;
             self.namespaces.insert(namespace.into(), found);
         }
@@ -387,7 +387,7 @@ impl Contents<'_> {
                 ),
             ));
         }
-        let live = self.cluster.get_one(kind, namespace, name).await?;
+        let live = self.cluster.find_one(kind, namespace, name).await?;
         if live.is_some_and(|live| uid_of(&live) == uid && !uid.is_empty()) {
             return Err(refused(
                 title,

@@ -145,11 +145,11 @@ impl Member {
         let (namespace, copy) = (&self.record.namespace, &self.copy);
         // First, because one whose VolumeSnapshot is gone is deleted.
         let name = self.content();
-        let content = cluster.get_one(&object::SNAPSHOT_CONTENT, "", &name);
+        let content = cluster.find_one(&object::SNAPSHOT_CONTENT, "", &name);
         let content = content.await?;
-        let snapshot = cluster.get_one(&object::SNAPSHOT, namespace, &copy.snapshot.name);
+        let snapshot = cluster.find_one(&object::SNAPSHOT, namespace, &copy.snapshot.name);
         let snapshot = snapshot.await?;
-        let claim = cluster.get_one(&object::CLAIM, namespace, &copy.claim);
+        let claim = cluster.find_one(&object::CLAIM, namespace, &copy.claim);
         let claim = claim.await?;
         if let Some(claim) = &claim {
             self.check_claim(claim)?;

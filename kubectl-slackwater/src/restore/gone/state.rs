@@ -134,7 +134,9 @@ impl<'a> Gone<'a> {
     /// up by name in the namespace of a snapshot, and would let it own the temporary ones, which then could
     /// not be deleted without it.
     pub async fn refuse_group(&self, name: &str) -> Result<()> {
-        let found = self.cluster.get_one(&object::GROUP, self.namespace(), name);
+        let found = self
+            .cluster
+            .find_one(&object::GROUP, self.namespace(), name);
         match found.await? {
             None => Ok(()),
             Some(_) => Err(Failure::failed(format!(

@@ -1,13 +1,13 @@
 //! The steps of opening a pool's image. Each step accepts that it was done before a crash.
 
-use crate::backend::place::ground::is_of_machine;
-use crate::backend::place::ground::machine_reserve;
 use crate::backend::place::image::IMAGE_FILE;
 use crate::backend::place::image::MOUNT_POINT;
 use crate::backend::place::image::on;
 use crate::backend::place::image::stat_image;
 use crate::backend::place::make::IMAGE_RECORD;
-use crate::backend::place::make::check_image_ground;
+use crate::backend::place::make::check_image_pool_fs;
+use crate::backend::place::pool_fs::is_of_machine;
+use crate::backend::place::pool_fs::machine_reserve;
 use crate::error::Error;
 use crate::error::ErrorContext;
 use crate::error::Result;
@@ -84,16 +84,16 @@ impl Opening<'_> {
 
     /// Records the intent and reserves the blocks. What an earlier attempt left was never used.
     pub(super) fn begin(&self, begun: Option<ImageRecord>, wanted: u64) -> Result<ImageRecord> {
-        check_image_ground(self.host, self.path)?;
+        check_image_pool_fs(self.host, self.path)?;
         let there = stat_image(self.host, self.path)?;
         self.check_room(wanted, there.map_or(0, |file| file.allocated))?;
-        let ground = self
+        let pool_fs = self
             .host
             .backing_fs(self.path)
             .context(|| format!("find the file system of {}", self.path.display()))?;
         let record = ImageRecord {
             size: wanted,
-            block_size: ground.least_sector,
+            block_size: pool_fs.least_sector,
             formatted: begun.map_or_else(
                 || Formatted::begun(FormattedAs::Xfs, self.host.random_uuid()),
                 |begun| begun.formatted,

@@ -23,7 +23,7 @@ use crate::model::size::{Human, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
 
 /// The least size of the device with the records: room for some 20,000 volumes and snapshots.
-const LEAST_RECORDS: u64 = 256 * MIB;
+const MIN_RECORDS: u64 = 256 * MIB;
 /// The share of a pool that is the size of the device with the records.
 const PER_RECORDS: u64 = 256;
 
@@ -171,7 +171,7 @@ impl Opening<'_> {
 
     fn records_bytes(&self) -> u64 {
         let share = self.status.data.total / PER_RECORDS;
-        share.max(LEAST_RECORDS).next_multiple_of(MIB)
+        share.max(MIN_RECORDS).next_multiple_of(MIB)
     }
 
     fn check_room(&self) -> Result<()> {
@@ -245,7 +245,7 @@ impl Opening<'_> {
             HeaderState::Claimed => self.complete(device, header)?,
             HeaderState::Ready => {
                 let records = self.attach(&header)?;
-                self.unmount_dead(&records.device, &folder(header.id))?;
+                self.unmount_dead_records(&records.device, &folder(header.id))?;
                 self.check_records(&header, &records.device)?;
                 (header, records)
             }
@@ -385,7 +385,7 @@ impl Opening<'_> {
 
     /// Unmounts the records if their file system is dead: the kernel makes it read-only after an error
     /// of the disk. When it is mounted again, its journal is replayed.
-    fn unmount_dead(&self, device: &Device, target: &Path) -> Result<()> {
+    fn unmount_dead_records(&self, device: &Device, target: &Path) -> Result<()> {
         let table = self.host.mounts();
         let table = table.context(|| "read the mount table".into())?;
         let shows = |mount: &Mount| mount.mount_point == target && mount.device == device.rdev;

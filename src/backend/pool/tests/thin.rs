@@ -447,7 +447,7 @@ fn the_guard_suspends_a_device_that_a_copy_reads_for_another_copy() {
     assert!(refused.to_string().contains("clone"), "{refused}");
     assert_eq!(copy_quiet(&host, &backend, from, to).unwrap(), 1);
     assert_eq!((thin_ids(&host).len(), suspended(&host)), (3, 0));
-    assert!(host.journalled().unwrap().is_empty());
+    assert!(host.list_journaled().unwrap().is_empty());
     drop(reader);
     assert!(
         host.mapped_devices("pool", "SLACKWATER-")

@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Effect, Host};
 use crate::model::HomeId;
@@ -37,7 +37,7 @@ fn start_with(host: &MemoryHost, pools: &[PoolDefinition]) -> Driver {
         alone: false,
         ..settings(pools)
     };
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 fn start(host: &MemoryHost) -> Driver {

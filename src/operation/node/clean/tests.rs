@@ -11,7 +11,7 @@ use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Effect, Host};
 use crate::model::{SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, states};
-use crate::operation::snapshot::session::{Coordinator, ShareAnswer, ShareStep};
+use crate::operation::snapshot::session::{Coordinator, ParticipationAnswer, ParticipationStep};
 use crate::operation::tests::{driver, new_volume, volume};
 use crate::operation::{CreateGroup, CreateSnapshot};
 use crate::record::SnapshotState;
@@ -122,16 +122,16 @@ fn what_a_failed_group_has_left_is_ended_without_a_call_or_whole() {
 /// Runs the cleanup at each step.
 struct Cleans<'a> {
     driver: &'a Driver,
-    steps: std::vec::IntoIter<ShareStep>,
+    steps: std::vec::IntoIter<ParticipationStep>,
 }
 
 impl Coordinator for Cleans<'_> {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         clean(self.driver);
         self.steps.next()
     }
 
-    fn send_reply(&mut self, _answer: ShareAnswer) {
+    fn send_reply(&mut self, _answer: ParticipationAnswer) {
         clean(self.driver);
     }
 }
@@ -146,9 +146,10 @@ fn what_is_being_made_is_left_alone() {
             steps: all_steps().into_iter(),
         };
         let begun = begin(group, ours, ours);
-        let served = driver
-            .snapshots
-            .serve_share(&begun, &AbortHandle::default(), &mut cleans);
+        let served =
+            driver
+                .snapshots
+                .serve_participation(&begun, &AbortHandle::default(), &mut cleans);
         served.unwrap();
     }
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);

@@ -11,7 +11,7 @@ fn start_as(host: &MemoryHost, alone: bool, pools: &[PoolDefinition]) -> Result<
         alone,
         ..settings(pools)
     };
-    Driver::start(settings, Seams::simulated(host.another_process()))
+    Driver::start(settings, CutInterfaces::simulated(host.another_process()))
 }
 
 fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
@@ -236,7 +236,7 @@ fn no_pool_is_made_in_a_folder_in_which_a_disk_may_be_missing() {
     host.perform(&remove).unwrap();
     let driver = start(&host, &[pool("a=file:/memory,init")]).unwrap();
     assert_eq!(refusals(&driver), []);
-    assert_eq!(driver.pools.serving()[0].ground.without_mount, None);
+    assert_eq!(driver.pools.serving()[0].pool_fs.without_mount, None);
 }
 
 #[test]
@@ -257,8 +257,8 @@ fn a_pool_that_is_there_is_served_wherever_it_is() {
             }
             let driver = start(&host, &[pool(definition)]).unwrap();
             assert_eq!(refusals(&driver), [], "{definition}");
-            let ground = &driver.pools.serving()[0].ground;
-            let why = ground.without_mount.as_ref().unwrap();
+            let pool_fs = &driver.pools.serving()[0].pool_fs;
+            let why = pool_fs.without_mount.as_ref().unwrap();
             assert!(
                 why.contains("no file system is mounted at /memory/a"),
                 "{why}"

@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::MemoryHost;
 use crate::model::SnapshotParameters;
 use crate::operation::tests::{ext4, new_volume, pool, settings};
@@ -30,7 +30,7 @@ impl Fixture {
             ..settings(&pools)
         };
         Fixture {
-            driver: Driver::start(settings, Seams::simulated(host.clone())).unwrap(),
+            driver: Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap(),
             host,
             now: Instant::now(),
         }
@@ -398,7 +398,7 @@ fn sizes_that_cannot_be_read_together_are_read_one_by_one() {
     let mut fixture = Fixture::new(&["default=memory:"]);
     let ids = ["a", "b"].map(|name| fixture.volume(name));
     // The first query of a size.
-    fixture.host.fail_look(1, Errno::EIO);
+    fixture.host.fail_query(1, Errno::EIO);
     fixture.pass(LATER);
     assert_eq!(fixture.host.faults_left(), 0);
     assert!(ids.iter().all(|id| fixture.bytes(*id).own > 0));
@@ -434,7 +434,7 @@ fn an_agent_counts_blocks_for_its_router_without_metrics_of_volumes() {
         alone: false,
         ..settings(&[pool("default=memory:")])
     };
-    let driver = Driver::start(settings, Seams::simulated(host)).unwrap();
+    let driver = Driver::start(settings, CutInterfaces::simulated(host)).unwrap();
     crate::operation::tests::volume(&driver, "a");
     for pool in driver.served() {
         driver.measure_volumes(pool);

@@ -23,8 +23,8 @@ fn host_with(folders: &[&str]) -> MemoryHost {
 }
 
 fn start(host: &MemoryHost, pools: &[PoolDefinition]) -> Result<Driver> {
-    let seams = crate::cut::Seams::simulated(host.another_process());
-    Driver::start(settings(pools), seams)
+    let interfaces = crate::cut::CutInterfaces::simulated(host.another_process());
+    Driver::start(settings(pools), interfaces)
 }
 
 fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
@@ -256,14 +256,14 @@ fn a_running_driver_learns_what_an_administrator_did() {
         make::make_pool(&host, &pool.name, file_folder(pool).unwrap(), home).unwrap();
     }
     let driver = start(&host, &both).unwrap();
-    let text = refusal(driver.pools.settled_home());
+    let text = refusal(driver.pools.get_home());
     assert!(text.contains("several homes"), "{text}");
 
     let cli = host.another_process();
     let adopted = adopt(&cli, node(), &both[1], &both).unwrap();
     let host = cli.restart_process();
     driver.refresh_pools();
-    assert_eq!(driver.pools.settled_home().unwrap(), adopted.pool.home);
+    assert_eq!(driver.pools.get_home().unwrap(), adopted.pool.home);
     let served = |driver: &Driver| {
         let status = driver.pool_status().into_iter();
         status.filter(|pool| pool.refusal.is_none()).count()
@@ -379,7 +379,7 @@ fn the_node_record_outlives_a_power_loss_wherever_a_crash_came_before() {
             node_record: node_record.into(),
             ..settings(std::slice::from_ref(&a))
         };
-        Driver::start(settings, crate::cut::Seams::simulated(host.clone()))
+        Driver::start(settings, crate::cut::CutInterfaces::simulated(host.clone()))
     };
     let calm = host_with(&["/memory/a", "/srv"]);
     start(&calm).unwrap();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::MemoryHost;
 use crate::model::id::NameKind;
 use crate::model::size::{GIB, MIB};
@@ -27,7 +27,11 @@ fn start(kind: &str) -> (MemoryHost, Driver) {
 }
 
 fn start_on(host: &MemoryHost, kind: &str) -> Driver {
-    Driver::start(settings(&[pool(kind)]), Seams::simulated(host.clone())).unwrap()
+    Driver::start(
+        settings(&[pool(kind)]),
+        CutInterfaces::simulated(host.clone()),
+    )
+    .unwrap()
 }
 
 fn keeping() -> SnapshotParameters {

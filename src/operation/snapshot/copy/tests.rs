@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::super::copies::{Copies, MAX_COPIES};
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::id::NameKind;
 use crate::model::size::{GIB, MIB};
@@ -40,7 +40,7 @@ impl Node {
         host.make_folder(std::path::Path::new("/memory/pool"))
             .unwrap();
         let settings = settings(&[pool("default=file:/memory/pool,init,mount=any")]);
-        let driver = Driver::start(settings, Seams::simulated(host.clone())).unwrap();
+        let driver = Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap();
         let mut node = Node {
             host,
             driver,

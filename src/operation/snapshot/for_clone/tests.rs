@@ -17,7 +17,7 @@ const KINDS: [&str; 2] = ["default=memory:", "default=memory-thin:"];
 
 fn start(host: &MemoryHost, kind: &str) -> Driver {
     let settings = settings(&[pool(kind)]);
-    Driver::start(settings, crate::cut::Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, crate::cut::CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 fn mounted(name: &str) -> CreateVolume {

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::backend::records::SNAPSHOTS;
-use crate::cut::{AbortHandle, Seams};
+use crate::cut::{AbortHandle, CutInterfaces};
 use crate::host::Host;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::{Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, far, served, states};
-use crate::operation::snapshot::session::{Coordinator, ShareAnswer, ShareStep};
+use crate::operation::snapshot::session::{Coordinator, ParticipationAnswer, ParticipationStep};
 use crate::operation::tests::{driver, pool, settings, volume};
 use crate::operation::{CreateSnapshot, DeleteOne, Driver, GroupDecision, Snapshot};
 use uuid::Uuid;
@@ -322,20 +322,20 @@ fn members_of_two_attempts_are_not_reported_as_one_group_and_are_deleted_togethe
 /// A coordinator that requests the deletion of a member at each step.
 struct Deletes<'a> {
     driver: &'a Driver,
-    steps: std::vec::IntoIter<ShareStep>,
+    steps: std::vec::IntoIter<ParticipationStep>,
     member: String,
     refused: usize,
 }
 
 impl Coordinator for Deletes<'_> {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         let deleted = self.driver.snapshots.delete_snapshot(&self.member);
         assert!(matches!(deleted, Err(Error::Pending { .. })), "{deleted:?}");
         self.refused += 1;
         self.steps.next()
     }
 
-    fn send_reply(&mut self, _answer: ShareAnswer) {}
+    fn send_reply(&mut self, _answer: ParticipationAnswer) {}
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn a_member_is_not_deleted_while_its_group_is_being_made() {
     let begun = begin(Some(GROUP), &ours, &ours);
     driver
         .snapshots
-        .serve_share(&begun, &AbortHandle::default(), &mut deletes)
+        .serve_participation(&begun, &AbortHandle::default(), &mut deletes)
         .unwrap();
     assert_eq!(deletes.refused, all_steps().len());
     assert_eq!(driver.pools.locks_held(), 0);
@@ -591,7 +591,11 @@ fn with_volumes(kind: &str, count: usize) -> (MemoryHost, Driver, Vec<VolumeId>)
 }
 
 fn start(host: &MemoryHost, kind: &str) -> Driver {
-    Driver::start(settings(&[pool(kind)]), Seams::simulated(host.clone())).unwrap()
+    Driver::start(
+        settings(&[pool(kind)]),
+        CutInterfaces::simulated(host.clone()),
+    )
+    .unwrap()
 }
 
 #[test]

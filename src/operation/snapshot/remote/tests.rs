@@ -9,7 +9,7 @@ use std::time::Duration;
 use slackwater_testkit::Sweep;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::error::Kind;
 use crate::host::memory::{FaultMode, MemoryHost, MemoryOptions};
 use crate::model::size::GIB;
@@ -45,7 +45,7 @@ struct Node {
 
 fn start(host: &MemoryHost, definition: &str) -> Arc<Driver> {
     let settings = settings(&[pool(definition)]);
-    Arc::new(Driver::start(settings, Seams::simulated(host.clone())).unwrap())
+    Arc::new(Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap())
 }
 
 impl Node {

@@ -18,8 +18,8 @@ pub(in crate::operation) fn begin(
     group: Option<GroupId>,
     all: &[VolumeId],
     ours: &[VolumeId],
-) -> BeginShare {
-    BeginShare {
+) -> BeginParticipation {
+    BeginParticipation {
         name: "g".into(),
         group,
         attempt: Uuid::new_v4(),
@@ -39,27 +39,27 @@ pub(in crate::operation) fn kept() -> Kept {
     }
 }
 
-pub(in crate::operation) fn all_steps() -> Vec<ShareStep> {
+pub(in crate::operation) fn all_steps() -> Vec<ParticipationStep> {
     vec![
-        ShareStep::Cut(CutStep::Ready(Level::Filesystem)),
-        ShareStep::Cut(CutStep::Ahead { hooks: true }),
-        ShareStep::Cut(CutStep::Prepare),
-        ShareStep::Cut(CutStep::Freeze),
-        ShareStep::Cut(CutStep::Cut),
-        ShareStep::Cut(CutStep::Written),
-        ShareStep::Keep(kept()),
-        ShareStep::Commit,
+        ParticipationStep::Cut(CutStep::Ready(Level::Filesystem)),
+        ParticipationStep::Cut(CutStep::Ahead { hooks: true }),
+        ParticipationStep::Cut(CutStep::Prepare),
+        ParticipationStep::Cut(CutStep::Freeze),
+        ParticipationStep::Cut(CutStep::Cut),
+        ParticipationStep::Cut(CutStep::Written),
+        ParticipationStep::Keep(kept()),
+        ParticipationStep::Commit,
     ]
 }
 
 /// A coordinator that sends these steps and then ends.
 struct Script {
-    steps: std::vec::IntoIter<ShareStep>,
-    told: Vec<ShareAnswer>,
+    steps: std::vec::IntoIter<ParticipationStep>,
+    told: Vec<ParticipationAnswer>,
 }
 
 impl Script {
-    fn of(steps: Vec<ShareStep>) -> Script {
+    fn of(steps: Vec<ParticipationStep>) -> Script {
         Script {
             steps: steps.into_iter(),
             told: Vec::new(),
@@ -68,24 +68,24 @@ impl Script {
 }
 
 impl Coordinator for Script {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         self.steps.next()
     }
 
-    fn send_reply(&mut self, answer: ShareAnswer) {
+    fn send_reply(&mut self, answer: ParticipationAnswer) {
         self.told.push(answer);
     }
 }
 
 pub(in crate::operation) fn served(
     driver: &Driver,
-    begin: &BeginShare,
-    steps: Vec<ShareStep>,
+    begin: &BeginParticipation,
+    steps: Vec<ParticipationStep>,
 ) -> (Result<()>, usize) {
     let mut script = Script::of(steps);
     let done = driver
         .snapshots
-        .serve_share(begin, &AbortHandle::default(), &mut script);
+        .serve_participation(begin, &AbortHandle::default(), &mut script);
     assert_eq!(driver.pools.locks_held(), 0);
     (done, script.told.len())
 }
@@ -237,25 +237,25 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
     let again = begin(None, &[], &ours);
     let done = driver
         .snapshots
-        .serve_share(&again, &AbortHandle::default(), &mut script);
+        .serve_participation(&again, &AbortHandle::default(), &mut script);
     done.unwrap();
-    assert_eq!(script.told, [ShareAnswer::Plain]);
+    assert_eq!(script.told, [ParticipationAnswer::Plain]);
 }
 
 /// A coordinator that counts the locks when the commit is reported.
 struct AtCommit<'a> {
     driver: &'a Driver,
-    steps: std::vec::IntoIter<ShareStep>,
+    steps: std::vec::IntoIter<ParticipationStep>,
     held: Option<usize>,
 }
 
 impl Coordinator for AtCommit<'_> {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         self.steps.next()
     }
 
-    fn send_reply(&mut self, answer: ShareAnswer) {
-        if answer == ShareAnswer::Committed {
+    fn send_reply(&mut self, answer: ParticipationAnswer) {
+        if answer == ParticipationAnswer::Committed {
             self.held = Some(self.driver.pools.locks_held());
         }
     }
@@ -276,7 +276,7 @@ fn a_commit_is_reported_after_the_locks_were_released() {
         let begin = begin(group, all, &ours);
         driver
             .snapshots
-            .serve_share(&begin, &AbortHandle::default(), &mut coordinator)
+            .serve_participation(&begin, &AbortHandle::default(), &mut coordinator)
             .unwrap();
         assert_eq!(coordinator.held, Some(0), "{group:?}");
     }
@@ -287,11 +287,11 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
     let driver = driver(&MemoryHost::new());
     let ours = [volume(&driver, "a")];
     for (at, wrong) in [
-        (0, ShareStep::Cut(CutStep::Freeze)),
-        (1, ShareStep::Cut(CutStep::Cut)),
-        (3, ShareStep::Keep(kept())),
-        (5, ShareStep::Commit),
-        (6, ShareStep::Cut(CutStep::Freeze)),
+        (0, ParticipationStep::Cut(CutStep::Freeze)),
+        (1, ParticipationStep::Cut(CutStep::Cut)),
+        (3, ParticipationStep::Keep(kept())),
+        (5, ParticipationStep::Commit),
+        (6, ParticipationStep::Cut(CutStep::Freeze)),
     ] {
         let mut steps = all_steps();
         steps.truncate(at);
@@ -306,16 +306,16 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
 /// A coordinator that reads the group when a step fails.
 struct Early<'a> {
     driver: &'a Driver,
-    steps: std::vec::IntoIter<ShareStep>,
+    steps: std::vec::IntoIter<ParticipationStep>,
     seen: Option<Vec<SnapshotState>>,
 }
 
 impl Coordinator for Early<'_> {
-    fn next(&mut self) -> Option<ShareStep> {
+    fn next(&mut self) -> Option<ParticipationStep> {
         self.steps.next()
     }
 
-    fn send_reply(&mut self, _answer: ShareAnswer) {}
+    fn send_reply(&mut self, _answer: ParticipationAnswer) {}
 
     fn failing(&mut self, _error: &Error) {
         let here = self.driver.snapshots.group_here(GROUP, &[]).unwrap();
@@ -329,13 +329,13 @@ fn a_step_that_fails_is_reported_before_anything_is_deleted() {
     let ours = [volume(&driver, "a")];
     let mut early = Early {
         driver: &driver,
-        steps: vec![ShareStep::Cut(CutStep::Freeze)].into_iter(),
+        steps: vec![ParticipationStep::Cut(CutStep::Freeze)].into_iter(),
         seen: None,
     };
     let begun = begin(Some(GROUP), &ours, &ours);
     let done = driver
         .snapshots
-        .serve_share(&begun, &AbortHandle::default(), &mut early);
+        .serve_participation(&begun, &AbortHandle::default(), &mut early);
     assert!(done.is_err());
     assert_eq!(early.seen, Some(vec![SnapshotState::Preparing]));
     assert_eq!(states(&driver, GROUP), []);
@@ -346,7 +346,7 @@ fn a_router_that_does_not_know_the_step_ahead_of_the_hooks_is_served() {
     let driver = driver(&MemoryHost::new());
     let ours = [volume(&driver, "a")];
     let mut steps = all_steps();
-    steps.retain(|step| !matches!(step, ShareStep::Cut(CutStep::Ahead { .. })));
+    steps.retain(|step| !matches!(step, ParticipationStep::Cut(CutStep::Ahead { .. })));
     let (done, _) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
     done.unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready]);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::SnapshotParameters;
 use crate::model::size::MIB;
@@ -20,7 +20,11 @@ struct Node {
 }
 
 fn start(host: &MemoryHost, kind: &str) -> Driver {
-    Driver::start(settings(&[pool(kind)]), Seams::simulated(host.clone())).unwrap()
+    Driver::start(
+        settings(&[pool(kind)]),
+        CutInterfaces::simulated(host.clone()),
+    )
+    .unwrap()
 }
 
 impl Node {

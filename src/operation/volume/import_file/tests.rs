@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::error::chain;
 use crate::host::memory::{MemoryHost, MemoryOptions};
 use crate::model::size::{GIB, MIB};
@@ -43,7 +43,7 @@ impl Node {
         let host = MemoryHost::with_options(options);
         host.write_foreign_image(Path::new(IMAGE), BYTES, TOKEN)
             .unwrap();
-        let driver = Driver::start(settings, Seams::simulated(host.clone())).unwrap();
+        let driver = Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap();
         Node { host, driver }
     }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::MemoryHost;
 use crate::host::{Effect, Host};
 use crate::model::parameters::EphemeralParameters;
@@ -31,7 +31,7 @@ fn driver_for(
         max_volumes,
         ..settings(&pools)
     };
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 fn request(size: u64, other: Option<&str>) -> PublishEphemeral {

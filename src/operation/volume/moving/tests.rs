@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::{GroupId, MutableParameters, Wipe};
 use crate::operation::tests::{block, ext4, new_volume, pool, settings};
@@ -23,7 +23,7 @@ const KINDS: [&str; 2] = ["default=memory:", "default=memory-thin:"];
 
 fn start(host: &MemoryHost, kind: &str) -> Arc<Driver> {
     let settings = settings(&[pool(kind)]);
-    Arc::new(Driver::start(settings, Seams::simulated(host.clone())).unwrap())
+    Arc::new(Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap())
 }
 
 fn mounted(name: &str) -> CreateVolume {

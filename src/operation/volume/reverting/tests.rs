@@ -1,7 +1,7 @@
 //! Reverts of single volumes, on simulated machines with both kinds of pools.
 
 use super::*;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::{
     AccessType, Allocation, Capability, CapacityRange, FsType, MutableParameters,
@@ -24,7 +24,7 @@ const KINDS: [&str; 2] = ["default=memory:", "default=memory-thin:"];
 
 fn start(host: &MemoryHost, kind: &str) -> Driver {
     let settings = settings(&[pool(kind)]);
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 fn mounted(fs: FsType) -> Capability {

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::backend::Image;
-use crate::cut::Seams;
+use crate::cut::CutInterfaces;
 use crate::host::freezer::FreezeLimits;
 use crate::host::memory::{FaultMode, MemoryHost};
 use crate::host::{Device, FreezeMember, Freezer, Host};
@@ -21,7 +21,7 @@ const NOTE: &str = "/memory/default/trash/trimmed";
 
 fn driver(host: &MemoryHost, pool: &str) -> Driver {
     let settings = settings(&[pool.parse().unwrap()]);
-    Driver::start(settings, Seams::simulated(host.clone())).unwrap()
+    Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap()
 }
 
 fn weekly(host: &MemoryHost) -> Driver {

@@ -93,7 +93,7 @@ pub(super) fn decide(seen: &Seen) -> Change {
         let active = seen.all.iter().filter(|object| !phase(object).is_final());
         active.map(VolumeMove::claim).collect()
     };
-    // Also one that somebody else has created with the name that the move of a volume would have.
+    // Also one that a user has created with the name that the move of a volume would have.
     let paths: BTreeSet<String> = seen.all.iter().map(VolumeMove::path).collect();
     let wanted = seen.volumes.iter().filter_map(|(_, handle, claim)| {
         let claim = claim.as_ref().filter(|claim| !taken.contains(*claim))?;

@@ -12,11 +12,11 @@ use super::decide::{ClaimState, Observed, Refusal};
 use super::others::peers_of;
 use super::pod_use::{has_ended, used};
 use super::propose::{Question, Room, choose, is_meant};
+use super::trust;
 use super::{MoveController, Moving, NOTE, snapshots_of};
-use crate::error::{Error, Result, chain};
-use crate::model::id::NameKind;
+use crate::error::{Result, chain};
 use crate::model::{PoolId, SnapshotId, VolumeId};
-use crate::operation::{MovedVolume, MovingState, snapshot_name};
+use crate::operation::{MovedVolume, MovingState};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::{Homes, Manifest};
@@ -33,11 +33,6 @@ type Proposed = Result<MoveStatus, Refusal>;
 fn refuse<T>(reason: &'static str, message: impl Into<String>) -> Result<T, Refusal> {
     let message = message.into();
     Err(Refusal { reason, message })
-}
-
-/// The volume that a move creates in a pool.
-fn copy_of(pool: PoolId, uid: Uuid) -> VolumeId {
-    VolumeId::of_name(pool, NameKind::Volume, &snapshot_name(uid, None))
 }
 
 /// Reads a move and everything that it depends on.
@@ -131,20 +126,19 @@ impl Reader<'_> {
         let volume = status.volume.as_deref().unwrap_or_default();
         let pool = parsed_pool(to)?;
         let (source, copy) = (parsed(from)?, parsed(to)?);
-        self.check_copy(copy, pool, uid)?;
+        trust::check_copy(copy, pool, uid)?;
         let exchange = Exchange::new(&cluster.client, pool, NOTE);
         let (live, noted) = exchange.read(volume).await?;
-        let is_own = |volume: &Manifest| self.is_own(volume);
+        let is_own = |volume: &Manifest| trust::is_own(volume, &self.namespace);
         let noted = noted.filter(|noted| noted.uid() == status.volume_uid.as_deref());
         seen.noted = noted.filter(is_own);
         seen.live = live.filter(is_own);
-        let handles = [from.handle.as_str(), to.handle.as_str()];
-        seen.double = cluster.volumes.other(handles, volume);
+        seen.double = cluster.volumes.other([&from.handle, &to.handle], volume);
         let wanted = snapshots_of(source, uid);
         let ids: Vec<SnapshotId> = wanted.values().copied().collect();
         let looked = volumes.look(source, &ids).await;
         seen.source = looked.map_err(|error| chain(&error));
-        self.check_source(seen, &from.handle, uid)?;
+        trust::check_source(cluster, seen, (&from.handle, &self.namespace), uid)?;
         let found = seen.source.iter().flat_map(|source| &source.snapshots);
         let found = found.filter_map(|one| {
             let mut wanted = wanted.iter();
@@ -152,8 +146,7 @@ impl Reader<'_> {
             Some((*round, one.clone()))
         });
         seen.snapshots = found.collect();
-        let looked = volumes.look(copy, &[]).await;
-        seen.copy = looked.map_err(|error| chain(&error));
+        seen.copy = (volumes.look(copy, &[]).await).map_err(|error| chain(&error));
         seen.is_target_lost = cluster.is_lost(pool);
         let target = volumes.targets().into_iter().find(|one| one.id == pool);
         seen.target_problem = match target {
@@ -181,39 +174,6 @@ impl Reader<'_> {
             seen.attached = self.attached(volume).await?;
         }
         Ok(())
-    }
-
-    /// The status of an object in a namespace is not trusted: the ID of the copy is computed, so that no
-    /// other volume is deleted as the copy.
-    fn check_copy(&self, copy: VolumeId, pool: PoolId, uid: Uuid) -> Result<()> {
-        match copy == copy_of(pool, uid) {
-            true => Ok(()),
-            false => Err(Error::refused(
-                format!("volume {copy}"),
-                "it is not the copy of this move",
-            )),
-        }
-    }
-
-    /// The PersistentVolume of a claim in another namespace is neither read nor changed.
-    fn is_own(&self, volume: &Manifest) -> bool {
-        let bound = volume.bound();
-        let namespace = bound.as_ref().and_then(|bound| bound.claim.split_once('/'));
-        namespace.is_none_or(|(namespace, _)| namespace == self.namespace)
-    }
-
-    /// The volume of a claim in another namespace is not moved. The fence of this move proves that the
-    /// volume was its source, also if its claim has changed since.
-    fn check_source(&self, seen: &Observed, handle: &str, uid: Uuid) -> Result<()> {
-        let is_own = (seen.source.as_ref()).is_ok_and(|source| source.fenced == Some(uid));
-        let foreign = (self.controller.cluster).foreign_claim(handle, &self.namespace);
-        match foreign.filter(|_| !is_own) {
-            None => Ok(()),
-            Some(claim) => Err(Error::refused(
-                format!("volume {handle}"),
-                format!("it is the volume of claim {claim}"),
-            )),
-        }
     }
 
     /// The pods that use the claim.
@@ -385,7 +345,7 @@ impl Reader<'_> {
             Ok(target) => target,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let copy = copy_of(target.id, uid);
+        let copy = trust::copy_of(target.id, uid);
         Ok(Ok(MoveStatus {
             phase: Phase::Copying,
             volume: Some(live.name().into()),

@@ -526,7 +526,7 @@ fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
 #[test]
 fn a_node_gets_only_so_many_pool_objects() {
     let mut sky = Sky::new();
-    let most = u128::try_from(MOST_POOLS).unwrap();
+    let most = u128::try_from(MAX_POOLS).unwrap();
     sky.says("a", (0..most).map(shown).collect());
     sky.write();
     sky.says("a", (1000..1010).map(shown).collect());

@@ -36,7 +36,7 @@ pub(super) const WAITS_FOR_TURN: &str = "WaitForTurn";
 pub(super) const MAX_FAILURES: u32 = 10;
 /// The pause after the first failure, and the longest one.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(10);
+const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(10);
 
 /// The population of a claim, across its attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,10 +137,8 @@ impl State {
     pub(super) fn retry_at(&self) -> Option<Timestamp> {
         let failed_at = self.failed_at.as_ref()?.0;
         let doublings = self.failures.saturating_sub(1).min(16);
-        let pause = FIRST_PAUSE
-            .checked_mul(1 << doublings)
-            .unwrap_or(LONGEST_PAUSE);
-        failed_at.checked_add(pause.min(LONGEST_PAUSE)).ok()
+        let pause = FIRST_PAUSE.checked_mul(1 << doublings).unwrap_or(MAX_PAUSE);
+        failed_at.checked_add(pause.min(MAX_PAUSE)).ok()
     }
 
     /// Whether an attempt may begin.

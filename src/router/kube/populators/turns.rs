@@ -28,7 +28,7 @@ const PROVISION_TIMEOUT: SignedDuration = SignedDuration::from_mins(5);
 const BEGIN_INTERVAL: Duration = Duration::from_secs(30);
 /// A claim whose content may be cached waits without a request for this time. Then it is checked whether there is
 /// a snapshot, for which it needs no turn.
-const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+const CACHE_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The most pods at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +221,7 @@ impl TurnMemory {
     /// Whether it is time to look for a cached snapshot of a claim that waits.
     pub(super) fn is_due(&self, uid: &str, now: Instant) -> bool {
         let last = self.observed.get(uid);
-        last.is_none_or(|last| now.duration_since(*last) >= LOOK_INTERVAL)
+        last.is_none_or(|last| now.duration_since(*last) >= CACHE_POLL_INTERVAL)
     }
 
     pub(super) fn retain(&mut self, is_one: impl Fn(&str) -> bool) {

@@ -263,7 +263,7 @@ async fn a_change_causes_a_pass_before_the_next_poll() {
         changes.send_replace(());
     }
     eventually("it is done", || world.count("a") == 1).await;
-    sleep(2 * SETTLE_DELAY).await;
+    sleep(2 * CHANGE_DELAY).await;
     assert_eq!(world.passes(), 1, "a hundred changes at once are one pass");
 }
 

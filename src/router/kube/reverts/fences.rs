@@ -87,7 +87,7 @@ impl InCluster {
             volumes,
             since: Mutex::default(),
         };
-        self.control(Arc::new(controller), self.options.look_every, None);
+        self.control(Arc::new(controller), self.options.poll_interval, None);
     }
 }
 

@@ -82,7 +82,7 @@ fn prepared() -> ApiServer {
 
 fn start(api: &ApiServer) -> Arc<Populators> {
     let options = PopulatorOptions {
-        look_every: Duration::from_millis(100),
+        poll_interval: Duration::from_millis(100),
         pace: Pace {
             every: Duration::from_millis(100),
             ..Pace::default()

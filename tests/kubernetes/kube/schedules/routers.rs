@@ -142,7 +142,7 @@ impl World {
         self.started += 1;
         let options = Options {
             clock: router_clock,
-            look_every: Duration::from_millis(100),
+            poll_interval: Duration::from_millis(100),
             // A router that cannot renew its Lease leads for long after another one has taken it over.
             pace: Pace {
                 duration: Duration::from_secs(2),

@@ -50,8 +50,8 @@ impl MemoryHost {
     /// Makes the `n`-th query from now on fail with an errno; 1 is the next. A query is any other
     /// call of the host that can fail; the driver must never take a failed query for "does not
     /// exist".
-    pub fn fail_look(&self, n: usize, errno: Errno) {
-        self.lock().faults.plan_look(n, errno);
+    pub fn fail_query(&self, n: usize, errno: Errno) {
+        self.lock().faults.plan_query(n, errno);
     }
 
     /// Number of queries so far.

@@ -58,21 +58,21 @@ fn a_cut_under_a_freeze_has_all_written_data() {
     let freeze = begin(&host);
     freeze.sync().unwrap();
     host.write_unsynced(path(STAGE), 2).unwrap();
-    assert!(!host.journalled().unwrap()[0].freezing);
+    assert!(!host.list_journaled().unwrap()[0].freezing);
     freeze.freeze().unwrap();
-    assert!(host.journalled().unwrap()[0].freezing);
+    assert!(host.list_journaled().unwrap()[0].freezing);
     assert_eq!(host.write_unsynced(path(STAGE), 3), Err(Errno::EAGAIN));
     host.perform(&Effect::CloneWhole {
         source: path("/memory/img"),
         target: copy,
     })
     .unwrap();
-    assert_eq!(host.journalled().unwrap().len(), 1);
+    assert_eq!(host.list_journaled().unwrap().len(), 1);
     assert!(freeze.thaw(0).unwrap());
     host.write_unsynced(path(STAGE), 3).unwrap();
     drop(freeze);
     assert_eq!(host.image_tokens(copy).unwrap(), [1, 2]);
-    assert!(host.frozen().is_empty() && host.journalled().unwrap().is_empty());
+    assert!(host.frozen().is_empty() && host.list_journaled().unwrap().is_empty());
     unmount(&host, STAGE).unwrap();
     let steps = [
         "freeze_journal",
@@ -151,7 +151,10 @@ fn freezes_of_a_killed_owner_are_thawed_by_the_guard_or_by_the_next_start() {
         assert!(freeze.thaw(0).is_err(), "of a dead process");
         drop(freeze);
         assert_eq!(next.frozen().len(), usize::from(guard_dies));
-        assert_eq!(next.journalled().unwrap().len(), usize::from(guard_dies));
+        assert_eq!(
+            next.list_journaled().unwrap().len(),
+            usize::from(guard_dies)
+        );
         let swept: Vec<String> = guard_dies.then(|| "v".into()).into_iter().collect();
         assert_eq!(next.sweep().unwrap(), swept);
         assert!(next.sweep().unwrap().is_empty());
@@ -245,5 +248,5 @@ fn a_freeze_and_its_journal_end_with_the_boot() {
     freeze.freeze().unwrap();
     let next = host.reboot(false);
     drop(freeze);
-    assert!(next.frozen().is_empty() && next.journalled().unwrap().is_empty());
+    assert!(next.frozen().is_empty() && next.list_journaled().unwrap().is_empty());
 }

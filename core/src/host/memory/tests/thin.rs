@@ -243,7 +243,7 @@ fn a_raw_member_is_suspended_and_swept_after_the_death_of_its_guard() {
     let freeze = host.begin(vec![member(&host, &device, None)], LIMITS);
     let freeze = freeze.unwrap();
     freeze.freeze().unwrap();
-    let listed = host.journalled().unwrap();
+    let listed = host.list_journaled().unwrap();
     assert_eq!(listed[0].mapped.as_deref(), Some(UUID));
     assert_eq!(snapshot(&host, 2, 1), None);
     let next = host.restart_process();

@@ -97,7 +97,7 @@ fn full_copies_of_a_pool_without_reflink_are_listed_while_they_run() {
 fn the_writing_of_thick_volumes_is_listed_while_it_runs() {
     let host = MemoryHost::new();
     let settings = settings(&[pool("default=memory-thin:")]);
-    let driver = Driver::start(settings, Seams::simulated(host.clone())).unwrap();
+    let driver = Driver::start(settings, CutInterfaces::simulated(host.clone())).unwrap();
     let request = CreateVolume {
         parameters: VolumeParameters {
             allocation: Allocation::Thick,

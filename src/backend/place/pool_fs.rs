@@ -9,7 +9,7 @@ use crate::model::{MountRule, PoolDefinition, PoolPlace};
 
 /// The file system below a pool, as it was when the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolGround {
+pub struct PoolFs {
     /// The type of the file system that has the pool's images.
     pub file_system: String,
     /// The mount at the pool's folder or above it, in the notation of findmnt: `/dev/sdb1`, or
@@ -21,17 +21,17 @@ pub struct PoolGround {
     pub of_machine: bool,
 }
 
-impl PoolGround {
+impl PoolFs {
     /// Reads it for the folder of a definition, and for the folder within its image if it has one.
     pub fn of(
         host: &dyn Host,
         definition: &PoolDefinition,
         (outer, inner): (&Path, &Path),
         machine: &[PathBuf],
-    ) -> Result<PoolGround> {
+    ) -> Result<PoolFs> {
         let shown = mount_of(host, outer)?;
         let images = mount_of(host, inner)?.mount;
-        Ok(PoolGround {
+        Ok(PoolFs {
             mount: shown.mount.shown(),
             without_mount: match definition.place {
                 PoolPlace::File { .. } => problem(outer, &shown),
