@@ -131,6 +131,17 @@ impl ThinStore {
         disabled.context(|| format!("disable discard on the device of volume {}", image.uuid))
     }
 
+    /// Opens the device of an image that was just found. One that a copy has created is removed when its
+    /// last user, which may be udev, closes it; then there is none any more.
+    fn hold_or_activate(&self, image: ThinImage, mode: AttachMode) -> Result<DeviceHold> {
+        let own = &self.device_uuid(image.uuid);
+        let held = self.host.hold_mapped(own);
+        match held.context(|| format!("open thin device {}", image.id))? {
+            Some(held) => Ok(held),
+            None => self.activate(own, image, mode),
+        }
+    }
+
     fn hold_own(&self, uuid: &str) -> host::Result<DeviceHold> {
         let gone = || HostError::errno("open", host::mapped_path(uuid), Errno::EBUSY);
         self.host.hold_mapped(uuid)?.ok_or_else(gone)
@@ -146,12 +157,14 @@ impl ThinStore {
         if found.is_empty() {
             return self.activate(own, image, FOR_A_COPY);
         }
+        if !found.iter().any(|found| found.uuid == *own) {
+            return Err(busy(image.uuid, foreign(&found[0])));
+        }
         if let Some(found) = found.iter().find(|found| found.suspended) {
             // Reads would wait. The guard suspends a device for milliseconds only.
             return Err(busy(image.uuid, suspended_by_others(&found.uuid)));
         }
-        let held = self.hold_own(own);
-        held.context(|| format!("open thin device {}", image.id))
+        self.hold_or_activate(image, FOR_A_COPY)
     }
 
     /// Opens a second device of an image, which has the size in `image`, whatever that of the first
@@ -212,8 +225,7 @@ impl ThinStore {
         if bytes < image_bytes(image.size) {
             self.reload(uuid, found, image)?;
         }
-        let held = self.hold_own(&self.device_uuid(uuid));
-        held.context(|| format!("open {name}"))
+        self.hold_or_activate(image, mode)
     }
 
     /// Removes devices that are not in use, and drops tables that a crash has left unused. The guard
