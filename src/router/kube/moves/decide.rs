@@ -55,6 +55,12 @@ pub(super) struct Observed {
     pub(super) noted: Option<Manifest>,
     /// Another PersistentVolume that names the source or the copy.
     pub(super) double: Option<String>,
+    /// The claim in another namespace that the PersistentVolume, or what is stored of it, is bound to.
+    pub(super) foreign_volume: Option<String>,
+    /// The claim in another namespace that has the source, without the fence of this move.
+    pub(super) foreign_source: Option<String>,
+    /// A PersistentVolume that names the copy.
+    pub(super) names_copy: Option<String>,
     /// The volumes, or why they are not known.
     pub(super) source: Result<MovedVolume, String>,
     pub(super) copy: Result<MovedVolume, String>,
@@ -198,6 +204,14 @@ impl Begun<'_> {
     fn decide(&self) -> Decision {
         let handle = self.seen.live.as_ref().and_then(|live| live.text(HANDLE));
         let is_at = |place: &Place| handle == Some(place.handle.as_str());
+        if let Some(claim) = &self.seen.foreign_volume {
+            // It is not changed: an administrator has bound it elsewhere, or the status is false. Once it
+            // has named the copy, the copy may have the only data.
+            return match is_at(self.to) || self.status.switched_at.is_some() {
+                true => self.end(),
+                false => self.abort(&format!("its PersistentVolume is bound to claim {claim}")),
+            };
+        }
         match (&self.seen.live, &self.seen.noted) {
             (Some(_), _) if is_at(self.to) => self.arrived(),
             (Some(live), Some(noted)) if live.is_leaving() && live.uid() == noted.uid() => {
@@ -246,6 +260,9 @@ impl Begun<'_> {
         }
         if let Some(double) = &seen.double {
             return Some(format!("PersistentVolume {double} names the same volume"));
+        }
+        if let Some(claim) = &seen.foreign_source {
+            return Some(format!("its source is the volume of claim {claim}"));
         }
         seen.is_target_lost
             .then(|| format!("the pool on node {} is marked as lost", self.to.node))

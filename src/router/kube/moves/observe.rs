@@ -15,7 +15,7 @@ use super::propose::{Question, Room, choose, is_meant};
 use super::trust;
 use super::{MoveController, Moving, NOTE, snapshots_of};
 use crate::error::{Result, chain};
-use crate::model::{PoolId, SnapshotId, VolumeId};
+use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{MovedVolume, MovingState};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::exchange::Exchange;
@@ -62,6 +62,9 @@ pub(super) async fn observe(controller: &MoveController, moving: Moving) -> Resu
         live: None,
         noted: None,
         double: None,
+        foreign_volume: None,
+        foreign_source: None,
+        names_copy: None,
         source: Ok(MovedVolume::default()),
         copy: Ok(MovedVolume::default()),
         snapshots: BTreeMap::new(),
@@ -124,21 +127,25 @@ impl Reader<'_> {
     ) -> Result<()> {
         let (cluster, volumes) = (&self.controller.cluster, &self.controller.volumes);
         let volume = status.volume.as_deref().unwrap_or_default();
-        let pool = parsed_pool(to)?;
-        let (source, copy) = (parsed(from)?, parsed(to)?);
+        let pool = trust::parsed_pool(to)?;
+        let (source, copy) = (trust::parsed(from)?, trust::parsed(to)?);
         trust::check_copy(copy, pool, uid)?;
         let exchange = Exchange::new(&cluster.client, pool, NOTE);
         let (live, noted) = exchange.read(volume).await?;
-        let is_own = |volume: &Manifest| trust::is_own(volume, &self.namespace);
-        let noted = noted.filter(|noted| noted.uid() == status.volume_uid.as_deref());
-        seen.noted = noted.filter(is_own);
-        seen.live = live.filter(is_own);
+        seen.noted = noted.filter(|noted| noted.uid() == status.volume_uid.as_deref());
+        seen.live = live;
+        let namespace = self.namespace.as_str();
+        let mut manifests = seen.live.iter().chain(&seen.noted);
+        seen.foreign_volume = manifests.find_map(|one| trust::foreign_claim_of(one, namespace));
+        seen.names_copy = cluster.volumes.names_of(&to.handle).into_iter().next();
         seen.double = cluster.volumes.other([&from.handle, &to.handle], volume);
         let wanted = snapshots_of(source, uid);
         let ids: Vec<SnapshotId> = wanted.values().copied().collect();
         let looked = volumes.look(source, &ids).await;
         seen.source = looked.map_err(|error| chain(&error));
-        trust::check_source(cluster, seen, (&from.handle, &self.namespace), uid)?;
+        let is_fenced = (seen.source.as_ref()).is_ok_and(|source| source.fenced == Some(uid));
+        let foreign = cluster.foreign_claim(&from.handle, namespace);
+        seen.foreign_source = foreign.filter(|_| !is_fenced);
         let found = seen.source.iter().flat_map(|source| &source.snapshots);
         let found = found.filter_map(|one| {
             let mut wanted = wanted.iter();
@@ -331,7 +338,7 @@ impl Reader<'_> {
         let peers = peers_of(cluster, object, &pods).await?;
         let chosen = choose(&Question {
             to: &object.spec.to,
-            source: parsed_pool(&from)?,
+            source: trust::parsed_pool(&from)?,
             bytes,
             class: &class,
             key: &topology_key(&cluster.options.driver),
@@ -408,16 +415,6 @@ impl Reader<'_> {
         }
         Ok(found)
     }
-}
-
-fn parsed(place: &Place) -> Result<VolumeId> {
-    let id = place.handle.parse();
-    id.map_err(|_| crate::error::Error::invalid("status", "has no valid volume ID"))
-}
-
-fn parsed_pool(place: &Place) -> Result<PoolId> {
-    let id = place.pool.parse();
-    id.map_err(|_| crate::error::Error::invalid("status", "has no valid pool ID"))
 }
 
 /// The size of a PersistentVolume in bytes.

@@ -3,13 +3,22 @@
 
 use uuid::Uuid;
 
-use super::decide::Observed;
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{PoolId, VolumeId};
 use crate::operation::snapshot_name;
-use crate::router::kube::InCluster;
 use crate::router::kube::adopt::manifest::Manifest;
+use crate::router::kube::volume_move::Place;
+
+pub(super) fn parsed(place: &Place) -> Result<VolumeId> {
+    let id = place.handle.parse();
+    id.map_err(|_| Error::invalid("status", "has no valid volume ID"))
+}
+
+pub(super) fn parsed_pool(place: &Place) -> Result<PoolId> {
+    let id = place.pool.parse();
+    id.map_err(|_| Error::invalid("status", "has no valid pool ID"))
+}
 
 /// The volume that a move creates in a pool.
 pub(super) fn copy_of(pool: PoolId, uid: Uuid) -> VolumeId {
@@ -27,28 +36,9 @@ pub(super) fn check_copy(copy: VolumeId, pool: PoolId, uid: Uuid) -> Result<()> 
     }
 }
 
-/// The PersistentVolume of a claim in another namespace is neither read nor changed.
-pub(super) fn is_own(volume: &Manifest, namespace: &str) -> bool {
-    let bound = volume.bound();
-    let its = bound.as_ref().and_then(|bound| bound.claim.split_once('/'));
-    its.is_none_or(|(its, _)| its == namespace)
-}
-
-/// Fails if the source is the volume of a claim in another namespace. The fence of this move proves that
-/// the volume was its source, also if its claim has changed since.
-pub(super) fn check_source(
-    cluster: &InCluster,
-    seen: &Observed,
-    (handle, namespace): (&str, &str),
-    uid: Uuid,
-) -> Result<()> {
-    let is_fenced = (seen.source.as_ref()).is_ok_and(|source| source.fenced == Some(uid));
-    let foreign = cluster.foreign_claim(handle, namespace);
-    match foreign.filter(|_| !is_fenced) {
-        None => Ok(()),
-        Some(claim) => Err(Error::refused(
-            format!("volume {handle}"),
-            format!("it is the volume of claim {claim}"),
-        )),
-    }
+/// The claim of a PersistentVolume, if it is in another namespace.
+pub(super) fn foreign_claim_of(volume: &Manifest, namespace: &str) -> Option<String> {
+    let claim = volume.bound()?.claim;
+    let is_own = (claim.split_once('/')).is_some_and(|(its, _)| its == namespace);
+    (!is_own).then_some(claim)
 }

@@ -19,7 +19,8 @@ impl Begun<'_> {
             abort_reason: reason.clone(),
             ..wait(Phase::Aborting, "Unreachable", format!("{what}: {why}"))
         };
-        if let Some(live) = seen.live.as_ref().filter(|live| !live.is_leaving()) {
+        let is_own = seen.foreign_volume.is_none();
+        if let Some(live) = (seen.live.as_ref()).filter(|live| is_own && !live.is_leaving()) {
             // The new version of the PersistentVolume ends every step that another router may still
             // be about to do.
             if live.policy_before().is_some() {
@@ -37,17 +38,28 @@ impl Begun<'_> {
         if source.state == MovingState::Ready && source.lifted != Some(self.uid) {
             return undo(Step::LiftFence);
         }
+        let delete_copy = || match &seen.names_copy {
+            None => undo(Step::DeleteCopy),
+            Some(name) => Decision {
+                abort_reason: reason.clone(),
+                ..wait(
+                    Phase::Aborting,
+                    "OtherPersistentVolume",
+                    format!("PersistentVolume {name} names its copy"),
+                )
+            },
+        };
         if let Some(round) = seen.snapshots.keys().next() {
             let is_read = |copy: &MovedVolume| copy.state == MovingState::Filling;
-            return undo(match seen.copy.as_ref().is_ok_and(is_read) {
+            return match seen.copy.as_ref().is_ok_and(is_read) {
                 // A snapshot that is read cannot be deleted.
-                true => Step::DeleteCopy,
-                false => Step::DeleteSnapshot(*round),
-            });
+                true => delete_copy(),
+                false => undo(Step::DeleteSnapshot(*round)),
+            };
         }
         // Without snapshots no copy can begin any more.
         match &seen.copy {
-            Ok(copy) if copy.state != MovingState::Absent => undo(Step::DeleteCopy),
+            Ok(copy) if copy.state != MovingState::Absent => delete_copy(),
             Err(why) => unknown("its copy", why),
             Ok(_) => Decision {
                 phase: Phase::Aborted,

@@ -252,6 +252,56 @@ fn a_move_that_is_deleted_before_the_switch_is_undone_from_every_state() {
     }
 }
 
+/// An administrator has bound the PersistentVolume elsewhere, or a tenant has written the status.
+#[test]
+fn nothing_of_a_claim_in_another_namespace_is_changed_in_any_state() {
+    let mut world = World::new(When::Drained);
+    let mut states = Vec::new();
+    loop {
+        states.extend(world.seen());
+        world.seconds += 30;
+        let Some(decided) = world.decided() else {
+            break;
+        };
+        world.execute(&decided);
+    }
+    assert!(states.iter().any(|seen| seen.names_copy.is_some()));
+    let foreign = || Some("other/data".to_string());
+    for seen in states {
+        for (is_forgotten, has_copy) in [(false, true), (true, true), (false, false)] {
+            let mut seen = seen.clone();
+            seen.foreign_volume = foreign();
+            seen.claim = ClaimState::Gone;
+            if let Some(status) = seen.object.status.as_mut().filter(|_| is_forgotten) {
+                status.switched_at = None;
+            }
+            if !has_copy {
+                seen.copy = Ok(MovedVolume::default());
+            }
+            let step = decide(&seen).step;
+            let begins = matches!(
+                step,
+                Some(Step::Pv(_) | Step::Fence | Step::Copy | Step::Snapshot(_) | Step::Fill(_))
+            );
+            assert!(!begins, "{step:?} for {seen:?}");
+            let deletes_named = step == Some(Step::DeleteCopy) && seen.names_copy.is_some();
+            let deletes_last = step == Some(Step::DeleteSource) && !has_copy;
+            assert!(!deletes_named && !deletes_last, "{step:?} for {seen:?}");
+        }
+        let mut seen = seen;
+        let is_fenced = (seen.source.as_ref()).is_ok_and(|source| source.fenced.is_some());
+        let at_source = seen.names_copy.is_none() && seen.live.is_some();
+        let status = seen.object.status.as_ref();
+        let has_begun = status.is_some_and(|it| it.from.is_some() && !it.phase.is_final());
+        if has_begun && at_source && !is_fenced {
+            seen.foreign_source = foreign();
+            let decision = decide(&seen);
+            assert_eq!(decision.phase.max(Phase::Aborting), decision.phase);
+            assert!(decision.abort_reason.is_some(), "{decision:?}");
+        }
+    }
+}
+
 #[test]
 fn a_pod_that_was_started_too_early_is_deleted_only_by_a_move_that_evicts() {
     for when in [When::Now, When::Drained] {

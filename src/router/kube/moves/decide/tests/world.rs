@@ -222,6 +222,9 @@ impl World {
                 .clone()
                 .filter(|noted| noted.uid() == Some("uid-1")),
             double: self.double.then(|| "other".into()),
+            foreign_volume: None,
+            foreign_source: None,
+            names_copy: (self.handle() == Some(COPY)).then(|| "pv".into()),
             source: away(self.is_source_away, source),
             copy: match self.is_target_lost {
                 true => Ok(MovedVolume::default()),
