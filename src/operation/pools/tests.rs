@@ -494,6 +494,25 @@ fn a_pool_is_released_only_while_no_process_uses_it() {
     assert!(chain(&error).contains(&uuid.to_string()), "{error}");
     // As after the end of a pod of a raw block volume whose pool was not served.
     drop(open);
+    let other = "OTHER-1";
+    let table = &ThinTable {
+        pool: NAME.into(),
+        id: record.image,
+        bytes: record.size,
+    };
+    let load = Effect::LoadTable {
+        uuid: other,
+        table,
+        read_only: false,
+    };
+    let resume = Effect::ResumeMapped { uuid: other };
+    for step in [Effect::CreateMapped { uuid: other }, load, resume] {
+        host.perform(&step).unwrap();
+    }
+    assert!(release(&admin_process, &definition()).is_err());
+    let left = host.mapped_devices(NAME, "").unwrap();
+    assert!(left.iter().any(|device| device.uuid == other), "{left:?}");
+    host.perform(&Effect::RemoveMapped { uuid: other }).unwrap();
     assert!(release(&admin_process, &definition()).unwrap());
     assert!(!release(&admin_process, &definition()).unwrap());
     assert_eq!(host.mapped_devices(NAME, "").unwrap(), []);

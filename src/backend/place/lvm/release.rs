@@ -38,23 +38,24 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
     }
     let mut used = Vec::new();
     for device in &others {
-        if !remove_unused(host, mapped, device).context(doing)? {
+        // One of another program is only named.
+        let is_own = device.uuid.starts_with(DEVICE_PREFIX);
+        if !is_own {
+            used.push(device.device.path.display().to_string());
+        } else if !remove_unused(host, mapped, device).context(doing)? {
             used.push(device.uuid.to_ascii_lowercase());
         }
     }
     if !used.is_empty() {
         return Err(busy(format!(
-            "{} are attached; delete the pods that use them",
+            "{} are attached; delete the pods, or end the other programs, that use them",
             used.join(" and ")
         )));
     }
     for device in &own {
         unmount(host, pool, device)?;
         if host.is_claimed(&device.device).context(doing)? {
-            return Err(busy(
-                "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it"
-                    .into(),
-            ));
+            return Err(busy(MOUNTED_ELSEWHERE.into()));
         }
         let uuid = &device.uuid;
         let removed = host.perform(&Effect::RemoveMapped { uuid });
@@ -62,6 +63,8 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
     }
     Ok(!own.is_empty())
 }
+
+const MOUNTED_ELSEWHERE: &str = "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it";
 
 /// Removes the device of a volume, or one that a crash has left, unless a mount shows it or a process
 /// has it open: a driver that does not serve the pool leaves the devices of the pods that have ended.
@@ -97,10 +100,17 @@ fn mounted(
     Ok(mounts.iter().any(shows).then_some(target))
 }
 
-/// Fails if a driver has locked the records.
+/// Fails if a driver has locked the records, or if they are mounted where this process sees no mount.
 fn check_unserved(host: &dyn Host, pool: &PoolDefinition, device: &MappedDevice) -> Result<()> {
+    let doing = || format!("release pool {}", pool.name);
     let Some(target) = mounted(host, pool, device)? else {
-        return Ok(());
+        return match host.is_claimed(&device.device).context(doing)? {
+            false => Ok(()),
+            true => Err(Error::Busy {
+                subject: format!("pool {}", pool.name),
+                holder: MOUNTED_ELSEWHERE.into(),
+            }),
+        };
     };
     // The pool may be damaged in a way that prevents the lock.
     match PoolBackend::lock(host, &target, Duration::ZERO) {
