@@ -173,8 +173,8 @@ impl PoolBackend {
             promised: growing.values().map(|growth| growth.more).sum(),
             ..PoolSpace::default()
         };
-        let deleted = self.store().deleted().context(|| self.measuring())?;
-        space.metadata = self.reserve_maps(growing, &deleted)?;
+        let (metadata, deleted) = self.reserve_maps(growing)?;
+        space.metadata = metadata;
         let (mut held, mut filled) = (Vec::new(), HashMap::new());
         let grown: u64 = volumes.iter().map(|volume| volume.grown).sum();
         let sizes = self.sizes_of(volumes.iter().chain(&snapshots), each)?;
@@ -232,15 +232,16 @@ impl PoolBackend {
         }
     }
 
-    /// The metadata of a thin pool, with what is reserved of it.
+    /// The metadata of a thin pool, with what is reserved of it, and the deleted images. These are read
+    /// after the records, so that an image that is deleted in between is in one of both.
     fn reserve_maps(
         &self,
         growing: &Growing,
-        deleted: &[DeletedImage],
-    ) -> Result<Option<MetadataSpace>> {
+    ) -> Result<(Option<MetadataSpace>, Vec<DeletedImage>)> {
         let metadata = self.store().metadata().context(|| self.measuring())?;
+        let deleted = || self.store().deleted().context(|| self.measuring());
         let Some(mut space) = metadata else {
-            return Ok(None);
+            return Ok((None, deleted()?));
         };
         let mut maps = Maps::default();
         let volumes = self.volumes.map(|uuid, entry| match entry {
@@ -270,7 +271,8 @@ impl PoolBackend {
                 Err(image) => damaged.push(image),
             }
         }
-        for deleted in deleted {
+        let deleted = deleted()?;
+        for deleted in &deleted {
             match deleted.lineage {
                 Some(lineage) => maps.add_snapshot(deleted.allocation, lineage, deleted.length),
                 None => maps.add_damaged(deleted.blocks),
@@ -281,7 +283,7 @@ impl PoolBackend {
             maps.add_damaged(size.map_or(0, |size| size.allocated));
         }
         space.reserved = maps.reserved(&space);
-        Ok(Some(space))
+        Ok((Some(space), deleted))
     }
 
     fn measuring(&self) -> String {
