@@ -290,7 +290,7 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
     let mut thawed = 0;
     // While its own FITHAW waits for the disk as well, the guard could not exit: it would keep its
     // lock, no other guard could start, and no volume of any pool could be frozen.
-    let is_disk_late = (shared.state().answers.iter()).any(|answers| answers.thawed.is_none());
+    let is_disk_late = (shared.state().answers.iter()).any(|answers| !answers.is_settled());
     let kill_late = || {
         if is_late && !(is_disk_late && is_alive(shared)) {
             kill(shared);

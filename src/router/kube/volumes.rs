@@ -59,10 +59,11 @@ struct Index {
 }
 
 impl Index {
-    /// A PersistentVolume of a volume.
+    /// The PersistentVolume of a volume; of several, one that is bound.
     fn find(&self, handle: &str) -> Option<&Volume> {
-        let mut names = self.names.get(handle)?.iter();
-        names.find_map(|name| self.by_name.now().get(name))
+        let names = self.names.get(handle)?.iter();
+        let all = names.filter_map(|name| self.by_name.now().get(name));
+        all.max_by_key(|volume| volume.is_bound)
     }
 }
 

@@ -16,8 +16,10 @@ use crate::service::{ONLY_POOL, request::EPHEMERAL};
 
 /// Entries of one page, which has a few hundred kB.
 const PAGE_ENTRIES: i32 = 1000;
-/// Maximum number of volumes, and of snapshots, of one list, so that a wrong one ends.
+/// Maximum number of volumes, and of snapshots, of one pool, so that a wrong list ends.
 const MAX_ENTRIES: usize = 200_000;
+/// The same for all pools of a driver or of a cluster.
+const MAX_ENTRIES_OF_ALL: usize = 1_000_000;
 /// The timeout of a page for a person who waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -113,8 +115,12 @@ impl Pages {
         let most = PAGE_ENTRIES as usize;
         self.last = checked::page(self.pool, self.last, most, (&ids, !self.is_complete))?;
         self.entries += ids.len();
-        match self.entries > MAX_ENTRIES {
-            true => Err(format!("it has more than {MAX_ENTRIES} entries")),
+        let most = match self.pool {
+            Some(_) => MAX_ENTRIES,
+            None => MAX_ENTRIES_OF_ALL,
+        };
+        match self.entries > most {
+            true => Err(format!("it has more than {most} entries")),
             false => Ok(()),
         }
     }
