@@ -67,7 +67,7 @@ fn listen(shared: &Shared) -> Ending {
         match shared.channel.receive(&mut bytes) {
             Ok(Some(())) => match decode(shared, &bytes) {
                 Some(Reply::Ended) => return Ending::Finished,
-                Some(say) => note(shared, say),
+                Some(reply) => note(shared, reply),
                 // This guard does not know the version of the session, so it has refused it and
                 // nothing is frozen. It is not killed, because it may hold a freeze of another
                 // driver.
@@ -86,8 +86,8 @@ fn listen(shared: &Shared) -> Ending {
 
 /// A message of the guard; `None` if it is invalid in this session.
 fn decode(shared: &Shared, bytes: &[u8; MESSAGE_BYTES]) -> Option<Reply> {
-    let (version, say) = Reply::decode(bytes)?;
-    (version == shared.version).then_some(say)
+    let (version, reply) = Reply::decode(bytes)?;
+    (version == shared.version).then_some(reply)
 }
 
 /// Whether to stop waiting for the guard. Until the deadline, a guard that was asked to thaw must only
@@ -112,10 +112,10 @@ fn is_late(shared: &Shared) -> bool {
     }
     // The guard answers, or still has time to, so FITHAW waits for the disk. The file system stays frozen
     // until then.
-    let next_query = state.silent_since.unwrap_or(now) + KILL_DELAY;
+    let next_check = state.silent_since.unwrap_or(now) + KILL_DELAY;
     let mut must_ping = false;
     for one in state.answers.iter_mut().filter(|one| is_overdue(one)) {
-        one.thaw_by = Some(next_query);
+        one.thaw_by = Some(next_check);
         must_ping = true;
     }
     // The guard is pinged at the deadline, and must have answered by the time at which it counts as
@@ -163,10 +163,10 @@ fn wait_for(fd: std::os::fd::BorrowedFd<'_>, left: Duration) -> bool {
     poll(&mut one, timeout).is_ok() && one[0].any() == Some(true)
 }
 
-fn note(shared: &Shared, say: Reply) {
+fn note(shared: &Shared, reply: Reply) {
     let mut state = shared.state();
     state.silent_since = None;
-    match say {
+    match reply {
         Reply::Ready(errno) => state.ready = Some(errno),
         Reply::Synced(member, errno) => {
             if let Some(answers) = state.answers.get_mut(member as usize) {
@@ -229,8 +229,8 @@ fn guard_has_ended(shared: &Shared) -> bool {
             // Messages that it sent before its exit count; they may report, for example, which
             // members it never froze.
             Ok(Some(())) => {
-                if let Some(say) = decode(shared, &bytes) {
-                    note(shared, say);
+                if let Some(reply) = decode(shared, &bytes) {
+                    note(shared, reply);
                 }
             }
             Ok(None) => return true,

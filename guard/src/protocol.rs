@@ -174,7 +174,7 @@ impl Request {
     /// Decodes a message; `None` if it is invalid.
     pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<(Version, Request)> {
         let (version, [kind, member, expedite, _], nanos) = words(bytes)?;
-        let ask = match kind {
+        let request = match kind {
             1 => Request::Begin {
                 members: member,
                 freeze: Duration::from_nanos(nanos),
@@ -187,7 +187,7 @@ impl Request {
             6 => Request::End,
             _ => return None,
         };
-        Some((version, ask))
+        Some((version, request))
     }
 }
 
@@ -214,7 +214,7 @@ impl Reply {
     pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<(Version, Reply)> {
         let (version, [kind, member, errno, early], _) = words(bytes)?;
         let errno = i32::try_from(errno).ok()?;
-        let say = match kind {
+        let reply = match kind {
             1 => Reply::Ready(errno),
             2 => Reply::Synced(member, errno),
             3 => Reply::Frozen(member, errno),
@@ -228,7 +228,7 @@ impl Reply {
             7 => Reply::Suspended(member, errno),
             _ => return None,
         };
-        Some((version, say))
+        Some((version, reply))
     }
 }
 
@@ -287,9 +287,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_arrive_unchanged(ask in asks(), say in says(), version in versions()) {
-            prop_assert_eq!(Request::decode(&ask.encode(version)), Some((version, ask)));
-            prop_assert_eq!(Reply::decode(&say.encode(version)), Some((version, say)));
+        fn messages_arrive_unchanged(request in asks(), reply in says(), version in versions()) {
+            prop_assert_eq!(Request::decode(&request.encode(version)), Some((version, request)));
+            prop_assert_eq!(Reply::decode(&reply.encode(version)), Some((version, reply)));
         }
 
         #[test]
@@ -319,20 +319,20 @@ mod tests {
         let mut begin = [0; MESSAGE_BYTES];
         (begin[0], begin[4], begin[8], begin[12]) = (1, 1, 3, 1);
         begin[24..].copy_from_slice(&10_000_000_000u64.to_le_bytes());
-        let ask = Request::Begin {
+        let request = Request::Begin {
             members: 3,
             freeze: Duration::from_secs(10),
             expedite: true,
         };
-        assert_eq!(ask.encode(Version::One), begin);
+        assert_eq!(request.encode(Version::One), begin);
         let mut thawed = [0; MESSAGE_BYTES];
         (thawed[0], thawed[4], thawed[8], thawed[12], thawed[16]) = (1, 4, 2, 22, 1);
-        let say = Reply::Thawed {
+        let reply = Reply::Thawed {
             member: 2,
             errno: 22,
             early: true,
         };
-        assert_eq!(say.encode(Version::One), thawed);
+        assert_eq!(reply.encode(Version::One), thawed);
     }
 
     /// A message that is accepted says exactly what its encoding says.
@@ -370,7 +370,7 @@ mod tests {
             Request::Thaw(2),
             Request::End,
         ];
-        let encode = |version, ask: Request| ask.encode(version);
+        let encode = |version, request: Request| request.encode(version);
         fuzz_messages("guard requests", &requests, encode, Request::decode);
     }
 
@@ -387,7 +387,7 @@ mod tests {
             },
             Reply::Ended,
         ];
-        let encode = |version, say: Reply| say.encode(version);
+        let encode = |version, reply: Reply| reply.encode(version);
         fuzz_messages("guard answers", &answers, encode, Reply::decode);
     }
 }

@@ -80,8 +80,8 @@ struct Shared {
 
 impl Shared {
     /// Sends a message without blocking: if the driver does not read, the deadline passes.
-    fn send_reply(&self, say: Reply) {
-        let _ = self.channel.send(&say.encode(self.version));
+    fn send_reply(&self, reply: Reply) {
+        let _ = self.channel.send(&reply.encode(self.version));
     }
 
     fn is_late(&self) -> bool {
@@ -230,8 +230,8 @@ fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refu
             (MESSAGE_BYTES, Some((version, Request::Ping))) if fds.is_empty() => {
                 let _ = channel.send(&Reply::Pong.encode(version));
             }
-            (MESSAGE_BYTES | LONG_MESSAGE_BYTES, Some((version, ask))) => {
-                let begun = begun(version, ask, &bytes, (length, fds));
+            (MESSAGE_BYTES | LONG_MESSAGE_BYTES, Some((version, request))) => {
+                let begun = begun(version, request, &bytes, (length, fds));
                 return Some(begun.map_err(|errno| (version, errno)));
             }
             _ => return Some(Err((Version::One, Errno::EPROTO))),
@@ -241,7 +241,7 @@ fn receive(channel: &Channel, stop: BorrowedFd<'_>) -> Option<Result<Begun, Refu
 
 fn begun(
     version: Version,
-    ask: Request,
+    request: Request,
     bytes: &[u8; LONG_MESSAGE_BYTES],
     (length, fds): (usize, Vec<OwnedFd>),
 ) -> Result<Begun, Errno> {
@@ -249,7 +249,7 @@ fn begun(
         members,
         freeze,
         expedite,
-    } = ask
+    } = request
     else {
         return Err(Errno::EPROTO);
     };
@@ -386,8 +386,8 @@ fn listen(
             // The driver has finished or is gone; a driver never sends an invalid message.
             Ok(None) | Err(_) => return,
         }
-        let ask = Request::decode(&bytes).filter(|(version, _)| *version == shared.version);
-        match ask.map(|(_, ask)| ask) {
+        let request = Request::decode(&bytes).filter(|(version, _)| *version == shared.version);
+        match request.map(|(_, request)| request) {
             Some(Request::Sync) => shared.command_all(Order::Sync),
             Some(Request::Freeze) => {
                 // A second freeze would exceed the deadline in any case.

@@ -173,8 +173,8 @@ impl Shared {
 
     /// Sends a message without allocating and without waiting. Returns whether it was sent. The state must
     /// not be locked, because the kernel may allocate.
-    pub(super) fn send(&self, ask: Request) -> bool {
-        self.channel.send(&ask.encode(self.version)).is_ok()
+    pub(super) fn send(&self, request: Request) -> bool {
+        self.channel.send(&request.encode(self.version)).is_ok()
     }
 
     /// Lets the guard show that it is alive.
@@ -203,9 +203,9 @@ impl Shared {
         HostError::unexpected(action, self.everything(), what)
     }
 
-    pub(super) fn ask(&self, action: &'static str, ask: Request) -> Result<()> {
+    pub(super) fn ask(&self, action: &'static str, request: Request) -> Result<()> {
         self.channel
-            .send(&ask.encode(self.version))
+            .send(&request.encode(self.version))
             .map_err(|errno| {
                 self.failure(action, &format!("cannot send to the freeze guard: {errno}"))
             })

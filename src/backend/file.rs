@@ -75,8 +75,8 @@ impl FileStore {
         root: &Path,
         extent: Option<u64>,
     ) -> host::Result<FileStore> {
-        let pool_fs = host.backing_fs(path)?;
-        let fs_name = pool_fs.fs_name.as_str();
+        let backing = host.backing_fs(path)?;
+        let fs_name = backing.fs_name.as_str();
         // Other file systems may accept a reservation and a clone without keeping either promise
         // (ZFS, bcachefs, f2fs, nilfs2).
         let (refuses_thick, refuses_zeroing) = match fs_name {
@@ -93,9 +93,9 @@ impl FileStore {
             ),
         };
         let facts = Facts {
-            shares_blocks: pool_fs.shares_blocks,
-            default_block_size: pool_fs.sector,
-            least_block_size: pool_fs.least_sector,
+            shares_blocks: backing.shares_blocks,
+            default_block_size: backing.sector,
+            least_block_size: backing.least_sector,
             refuses_thick,
             unshares: true,
             reserves_by_writing: false,

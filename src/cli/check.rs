@@ -85,25 +85,25 @@ fn without_driver(
     id: &str,
     repair: bool,
 ) -> Result<CheckVolumeResponse, Failure> {
-    let settled = place.with(Vec::new(), state_dir)?;
-    if settled.pools.is_empty() {
+    let arguments = place.with(Vec::new(), state_dir)?;
+    if arguments.pools.is_empty() {
         let missing = "no driver answers: give --endpoint of a running driver, or --pool (or --config) of a node whose driver is not running";
         return Err(BadConfig(missing.into()).into());
     }
-    let host = host_with_guard(&[], &settled.pools, &settled.state_dir);
+    let host = host_with_guard(&[], &arguments.pools, &arguments.state_dir);
     let interfaces = CutInterfaces {
         hooks: Arc::new(NoHooks),
-        freezer: Arc::new(GuardClient::new(host.clone(), settled.state_dir.clone())),
+        freezer: Arc::new(GuardClient::new(host.clone(), arguments.state_dir.clone())),
         host,
     };
-    let pools = settled.pools.into_iter().map(|pool| PoolDefinition {
+    let pools = arguments.pools.into_iter().map(|pool| PoolDefinition {
         init: false,
         ..pool
     });
     let settings = Settings {
         pools: pools.collect(),
-        node_record: settled.node_record,
-        state_dir: settled.state_dir,
+        node_record: arguments.node_record,
+        state_dir: arguments.state_dir,
         alone: true,
         ..Settings::default()
     };

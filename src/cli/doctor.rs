@@ -14,19 +14,19 @@ use crate::host::Freezer;
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// Runs all checks and prints the results. Exit code 1 if a pool, or the whole driver, cannot work.
-pub(super) fn run(settled: PoolArguments) -> Result<ExitCode, Failure> {
+pub(super) fn run(arguments: PoolArguments) -> Result<ExitCode, Failure> {
     // For the mount on which a freeze is tried.
-    let own = [settled.state_dir.clone()];
-    let host = real_host(&own, &settled.pools);
+    let own = [arguments.state_dir.clone()];
+    let host = real_host(&own, &arguments.pools);
     // The name is short, because the path of a Unix socket in the directory must be short.
     let number = host.random_uuid().as_u128() as u32;
-    let trial_dir = settled.state_dir.join(format!("doctor-{number:08x}"));
+    let trial_dir = arguments.state_dir.join(format!("doctor-{number:08x}"));
     let patient = Subject {
         trial_dir,
-        state_dir: settled.state_dir,
-        pools: settled.pools,
-        node_record: settled.node_record,
-        allowed_paths: settled.allowed_paths,
+        state_dir: arguments.state_dir,
+        pools: arguments.pools,
+        node_record: arguments.node_record,
+        allowed_paths: arguments.allowed_paths,
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
     };
     // The running guard, or one whose journal and locks are removed with the temporary directory.
@@ -37,7 +37,7 @@ pub(super) fn run(settled: PoolArguments) -> Result<ExitCode, Failure> {
     };
     let checks = doctor::examine(host.as_ref(), &guard, &patient);
     let has_failures = doctor::has_failures(&checks);
-    if settled.json {
+    if arguments.json {
         print::json(&json!({ "ok": !has_failures, "checks": checks }));
     } else {
         checks.iter().for_each(print::line);

@@ -64,14 +64,14 @@ fn only_real(pool: &PoolDefinition) -> Result<(), Failure> {
     }
 }
 
-fn init(pool: &PoolDefinition, settled: &PoolArguments) -> Result<ExitCode, Failure> {
+fn init(pool: &PoolDefinition, arguments: &PoolArguments) -> Result<ExitCode, Failure> {
     only_real(pool)?;
     let host = real_host(&[], std::slice::from_ref(pool));
-    let result = admin::init(host.as_ref(), &settled.node_record, pool)?;
+    let result = admin::init(host.as_ref(), &arguments.node_record, pool)?;
     for warning in &result.warnings {
         eprintln!("slackwater: pool {}: warning: {warning}", pool.name);
     }
-    if settled.json {
+    if arguments.json {
         print::json(&json!({
             "name": pool.name, "place": pool.place.to_string(), "id": result.pool.id,
             "home": result.pool.home, "changed": result.changed, "warnings": result.warnings,
@@ -90,7 +90,7 @@ fn init(pool: &PoolDefinition, settled: &PoolArguments) -> Result<ExitCode, Fail
     Ok(ExitCode::SUCCESS)
 }
 
-fn adopt(text: &str, dry_run: bool, settled: &PoolArguments) -> Result<ExitCode, Failure> {
+fn adopt(text: &str, dry_run: bool, arguments: &PoolArguments) -> Result<ExitCode, Failure> {
     let given = if text.contains('=') {
         let pool: PoolDefinition = text
             .parse()
@@ -100,19 +100,19 @@ fn adopt(text: &str, dry_run: bool, settled: &PoolArguments) -> Result<ExitCode,
     } else {
         None
     };
-    let given_too = given.iter().chain(&settled.pools);
+    let given_too = given.iter().chain(&arguments.pools);
     let host = real_host(&[], &given_too.cloned().collect::<Vec<_>>());
     let pool = match given {
         Some(pool) => pool,
-        None => get_pool(text, settled, host.as_ref())?,
+        None => get_pool(text, arguments, host.as_ref())?,
     };
-    let (host, record, others) = (host.as_ref(), &settled.node_record, &settled.pools);
+    let (host, record, others) = (host.as_ref(), &arguments.node_record, &arguments.pools);
     let adopted = match dry_run {
         true => admin::would_adopt(host, record, &pool, others)?,
         false => admin::adopt(host, record, &pool, others)?,
     };
     let (id, home) = (adopted.pool.id, adopted.pool.home);
-    if settled.json {
+    if arguments.json {
         print::json(&json!({
             "name": pool.name, "place": pool.place.to_string(), "id": id,
             "home": home, "changed": adopted.from.is_some() && !dry_run,
@@ -141,13 +141,13 @@ fn adopt(text: &str, dry_run: bool, settled: &PoolArguments) -> Result<ExitCode,
 /// had.
 fn get_pool(
     name: &str,
-    settled: &PoolArguments,
+    arguments: &PoolArguments,
     host: &dyn crate::host::Host,
 ) -> Result<PoolDefinition, Failure> {
-    if let Some(pool) = settled.pools.iter().find(|pool| pool.name == name) {
+    if let Some(pool) = arguments.pools.iter().find(|pool| pool.name == name) {
         return Ok(pool.clone());
     }
-    let node = node_record::load_node(host, &settled.node_record)?;
+    let node = node_record::load_node(host, &arguments.node_record)?;
     let known = node.pools.values().find(|known| known.name == name);
     known
         .and_then(|known| {
@@ -161,17 +161,17 @@ fn get_pool(
         })
 }
 
-fn release(text: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
-    let host = real_host(&[], &settled.pools);
+fn release(text: &str, arguments: &PoolArguments) -> Result<ExitCode, Failure> {
+    let host = real_host(&[], &arguments.pools);
     let pool = match text.contains('=') {
         true => text
             .parse()
             .map_err(|error: NotAPool| BadConfig(error.to_string()))?,
-        false => get_pool(text, settled, host.as_ref())?,
+        false => get_pool(text, arguments, host.as_ref())?,
     };
     let host = real_host(&[], std::slice::from_ref(&pool));
     let released = lvm::release(host.as_ref(), &pool)?;
-    if settled.json {
+    if arguments.json {
         print::json(&json!({
             "name": pool.name, "place": pool.place.to_string(), "changed": released,
         }));
@@ -187,10 +187,10 @@ fn release(text: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn forget(which: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
-    let host = real_host(&[], &settled.pools);
-    let (id, known) = admin::forget(host.as_ref(), &settled.node_record, which)?;
-    if settled.json {
+fn forget(which: &str, arguments: &PoolArguments) -> Result<ExitCode, Failure> {
+    let host = real_host(&[], &arguments.pools);
+    let (id, known) = admin::forget(host.as_ref(), &arguments.node_record, which)?;
+    if arguments.json {
         print::json(&json!({ "id": id, "name": known.name, "place": known.place }));
     } else {
         print::line(format!(
@@ -201,10 +201,10 @@ fn forget(which: &str, settled: &PoolArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(settled: &PoolArguments) -> Result<ExitCode, Failure> {
-    let host = real_host(&[], &settled.pools);
-    let entries = inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)?;
-    if settled.json {
+fn list(arguments: &PoolArguments) -> Result<ExitCode, Failure> {
+    let host = real_host(&[], &arguments.pools);
+    let entries = inventory::pools(host.as_ref(), &arguments.node_record, &arguments.pools)?;
+    if arguments.json {
         let rows: Vec<_> = entries
             .iter()
             .map(|entry| {

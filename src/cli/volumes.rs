@@ -15,12 +15,13 @@ use crate::record::{FormattedAs, SnapshotState, VolumeState};
 /// Lists the volumes of the configured pools, or of all pools that this machine has had. Exit code
 /// 1 if a pool or a record cannot be read, because the list is then incomplete.
 pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
-    let settled = place.with_file()?;
-    let host = real_host(&[], &settled.pools);
+    let arguments = place.with_file()?;
+    let host = real_host(&[], &arguments.pools);
     let mut whole = Inventory::default();
     let mut unread = Vec::new();
-    for pool in inventory::pools(host.as_ref(), &settled.node_record, &settled.pools)? {
-        if !pool.configured && !settled.pools.is_empty() || pool.state == PoolPresence::Forgotten {
+    for pool in inventory::pools(host.as_ref(), &arguments.node_record, &arguments.pools)? {
+        if !pool.configured && !arguments.pools.is_empty() || pool.state == PoolPresence::Forgotten
+        {
             continue;
         }
         let (Some(id), PoolPresence::Here | PoolPresence::OtherHome, Some(path)) =
@@ -39,7 +40,7 @@ pub(super) fn run(place: Place) -> Result<ExitCode, Failure> {
         whole.snapshots.extend(found.snapshots);
         whole.damaged.extend(found.damaged);
     }
-    if settled.json {
+    if arguments.json {
         print::json(&as_json(&whole, &unread));
     } else {
         print::table(

@@ -44,7 +44,7 @@ where
 pub struct Endpoint(pub PathBuf);
 
 /// sun_path has 108 bytes, including the terminating zero.
-const MAX_SOCKET: usize = 107;
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 impl FromStr for Endpoint {
     type Err = BadConfig;
@@ -57,7 +57,7 @@ impl FromStr for Endpoint {
         if !path.ends_with(".sock") || path.ends_with("/.sock") {
             return no("does not end in NAME.sock, which CSI requires");
         }
-        if path.len() > MAX_SOCKET {
+        if path.len() > MAX_SOCKET_PATH_BYTES {
             return no("is too long: the kernel limits socket paths to 107 bytes");
         }
         match plain_path(path) {

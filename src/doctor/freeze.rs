@@ -66,15 +66,15 @@ fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
         Some(_) | None => " (not created yet)",
     };
     match host.backing_fs(there.unwrap_or(path)) {
-        Ok(pool_fs) if VOLATILE_FS.contains(&pool_fs.fs_name.as_str()) => Check::ok(
+        Ok(backing) if VOLATILE_FS.contains(&backing.fs_name.as_str()) => Check::ok(
             subject,
-            format!("on {}, as recommended{made}", pool_fs.fs_name),
+            format!("on {}, as recommended{made}", backing.fs_name),
         ),
-        Ok(pool_fs) => Check::warn(
+        Ok(backing) => Check::warn(
             subject,
             format!(
                 "on {}: the freeze journal survives a reboot, but the freezes do not{made}",
-                pool_fs.fs_name
+                backing.fs_name
             ),
             "put it on a tmpfs, such as /run",
         ),

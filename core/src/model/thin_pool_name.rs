@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// The longest name of a mapped device: DM_NAME_LEN of linux/dm-ioctl.h is 128, with a zero byte.
 const MAX_MAPPED_NAME: usize = 127;
 /// What LVM appends to the name of a pool for the devices below it. The longest one counts.
-const MAX_SUFFIX: &str = "_tdata";
+const LONGEST_SUFFIX: &str = "_tdata";
 /// Names that LVM refuses for a logical volume (lvm(8), "VALID NAMES").
 const RESERVED_STARTS: [&str; 2] = ["snapshot", "pvmove"];
 /// Parts of names that LVM uses for logical volumes of its own (lvm(8), "VALID NAMES").
@@ -76,7 +76,7 @@ impl FromStr for ThinPoolName {
             pool: pool.into(),
             mapped: format!("{doubled}-{pool_doubled}"),
         };
-        let length = name.mapped.len() + MAX_SUFFIX.len();
+        let length = name.mapped.len() + LONGEST_SUFFIX.len();
         if length > MAX_MAPPED_NAME {
             return Err(format!(
                 "the devices of {text:?} have names of up to {length} bytes (each hyphen counts twice); at most {MAX_MAPPED_NAME} are possible"

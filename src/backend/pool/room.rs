@@ -233,7 +233,7 @@ impl PoolBackend {
     }
 
     /// The metadata of a thin pool, with what is reserved of it, and the deleted images. These are read
-    /// after the records, so that an image that is deleted in between is in one of both.
+    /// after the records, so that an image that is deleted in between is in at least one of them.
     fn reserve_maps(
         &self,
         growing: &Growing,

@@ -205,7 +205,6 @@ impl ThinStore {
         mode: AttachMode,
     ) -> Result<DeviceHold> {
         let name = found.device.path.display();
-        self.refuse_foreign(uuid, found)?;
         if found.read_only != mode.read_only {
             let how = match found.read_only {
                 true => "read-only",
@@ -330,6 +329,10 @@ impl Devices for ThinStore {
             ..ThinImage::default()
         };
         let found = self.remove_unfinished(self.devices_of(uuid, Some(image.id))?)?;
+        for found in &found {
+            self.refuse_foreign(uuid, found)?;
+        }
+        // A UUID has one device.
         let hold = match found.as_slice() {
             [] => {
                 let created = self.activate(&self.device_uuid(uuid), image, mode);
@@ -340,12 +343,7 @@ impl Devices for ThinStore {
                     _ => error,
                 })
             }
-            [found] => self.reuse(uuid, found, image, mode),
-            several => {
-                let own = self.device_uuid(uuid);
-                let other = several.iter().find(|found| found.uuid != own);
-                Err(busy(uuid, other.map_or_else(String::new, foreign)))
-            }
+            [found, ..] => self.reuse(uuid, found, image, mode),
         }?;
         if let Err(first) = self.keep_blocks(image, &hold.device) {
             drop(hold);

@@ -1,10 +1,10 @@
-//! The part of one node in one attempt of a cut, called a share: its members are prepared, kept,
+//! The part of one node in one attempt of a cut, called a participation: its members are prepared, kept,
 //! and committed or undone.
 //!
 //! An attempt locks all its volumes, so that no call stages, publishes, expands or deletes one
-//! while it runs. The members of a share are not listed until they are committed. In role `all`
-//! this process cuts the only share. In a cluster the router coordinates several shares, each of
-//! which is driven by a stream ([`super::session`]).
+//! while it runs. The members of a participation are not listed until they are committed. In role
+//! `all` this process has the only one. In a cluster the router coordinates those of several nodes, each
+//! by a stream ([`super::session`]).
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ impl Snapshots {
         // snapshot exists.
         let grouped = planned.iter().filter(|one| one.group.is_some());
         let grouped = grouped.map(|one| self.pools.locks.acquire(Key::Snapshot(one.uuid)));
-        let mut share = Participation {
+        let mut participation = Participation {
             made: Vec::new(),
             members: Vec::new(),
             locks,
@@ -152,23 +152,23 @@ impl Snapshots {
         // What an earlier attempt left is deleted only after this check, so an error here is not
         // final.
         let members = self.members(&sources, &uses, &copies);
-        share.members = members.map_err(Error::into_indeterminate)?;
-        coordinator::admit(&share.used(), level, parameters)?;
-        if let Err(first) = self.prepare_participation(&mut share, &sources, planned) {
-            return Err(self.undo_participation(&mut share, first));
+        participation.members = members.map_err(Error::into_indeterminate)?;
+        coordinator::admit(&participation.used(), level, parameters)?;
+        if let Err(first) = self.prepare_participation(&mut participation, &sources, planned) {
+            return Err(self.undo_participation(&mut participation, first));
         }
-        match ThickSpaceWatchdog::watch(share.of_thick()) {
-            Ok(watch) => share.watchdog = watch,
-            Err(first) => return Err(self.undo_participation(&mut share, first)),
+        match ThickSpaceWatchdog::watch(participation.of_thick()) {
+            Ok(watch) => participation.watchdog = watch,
+            Err(first) => return Err(self.undo_participation(&mut participation, first)),
         }
-        Ok(share)
+        Ok(participation)
     }
 
     /// Prepares the members, after all of them were admitted: their records are written together. After
-    /// an error the caller undoes the share.
+    /// an error the caller undoes the participation.
     fn prepare_participation(
         &self,
-        share: &mut Participation,
+        participation: &mut Participation,
         sources: &[Source],
         planned: Vec<SnapshotRecord>,
     ) -> Result<()> {
@@ -183,9 +183,9 @@ impl Snapshots {
                 let admit = |space: &_| admit_snapshot(&pool, space, &record);
                 pool.backend.admit_snapshot(&record, &admit)
             })?);
-            share.made.push(Prepared { pool, record });
+            participation.made.push(Prepared { pool, record });
         }
-        let pools = share.made.iter().map(|one| one.pool.clone());
+        let pools = participation.made.iter().map(|one| one.pool.clone());
         let mut begun = by_pool(pools.zip(admitted)).into_iter();
         begun.try_for_each(|(pool, records)| pool.backend.begin_snapshots(&records))
     }
@@ -194,49 +194,49 @@ impl Snapshots {
     /// member is left, or the error is [`Error::RollbackFailed`].
     pub(in crate::operation) fn make(
         &self,
-        mut share: Participation,
+        mut participation: Participation,
         now: &Attempt<'_>,
         parameters: &SnapshotParameters,
     ) -> Result<Made> {
-        let cut = self.cut(&share.members, now, parameters);
+        let cut = self.cut(&participation.members, now, parameters);
         let kept = cut.and_then(|outcome| {
             let frozen = outcome.stats.freeze;
-            self.keep_participation(&mut share, &outcome.into())?;
+            self.keep_participation(&mut participation, &outcome.into())?;
             Ok(frozen)
         });
         let frozen = match kept {
             Ok(frozen) => frozen,
-            Err(first) => return Err(self.undo_participation(&mut share, first)),
+            Err(first) => return Err(self.undo_participation(&mut participation, first)),
         };
-        self.commit_participation(&mut share)?;
+        self.commit_participation(&mut participation)?;
         Ok(Made {
-            snapshots: share.made,
+            snapshots: participation.made,
             frozen,
         })
     }
 
     /// Makes the members durable, the image before the record, and unlocks the volumes. A single
     /// snapshot stays `preparing` until it is committed; members of a group are `cut` from now on.
-    /// After an error the caller undoes the share.
+    /// After an error the caller undoes the participation.
     pub(in crate::operation) fn keep_participation(
         &self,
-        share: &mut Participation,
+        participation: &mut Participation,
         kept: &Kept,
     ) -> Result<()> {
         // Checked again, because the volumes were written between the admission of the copies and
         // the cut.
         let mut judged = Vec::new();
-        for pool in share.made.iter().map(|one| &one.pool) {
+        for pool in participation.made.iter().map(|one| &one.pool) {
             if pool.snapshots() == SnapshotRoom::Reserved && !judged.contains(&pool.id()) {
                 self.before_bases(pool, || check_promises(pool, &pool.backend.space()?))?;
                 judged.push(pool.id());
             }
         }
-        let each = share.made.iter();
+        let each = participation.made.iter();
         for (pool, uuids) in by_pool(each.map(|one| (one.pool.clone(), one.record.uuid))) {
             pool.backend.snapshots.sync_images(&uuids)?;
         }
-        for (one, member) in share.made.iter_mut().zip(&share.members) {
+        for (one, member) in participation.made.iter_mut().zip(&participation.members) {
             one.record.cut_at = kept.cut_at;
             one.record.level = kept.level;
             one.record.reason = kept.reason.clone();
@@ -248,14 +248,19 @@ impl Snapshots {
                 one.record.state = SnapshotState::Cut;
             }
         }
-        update(share.made.iter().filter(|one| one.record.group.is_some()))?;
+        update(
+            participation
+                .made
+                .iter()
+                .filter(|one| one.record.group.is_some()),
+        )?;
         // The rest takes long for thick volumes, and is not affected by what other calls do to the
         // volumes.
-        share.locks.clear();
-        let mut thick = share.watchdog.copies().iter();
+        participation.locks.clear();
+        let mut thick = participation.watchdog.copies().iter();
         let unshared = thick.try_for_each(ThickCopy::unshare);
         // This precedes the commit: a copy that the watchdog has emptied must not be committed.
-        share.watchdog.stop().and(unshared)
+        participation.watchdog.stop().and(unshared)
     }
 
     /// Commits the members. In a group the record of the first member decides, so that after a
@@ -263,18 +268,18 @@ impl Snapshots {
     /// record is written, no member of this node is left.
     pub(in crate::operation) fn commit_participation(
         &self,
-        share: &mut Participation,
+        participation: &mut Participation,
     ) -> Result<()> {
-        let lead = share.lead();
-        for one in &mut share.made {
+        let lead = participation.lead();
+        for one in &mut participation.made {
             one.record.state = SnapshotState::Ready;
         }
-        if let Err(first) = update(lead.and_then(|at| share.made.get(at))) {
-            return Err(self.undo_participation(share, first));
+        if let Err(first) = update(lead.and_then(|at| participation.made.get(at))) {
+            return Err(self.undo_participation(participation, first));
         }
         // The attempt is committed from here on: a repeat of the call or the next start completes
         // what fails.
-        let others = share.made.iter().enumerate();
+        let others = participation.made.iter().enumerate();
         let others = others.filter(|(at, _)| Some(*at) != lead);
         update(others.map(|(_, one)| one)).map_err(|first| Error::RollbackFailed {
             first: Box::new(first),
@@ -285,10 +290,10 @@ impl Snapshots {
     /// Deletes the members of a failed attempt.
     pub(in crate::operation) fn undo_participation(
         &self,
-        share: &mut Participation,
+        participation: &mut Participation,
         first: Error,
     ) -> Error {
-        let first = match (share.watchdog.stop(), first) {
+        let first = match (participation.watchdog.stop(), first) {
             // The attempt was ended for another reason, and is not reported as a lack of space.
             (_, Error::Stopping) => Error::Stopping,
             // If the watchdog has emptied a copy, any other failure is a consequence of that.
@@ -297,7 +302,7 @@ impl Snapshots {
         };
         // The first member decides about its group. If it cannot be deleted, it may be committed,
         // and the other members must follow it.
-        self.undo_snapshots(&share.made, share.lead(), first)
+        self.undo_snapshots(&participation.made, participation.lead(), first)
     }
 }
 

@@ -64,8 +64,9 @@ impl Snapshots {
             let attempt = self.host.random_uuid();
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
-            let share = self.begin_participation((&ids, mover), now.level, parameters, plan)?;
-            self.make(share, now, parameters)
+            let participation =
+                self.begin_participation((&ids, mover), now.level, parameters, plan)?;
+            self.make(participation, now, parameters)
         })?;
         let one = made.snapshots.first().ok_or_else(|| Error::Bug {
             invariant: "a single snapshot has a single source".into(),

@@ -1,4 +1,4 @@
-//! A share that is driven by a remote coordinator: the agent's side of a cut across nodes.
+//! A participation that is driven by a remote coordinator: the agent's side of a cut across nodes.
 //!
 //! Each step comes once, in order. If the steps end before the commit, for any reason, everything
 //! is thawed and the members are deleted. Members of a group that are kept while another node
@@ -20,7 +20,7 @@ use crate::operation::lock::{Key, LockGuard};
 use crate::operation::{Snapshots, member_of};
 use crate::record::SnapshotState;
 
-/// The parameters of a share.
+/// The parameters of a participation.
 #[derive(Clone, Debug)]
 pub struct BeginParticipation {
     /// The name of the snapshot or group in the request.
@@ -41,7 +41,7 @@ pub struct BeginParticipation {
     pub requisite: Vec<String>,
 }
 
-/// A step after the share has begun.
+/// A step after the participation has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ParticipationStep {
     Cut(CutStep),
@@ -56,7 +56,7 @@ pub enum ParticipationStep {
 pub enum ParticipationAnswer {
     /// The members are prepared; these are in use.
     Begun(Vec<Used>),
-    /// There is nothing to cut, and the share has ended: the caller gets its reply from
+    /// There is nothing to cut, and the participation has ended: the caller gets its reply from
     /// CreateSnapshot, which returns the snapshot that exists or a copy.
     Plain,
     /// The answer to a step of the cut.
@@ -67,7 +67,7 @@ pub enum ParticipationAnswer {
     Committed,
 }
 
-/// The coordinator that drives a share.
+/// The coordinator that drives a participation.
 pub trait Coordinator {
     /// Waits for the next step. Returns `None` once no further step will come.
     fn next(&mut self) -> Option<ParticipationStep>;
@@ -78,7 +78,7 @@ pub trait Coordinator {
 }
 
 impl Snapshots {
-    /// Serves a share to its end. `abort` thaws it from another thread, once it is known that the
+    /// Serves a participation to its end. `abort` thaws it from another thread, once it is known that the
     /// coordinator is gone.
     ///
     /// On an error nothing is frozen, and nothing is left (or the error is
@@ -114,30 +114,31 @@ impl Snapshots {
         };
         let parameters = &begin.parameters;
         let volumes = (&begin.volume_ids[..], None);
-        let mut share = self.begin_participation(volumes, begin.level, parameters, plan)?;
-        coordinator.send_reply(ParticipationAnswer::Begun(share.used()));
+        let mut participation = self.begin_participation(volumes, begin.level, parameters, plan)?;
+        coordinator.send_reply(ParticipationAnswer::Begun(participation.used()));
 
-        let local = Local::new(&self.interfaces, &share.members, parameters).aborted_by(abort);
-        let local = match self.room(&share.members) {
+        let local =
+            Local::new(&self.interfaces, &participation.members, parameters).aborted_by(abort);
+        let local = match self.room(&participation.members) {
             Ok(room) => local.with_room(room),
-            Err(first) => return Err(self.undo_participation(&mut share, first)),
+            Err(first) => return Err(self.undo_participation(&mut participation, first)),
         };
         match freeze_and_cut(Box::new(local), coordinator) {
             Ok(Some(kept)) => {
-                if self.keep_and_commit(&mut share, &kept, coordinator)? {
+                if self.keep_and_commit(&mut participation, &kept, coordinator)? {
                     // The locks are released first, because the next call of the coordinator needs
                     // them.
-                    drop((share, name));
+                    drop((participation, name));
                     coordinator.send_reply(ParticipationAnswer::Committed);
                 }
                 Ok(())
             }
-            Ok(None) => self.undone(&mut share),
-            Err(first) => Err(self.undo_participation(&mut share, first)),
+            Ok(None) => self.undone(&mut participation),
+            Err(first) => Err(self.undo_participation(&mut participation, first)),
         }
     }
 
-    /// The locks that a share needs.
+    /// The locks that a participation needs.
     pub fn locks_of_share(&self, begin: &BeginParticipation) -> Vec<Key> {
         let sources = sources(&begin.volume_ids).unwrap_or_default();
         let of_source = |source: VolumeId| {
@@ -207,30 +208,32 @@ impl Snapshots {
     /// they were committed.
     fn keep_and_commit(
         &self,
-        share: &mut Participation,
+        participation: &mut Participation,
         kept: &Kept,
         coordinator: &mut dyn Coordinator,
     ) -> Result<bool> {
-        if let Err(first) = self.keep_participation(share, kept) {
-            return Err(self.undo_participation(share, first));
+        if let Err(first) = self.keep_participation(participation, kept) {
+            return Err(self.undo_participation(participation, first));
         }
         coordinator.send_reply(ParticipationAnswer::Kept);
         match coordinator.next() {
             Some(ParticipationStep::Commit) => {
-                self.commit_participation(share)?;
+                self.commit_participation(participation)?;
                 Ok(true)
             }
             // No other node can commit it any more.
-            None if share.decides() => self.undone(share).map(|()| false),
+            None if participation.decides() => self.undone(participation).map(|()| false),
             None => Ok(false),
-            Some(_) if share.decides() => Err(self.undo_participation(share, out_of_order())),
+            Some(_) if participation.decides() => {
+                Err(self.undo_participation(participation, out_of_order()))
+            }
             Some(_) => Err(out_of_order()),
         }
     }
 
     /// Deletes the members after the steps have ended.
-    fn undone(&self, share: &mut Participation) -> Result<()> {
-        match self.undo_participation(share, Error::Stopping) {
+    fn undone(&self, participation: &mut Participation) -> Result<()> {
+        match self.undo_participation(participation, Error::Stopping) {
             Error::Stopping => Ok(()),
             undo => Err(undo),
         }

@@ -139,9 +139,6 @@ impl Reconciler for EvacuationController {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        match failed {
-            None => Ok(Outcome::Done),
-            Some(error) => Err(error),
-        }
+        failed.map_or(Ok(Outcome::Done), Err)
     }
 }

@@ -436,8 +436,8 @@ fn sharing_of_blocks_is_tried_and_leaves_no_trace() {
     for fs in FsType::ALL {
         let scratch = Scratch::on(fs);
         let before = scratch.host.list_dir(&scratch.pool).unwrap();
-        let pool_fs = scratch.host.backing_fs(&scratch.pool).unwrap();
-        assert_eq!(pool_fs.shares_blocks, fs != FsType::Ext4, "{fs}");
+        let backing = scratch.host.backing_fs(&scratch.pool).unwrap();
+        assert_eq!(backing.shares_blocks, fs != FsType::Ext4, "{fs}");
         assert_eq!(scratch.host.list_dir(&scratch.pool).unwrap(), before);
     }
     let scratch = Scratch::new();

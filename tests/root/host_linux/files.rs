@@ -42,19 +42,19 @@ fn the_backing_file_system_is_found_through_links_and_binds() {
         scratch.done(&Effect::MakeDir { path: &inner });
         let link = scratch.root.join("link");
         symlink(&inner, &link).unwrap();
-        let pool_fs = scratch.host.backing_fs(&link).unwrap();
-        assert_eq!(pool_fs.fs_name, fs.name());
-        assert_eq!(pool_fs.mount_point, scratch.pool);
+        let backing = scratch.host.backing_fs(&link).unwrap();
+        assert_eq!(backing.fs_name, fs.name());
+        assert_eq!(backing.mount_point, scratch.pool);
         // XFS with shared blocks accepts direct writes only of whole blocks.
         let sector = if fs == FsType::Xfs {
             4096..=4096
         } else {
             512..=4096
         };
-        assert!(sector.contains(&pool_fs.sector), "{fs}: {}", pool_fs.sector);
+        assert!(sector.contains(&backing.sector), "{fs}: {}", backing.sector);
 
         let (pinned, _kept) = scratch.host.pin_dir(&link).unwrap();
-        assert_eq!(scratch.host.backing_fs(&pinned).unwrap(), pool_fs);
+        assert_eq!(scratch.host.backing_fs(&pinned).unwrap(), backing);
         let space = scratch.host.space(&pinned).unwrap();
         assert!(
             space.total > 700 * MIB && space.available <= space.free,

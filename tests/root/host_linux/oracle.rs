@@ -274,9 +274,9 @@ fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
 }
 
 /// The number of rounds in which the copy differed in the cut.
-fn bad_rounds(pool_fs: BackingFs, way: Way, put_right: bool, length: Length) -> u32 {
+fn bad_rounds(below: BackingFs, way: Way, put_right: bool, length: Length) -> u32 {
     let Length { rounds, size } = length;
-    let BackingFs { fs, in_place } = pool_fs;
+    let BackingFs { fs, in_place } = below;
     let scratch = Scratch::on(fs);
     if in_place {
         scratch.done(&Effect::WriteInPlace {
@@ -336,7 +336,7 @@ fn bad_rounds(pool_fs: BackingFs, way: Way, put_right: bool, length: Length) -> 
     let acts = stage.acts.load(Ordering::Relaxed);
     let disagreed = stage.disagreed.load(Ordering::Relaxed);
     println!(
-        "{pool_fs:?} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} writes"
+        "{below:?} {way:?}: {bad} of {rounds} rounds differ, {disagreed} were refused, {acts} writes"
     );
     assert!(
         disagreed * 10 <= u64::from(rounds),
@@ -355,7 +355,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-fn every_copy_is_exact(pool_fs: BackingFs, direct_loop: bool) {
+fn every_copy_is_exact(below: BackingFs, direct_loop: bool) {
     let soak = std::env::var_os("SLACKWATER_SOAK").is_some_and(|value| value == "1");
     let length = if soak { SOAK } else { SHORT };
     for direct_device in [true, false] {
@@ -363,8 +363,8 @@ fn every_copy_is_exact(pool_fs: BackingFs, direct_loop: bool) {
             direct_loop,
             direct_device,
         };
-        let bad = bad_rounds(pool_fs, way, true, length);
-        assert_eq!(bad, 0, "{pool_fs:?} {way:?}");
+        let bad = bad_rounds(below, way, true, length);
+        assert_eq!(bad, 0, "{below:?} {way:?}");
     }
 }
 
@@ -401,7 +401,7 @@ fn on_btrfs_of_an_earlier_release_through_a_buffered_loop_every_copy_is_exact() 
 /// Proof that the tests above detect a violation.
 #[test]
 fn without_completion_in_the_cut_copies_differ() {
-    for pool_fs in [XFS, BTRFS] {
+    for below in [XFS, BTRFS] {
         let way = Way {
             direct_loop: true,
             direct_device: true,
@@ -410,7 +410,7 @@ fn without_completion_in_the_cut_copies_differ() {
             rounds: 20,
             ..SHORT
         };
-        let bad = bad_rounds(pool_fs, way, false, length);
-        assert!(bad > 5, "{bad} of 20 rounds on {pool_fs:?}");
+        let bad = bad_rounds(below, way, false, length);
+        assert!(bad > 5, "{bad} of 20 rounds on {below:?}");
     }
 }

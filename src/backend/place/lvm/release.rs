@@ -12,6 +12,9 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Host, MappedDevice, Mount};
 use crate::model::PoolDefinition;
 
+/// Who holds records that are in use, although this process sees no mount of them.
+const MOUNTED_ELSEWHERE: &str = "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it";
+
 /// Unmounts the records of a pool and removes their device, after which LVM can deactivate the thin
 /// pool. Refused while a driver serves the pool or a volume is used; the devices of unused volumes are
 /// removed. The next start of the driver attaches the records again. Returns whether there was
@@ -63,8 +66,6 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
     }
     Ok(!own.is_empty())
 }
-
-const MOUNTED_ELSEWHERE: &str = "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it";
 
 /// Removes the device of a volume, or one that a crash has left, unless a mount shows it or a process
 /// has it open: a driver that does not serve the pool leaves the devices of the pods that have ended.
