@@ -74,21 +74,17 @@ impl FoundPlace {
 }
 
 /// How to open a place.
-pub struct Opening<'a> {
+pub struct Opening {
     pub claim: Claim,
     /// How long to wait for a lock.
     pub max_wait: Duration,
     /// Folders on the file systems that have the machine's own files.
-    pub machine: &'a [PathBuf],
+    pub machine: Vec<PathBuf>,
 }
 
 /// Opens the place of a definition: mounts the image or the records of the pool, and creates them
 /// where that is allowed.
-pub fn open(
-    host: &dyn Host,
-    definition: &PoolDefinition,
-    opening: &Opening<'_>,
-) -> Result<FoundPlace> {
+pub fn open(host: &dyn Host, definition: &PoolDefinition, opening: &Opening) -> Result<FoundPlace> {
     match definition.place {
         PoolPlace::Lvm { .. } => open_records(host, definition, opening),
         PoolPlace::File { .. } | PoolPlace::Memory { .. } => open_folder(host, definition, opening),
@@ -98,7 +94,7 @@ pub fn open(
 fn open_records(
     host: &dyn Host,
     definition: &PoolDefinition,
-    opening: &Opening<'_>,
+    opening: &Opening,
 ) -> Result<FoundPlace> {
     let open = lvm::open(host, definition, opening.claim, opening.max_wait)?;
     let found = match &open {
@@ -120,7 +116,7 @@ fn open_records(
 fn open_folder(
     host: &dyn Host,
     definition: &PoolDefinition,
-    opening: &Opening<'_>,
+    opening: &Opening,
 ) -> Result<FoundPlace> {
     let outer = folder(definition);
     image::unmount_dead_image(host, definition, &outer)?;
@@ -145,7 +141,7 @@ fn open_folder(
         Probe::Missing if may_create => make::make_folder(host, &place.outer)?,
         _ => return Ok(place),
     }
-    let image = image::open(host, definition, size, opening.max_wait, opening.machine)?;
+    let image = image::open(host, definition, size, opening.max_wait, &opening.machine)?;
     place.found = make::probe(host, &image.folder)?;
     place.open = Some(OpenPlace::Image(image));
     Ok(place)

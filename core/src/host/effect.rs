@@ -321,8 +321,9 @@ pub enum Effect<'a> {
         /// Their number is a multiple of 4096.
         bytes: &'a [u8],
     },
-    /// Writes zeros to a whole device, durably, so that each of its blocks is allocated.
-    FillWithZeros { device: &'a Device },
+    /// Writes zeros to a device from an offset (a multiple of 4096) to its end, in this order and
+    /// durably, so that each of these blocks is allocated.
+    FillWithZeros { device: &'a Device, from: u64 },
     /// Reads a range of a device and writes the same again. A thin device then has a block of its own
     /// wherever it had none or shared one; it is durable after [`Effect::SyncFile`]. No other process
     /// writes there until it returns.

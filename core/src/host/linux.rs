@@ -424,7 +424,7 @@ fn act_on_blocks(effect: &Effect<'_>) -> Result<()> {
             offset,
             bytes,
         } => blocks::write(device, offset, bytes),
-        Effect::FillWithZeros { device } => blocks::fill_with_zeros(device),
+        Effect::FillWithZeros { device, from } => blocks::fill_with_zeros(device, from),
         Effect::Rewrite { device, range } => blocks::rewrite(device, range),
         _ => {
             let what = format!("{} does not write blocks", effect.name());

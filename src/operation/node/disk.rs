@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::place;
-use crate::error::Error;
+use crate::backend::place::{self, FoundPlace, Opening};
+use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::host::question::Questions;
 use crate::model::PoolDefinition;
@@ -48,6 +48,22 @@ pub(in crate::operation) fn hanging(
     })
 }
 
+/// Opens the place of a pool. `None` if that takes longer than `max_wait`: it goes on, and a later
+/// call finds what it has opened. It takes minutes to create the records of a large pool of LVM on a
+/// slow disk, and does not end while a disk answers reads only.
+pub(in crate::operation) fn open(
+    host: &Arc<dyn Host>,
+    questions: &PoolQuestions,
+    definition: &PoolDefinition,
+    opening: Opening,
+    max_wait: Duration,
+) -> Option<Result<FoundPlace>> {
+    let about = ("opening", definition.name.clone());
+    let (host, definition) = (host.clone(), definition.clone());
+    let question = move || place::open(host.as_ref(), &definition, &opening);
+    questions.ask(about, max_wait, question)
+}
+
 /// The reason for which a pool whose disk does not answer is not served.
 pub(in crate::operation) fn no_answer(definition: &PoolDefinition) -> Error {
     Error::Unreachable {
@@ -57,4 +73,12 @@ pub(in crate::operation) fn no_answer(definition: &PoolDefinition) -> Error {
             DISK_TIMEOUT.as_secs()
         ),
     }
+}
+
+/// The reason for which a pool whose opening has not ended is not served.
+pub(in crate::operation) fn still_opening(definition: &PoolDefinition) -> Error {
+    Error::unreachable(
+        format!("pool {}", definition.name),
+        "it is still being opened: its records are being created or checked, or its disk does not answer; it is served as soon as that has ended",
+    )
 }

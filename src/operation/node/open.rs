@@ -16,7 +16,8 @@ use crate::operation::pools::pool::{folders, pool_kind};
 use crate::operation::{Driver, Pool, Presence, ServingState, usage};
 use crate::record::node::KnownPool;
 
-/// How long a start waits for the lock of a pool that a process which was killed just now served.
+/// How long a start waits for the lock of a pool that a process which was killed just now served:
+/// less than [`disk::DISK_TIMEOUT`], so that the start learns that another process has it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Driver {
@@ -40,16 +41,18 @@ impl Driver {
     }
 
     /// Opens one pool, or returns why it is not served. `was` is the file system on which this
-    /// process has served the pool before.
+    /// process has served the pool before. A pool whose place is not open after `max_wait` is
+    /// refused until then.
     pub(in crate::operation) fn open_pool(
         &self,
         definition: &PoolDefinition,
         was: Option<u64>,
+        max_wait: Duration,
     ) -> Result<ServingState> {
         let refused = |id, why| Ok(ServingState::refused(definition, id, why));
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
-        let max_wait = self.max_lock_wait();
+        let max_lock_wait = self.max_lock_wait();
         let claim = Claim {
             home: self.pools.home(),
             init: definition.init,
@@ -57,10 +60,11 @@ impl Driver {
         };
         let opening = place::Opening {
             claim,
-            max_wait,
-            machine: &self.machine_folders(),
+            max_wait: max_lock_wait,
+            machine: self.machine_folders(),
         };
-        let place = match place::open(host, definition, &opening) {
+        let opened = disk::open(&self.host, &self.questions, definition, opening, max_wait);
+        let place = match opened.ok_or_else(|| disk::still_opening(definition))? {
             Ok(place) => place,
             Err(error) => return self.refuse_thin(definition, error),
         };
@@ -106,7 +110,7 @@ impl Driver {
             found => return Err(no_pool(definition, &path, &found)),
         }
         make::check_extent(host, definition, &path)?;
-        self.serve_folder(definition, (&outer, &path), max_wait, (place, was))
+        self.serve_folder(definition, (&outer, &path), max_lock_wait, (place, was))
     }
 
     /// A pool whose place could not be opened. The header of a pool of LVM says whose it is, also if the
@@ -279,10 +283,11 @@ impl Driver {
         &self,
         hanging: &BTreeSet<String>,
         definition: &PoolDefinition,
+        max_wait: Duration,
     ) -> Result<ServingState> {
         match hanging.contains(&definition.name) {
             true => Err(disk::no_answer(definition)),
-            false => self.open_pool(definition, None),
+            false => self.open_pool(definition, None, max_wait),
         }
     }
 

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::disk::{self, PoolQuestions};
 use crate::backend::place::{self, pool_fs};
@@ -27,6 +28,16 @@ impl Driver {
     /// not delay the others. It is an error only if no pool is served and none is known, which is a
     /// mistake in the definitions.
     pub fn start(settings: Settings, interfaces: CutInterfaces) -> Result<Driver> {
+        Driver::start_within(settings, interfaces, disk::DISK_TIMEOUT)
+    }
+
+    /// Like [`Driver::start`], with another timeout for the opening of each pool, for tests in which
+    /// one takes longer.
+    pub(in crate::operation) fn start_within(
+        settings: Settings,
+        interfaces: CutInterfaces,
+        max_wait: Duration,
+    ) -> Result<Driver> {
         let host = interfaces.host.clone();
         // This comes before any access to an image: a frozen file system that was unmounted is
         // hidden.
@@ -64,7 +75,7 @@ impl Driver {
         };
         let mut wrong = None;
         for definition in &driver.pools.settings.pools {
-            let state = match driver.open_unless(&hanging, definition) {
+            let state = match driver.open_unless(&hanging, definition, max_wait) {
                 Err(error @ Error::Locked { .. }) if driver.pools.settings.alone => {
                     return Err(error);
                 }

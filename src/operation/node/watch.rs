@@ -112,7 +112,7 @@ impl Driver {
                 Err(why) => still(ServingState::refused(definition, Some(pool.id()), why)),
             };
         }
-        let opened = self.open_pool(definition, was.map(|was| was.device));
+        let opened = self.open_pool(definition, was.map(|was| was.device), max_wait);
         still(opened.unwrap_or_else(|error| self.refuse(definition, &error)))
     }
 }

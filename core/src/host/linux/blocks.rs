@@ -74,11 +74,11 @@ pub(super) fn write(device: &Device, offset: u64, bytes: &[u8]) -> Result<()> {
 
 /// The zeros are written one after another: a request to zero a range, and a write of zeros that the
 /// kernel recognizes, need not allocate blocks.
-pub(super) fn fill_with_zeros(device: &Device) -> Result<()> {
+pub(super) fn fill_with_zeros(device: &Device, from: u64) -> Result<()> {
     let open = loop_device::open_direct(device, true)?;
     let size = sys::block_bytes(&open)
         .map_err(|errno| HostError::errno("read the size of", &device.path, errno))?;
-    each_piece(0..size, |bytes, at| {
+    each_piece(from..size, |bytes, at| {
         open.write_all_at(bytes, at)
             .map_err(failed("zero", &device.path))
     })?;

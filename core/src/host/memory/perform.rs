@@ -61,7 +61,7 @@ pub(super) fn subject<'a>(effect: &'a Effect<'a>) -> std::borrow::Cow<'a, Path> 
         | Effect::CheckFs { device, .. }
         | Effect::DisableDiscard { device }
         | Effect::WriteBlocks { device, .. }
-        | Effect::FillWithZeros { device }
+        | Effect::FillWithZeros { device, .. }
         | Effect::Rewrite { device, .. }
         | Effect::GrowFs { device, .. }
         | Effect::GrowUnmounted { device } => (&device.path).into(),
@@ -161,7 +161,7 @@ impl Machine {
                 offset,
                 bytes,
             } => self.write_blocks(process, device, *offset as usize, bytes),
-            Effect::FillWithZeros { device } => self.fill_with_zeros(device),
+            Effect::FillWithZeros { device, from } => self.fill_with_zeros(device, *from),
             Effect::Rewrite { device, range } => self.rewrite(device, range),
             Effect::DisableDiscard { device } => {
                 let number = number_of(device).ok_or(Errno::ENOTBLK)?;

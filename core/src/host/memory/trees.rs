@@ -145,13 +145,19 @@ impl Machine {
         Ok(())
     }
 
-    pub(super) fn fill_with_zeros(&mut self, device: &Device) -> Result<(), HostCause> {
+    pub(super) fn fill_with_zeros(&mut self, device: &Device, from: u64) -> Result<(), HostCause> {
         let number = number_of(device).ok_or(Errno::ENOTBLK)?;
         let ino = self.image_of(number)?;
         let bytes = self.dev(number)?.bytes;
         let content = self.content(number)?;
         if content.used_before {
             self.violation(format!("{} was in use before", device.path.display()));
+        }
+        if from > self.disk.file(ino)?.live.allocated() {
+            self.violation(format!(
+                "a part of {} is not allocated",
+                device.path.display()
+            ));
         }
         let (used, limit) = self.room_of(ino);
         let data = self.data_mut(ino)?;

@@ -283,10 +283,7 @@ impl Opening<'_> {
             let path = records.device.path.display();
             return Err(self.busy(format!("{path} is in use")));
         }
-        let zeros = Effect::FillWithZeros {
-            device: &records.device,
-        };
-        self.perform(&zeros, "allocate the records")?;
+        self.allocate(&records.device, header.records_bytes)?;
         let format = Effect::Format {
             device: &records.device,
             fs: FsType::Ext4,
@@ -303,6 +300,25 @@ impl Opening<'_> {
         let written = device.write(&ready);
         written.context(|| format!("write the header of pool {}", self.pool.name))?;
         Ok((ready, records))
+    }
+
+    /// Allocates all blocks of the records, which takes minutes on a large pool on a slow disk. They
+    /// are written in order, so those that an earlier attempt has allocated are the first ones. If
+    /// they are not, all are written again.
+    fn allocate(&self, device: &Device, bytes: u64) -> Result<()> {
+        for is_again in [false, true] {
+            let devices = self.host.thin_devices(self.mapped);
+            let devices = devices.context(|| format!("list the thin devices of {}", self.name))?;
+            let allocated = devices.get(&RECORDS_ID).copied().unwrap_or(0);
+            if allocated >= bytes {
+                return Ok(());
+            }
+            let from = if is_again { 0 } else { allocated };
+            tracing::info!(pool = %self.pool.name, bytes, from, "allocating the records of a new pool");
+            let zeros = Effect::FillWithZeros { device, from };
+            self.perform(&zeros, "allocate the records")?;
+        }
+        Ok(())
     }
 
     /// The device with the records, which stays until `pool release`. It never gives blocks back.

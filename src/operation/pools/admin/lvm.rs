@@ -36,7 +36,7 @@ fn enter(
             is_known: node.find_pool(pool).is_some(),
         },
         max_wait: Duration::ZERO,
-        machine: &[],
+        machine: Vec::new(),
     };
     place::open(host, pool, &opening)
 }
