@@ -16,8 +16,8 @@ const NEW_FILE: &str = "next-id.new";
 /// How many IDs are reserved with one write of the file. A restart skips those that were not used.
 const RESERVED: u32 = 64;
 
-/// How far new IDs are from the known ones while a record cannot be read, whose ID is unknown: a
-/// pool has fewer records than this.
+/// How far the first new ID is from the known ones if the file does not exist, which earlier releases
+/// did not write, and a record cannot be read, whose ID is unknown: a pool has fewer records than this.
 const UNKNOWN_NUMBERS: u32 = 1 << 16;
 
 #[derive(Debug, Default)]
@@ -41,14 +41,19 @@ impl Numbers {
         is_incomplete: bool,
     ) -> host::Result<Numbers> {
         let path = root.join(FILE);
-        let mark = match host.read_file(&path)? {
-            None => FIRST_ID,
-            Some(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| HostError::unexpected("read", path, error.to_string()))?,
+        let (mark, unknown) = match host.read_file(&path)? {
+            None if is_incomplete => (FIRST_ID, UNKNOWN_NUMBERS),
+            None => (FIRST_ID, 0),
+            Some(bytes) => {
+                let mark = serde_json::from_slice(&bytes);
+                let unclear = |error: serde_json::Error| {
+                    HostError::unexpected("read", path, error.to_string())
+                };
+                (mark.map_err(unclear)?, 0)
+            }
         };
         let highest = taken.range(..TRIAL_ID).next_back();
         let above_all = highest.map_or(FIRST_ID, |highest| highest + 1).max(mark);
-        let unknown = if is_incomplete { UNKNOWN_NUMBERS } else { 0 };
         Ok(Numbers {
             taken,
             next: above_all.saturating_add(unknown),

@@ -318,12 +318,25 @@ fn while_a_record_cannot_be_read_no_number_is_given_that_it_may_have() {
         .join(RECORD);
     drop(backend);
     host.make_unreadable(&file, Unreadable::Error).unwrap();
+    // All IDs that were ever used are below the one in the file.
     let backend = open(&host);
     let made = backend.create(volume(3, Allocation::Thin), &any).unwrap();
+    let above = source.image + 1..1000;
+    assert!(above.contains(&made.image), "{}", made.image);
+    drop(backend);
+    let file = &Path::new(POOL).join("next-id");
+    // As a release left it that did not write the file.
+    host.perform(&Effect::RemoveFile { path: file }).unwrap();
+    let backend = open(&host);
+    let made = backend.create(volume(5, Allocation::Thin), &any).unwrap();
     assert!(made.image > 1000, "{}", made.image);
     drop(backend);
+    let backend = open(&host);
+    let next = backend.create(volume(6, Allocation::Thin), &any).unwrap();
+    assert!(next.image - made.image < 1000, "{}", next.image);
+    drop(backend);
     host.perform(&Effect::WriteFile {
-        path: &Path::new(POOL).join("next-id"),
+        path: file,
         bytes: crate::host::mapper::MAX_THIN_ID.to_string().as_bytes(),
     })
     .unwrap();
