@@ -457,3 +457,6 @@ pub(super) async fn answered<T>(
         Err(_) => Err(agent.unreachable("it does not answer in time")),
     }
 }
+
+#[cfg(test)]
+mod tests;

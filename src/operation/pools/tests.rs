@@ -550,6 +550,14 @@ fn a_pool_is_released_only_while_no_process_uses_it() {
     let id = pool.id();
     drop((attached, pool));
     end(driver);
+    // As if its records were mounted in the mount namespace of a container: the device of the volume
+    // stays, because the driver there may be about to use it.
+    let elsewhere = host.another_process().claim_mapped(&records_device(id));
+    let elsewhere = elsewhere.unwrap().unwrap();
+    let error = release(&admin_process, &definition()).unwrap_err();
+    assert!(chain(&error).contains("mount namespace"), "{error}");
+    assert_eq!(host.mapped_devices(NAME, "").unwrap().len(), 2);
+    drop(elsewhere);
     let open = admin_process.hold_mapped(&device_uuid(id, uuid)).unwrap();
     let error = release(&admin_process, &definition()).unwrap_err();
     assert!(chain(&error).contains(&uuid.to_string()), "{error}");

@@ -186,3 +186,26 @@ impl Drop for Deleting {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_node_leaves_readers_to_the_others() {
+        let lent = Lent::default();
+        let read = |node: &str| lent.begin_read(vec![Uuid::from_u128(1)], node);
+        let slow: Vec<_> = (0..MAX_READERS_OF_NODE).map(|_| read("slow")).collect();
+        assert!(slow.iter().all(Result::is_ok));
+        let refused = read("slow").err().unwrap().to_string();
+        assert!(refused.contains("node slow"), "{refused}");
+        let others = MAX_READERS - MAX_READERS_OF_NODE;
+        let others: Vec<_> = (0..others).map(|_| read("other").unwrap()).collect();
+        let refused = read("third").err().unwrap().to_string();
+        assert!(refused.contains("limit of this node"), "{refused}");
+        drop(slow);
+        assert!(read("third").is_ok());
+        drop(others);
+        assert_eq!(lent.readers(), 0);
+    }
+}

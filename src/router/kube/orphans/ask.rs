@@ -162,3 +162,6 @@ fn pool_of<'a>(pools: &'a mut BTreeMap<PoolId, Stored>, id: &str) -> Option<&'a 
         snapshots: Vec::new(),
     }))
 }
+
+#[cfg(test)]
+mod tests;
