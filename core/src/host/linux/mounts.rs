@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sched::CloneFlags;
-use nix::sys::stat::{major, minor};
+use nix::sys::stat::{major, makedev, minor};
 use sys_mount::MountFlags;
 
 use super::files::failed;
@@ -32,6 +32,8 @@ use crate::model::mount_option;
 
 /// The table of this thread's mount namespace, because a thread may have its own.
 const TABLE: &str = "/proc/thread-self/mountinfo";
+/// The names of all drivers of devices, with their major numbers.
+const DEVICE_NUMBERS: &str = "/proc/devices";
 /// Maximum number of times the table is read. The kernel shows it in pages, between which it may
 /// change; then it is read again. Mounts that do not change are shown correctly in any case.
 const TABLE_READS: u32 = 16;
@@ -79,26 +81,42 @@ fn source_device(mount: &Mount) -> Option<u64> {
     found.file_type().is_block_device().then(|| found.rdev())
 }
 
-/// The number of the device node that a mount shows, if it shows one. It is read from the node
-/// itself, because a directory can have any name.
+/// The number of the device node that a mount shows, if it shows one. Another mount may cover it, so
+/// it is read from the node itself only where the name says nothing.
 fn bound_node(mount: &Mount) -> Option<u64> {
     let kinds = ["devtmpfs", "tmpfs"];
     if !kinds.contains(&mount.fs_name.as_str()) || mount.root == Path::new("/") {
         return None;
     }
-    match std::fs::symlink_metadata(&mount.mount_point) {
-        Ok(found) if found.dev() == mount.device => {
-            found.file_type().is_block_device().then(|| found.rdev())
-        }
-        // Another mount covers it. In devtmpfs the kernel chooses the names, also for a node that
-        // is gone.
-        Ok(_) | Err(_) if mount.fs_name == "devtmpfs" => {
-            let root = mount.root.to_str()?.trim_end_matches("//deleted");
-            let number = root.strip_prefix("/loop")?.parse().ok()?;
-            Some(Device::of_loop(number).rdev)
-        }
-        Ok(_) | Err(_) => None,
+    if mount.fs_name == "devtmpfs"
+        && let Some(rdev) = mount.root.to_str().and_then(number_of_name)
+    {
+        return Some(rdev);
     }
+    let found = std::fs::symlink_metadata(&mount.mount_point).ok()?;
+    let is_shown = found.dev() == mount.device && found.file_type().is_block_device();
+    is_shown.then(|| found.rdev())
+}
+
+/// The number of a loop device or mapped device by the path of its node in devtmpfs, where the kernel
+/// chooses the names, also of a node that is gone.
+fn number_of_name(root: &str) -> Option<u64> {
+    let name = root.trim_end_matches("//deleted");
+    if let Some(number) = name.strip_prefix("/loop") {
+        return Some(Device::of_loop(number.parse().ok()?).rdev);
+    }
+    let minor: u32 = name.strip_prefix("/dm-")?.parse().ok()?;
+    let devices = std::fs::read_to_string(DEVICE_NUMBERS).ok()?;
+    Some(makedev(mapper_major(&devices)?, minor.into()))
+}
+
+/// The major number of mapped devices, which the kernel chooses when it loads the device mapper.
+fn mapper_major(devices: &str) -> Option<u64> {
+    let mut pairs = devices
+        .lines()
+        .filter_map(|line| line.trim().split_once(' '));
+    let (major, _) = pairs.find(|(_, name)| *name == "device-mapper")?;
+    major.parse().ok()
 }
 
 /// Numbers of the loop devices whose node is bind-mounted, whether they are attached or not and
@@ -394,6 +412,25 @@ mod tests {
     fn split(words: &[&str], read_only: bool, selinux: bool) -> (MountFlags, String) {
         let options: Vec<_> = words.iter().map(|word| word.to_string()).collect();
         split_options(&options, read_only, selinux)
+    }
+
+    #[test]
+    fn numbers_of_devices_are_known_by_their_names() {
+        let devices =
+            "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n253 device-mapper\n";
+        assert_eq!(mapper_major(devices), Some(253));
+        assert_eq!(mapper_major("Block devices:\n  7 loop\n"), None);
+        let third = Device::of_loop(3).rdev;
+        for (root, rdev) in [
+            ("/loop3", Some(third)),
+            ("/loop3//deleted", Some(third)),
+            ("/loop-control", None),
+            ("/loop3/loop4", None),
+            ("/dm-", None),
+            ("/sda", None),
+        ] {
+            assert_eq!(number_of_name(root), rdev, "{root}");
+        }
     }
 
     #[test]

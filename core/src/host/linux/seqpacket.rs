@@ -140,7 +140,7 @@ impl Channel {
         message: &mut [u8],
         most: usize,
     ) -> std::result::Result<Option<(usize, Vec<OwnedFd>)>, Errno> {
-        match sys::receive_with_fds(&self.0, message, most) {
+        match sys::message::receive_with_fds(&self.0, message, most) {
             Ok((0, _)) | Err(Errno::ECONNRESET) => Ok(None),
             received => received.map(Some),
         }
