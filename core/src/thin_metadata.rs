@@ -30,7 +30,8 @@ pub const MIN_PER_MAPPING: u64 = 16;
 /// or more references is in a further tree, with at most 336 entries ((4096 - 32) / 12) and at least
 /// 168 in a leaf: 24.4 bytes, for three mappings. That is 42; the rest is for the copies that exist
 /// until a transaction ends. A thick copy of a thin volume begins with its map, in which discards may
-/// have left leaves with 84 entries; nothing more is reserved for that.
+/// have left leaves with 84 entries: at most 62 bytes for each. The tenth of the metadata that is
+/// always kept free is enough for that if such copies have a third of the metadata.
 pub const MAX_PER_MAPPING: u64 = 48;
 /// The metadata in bytes that a map needs at most besides: a node that is not half full in each of at
 /// most 4 levels, which are enough for 126^4 blocks.

@@ -92,6 +92,7 @@ pub(super) struct ThinStore {
 }
 
 impl ThinStore {
+    /// The caller has the lock of the pool, so no other process of this driver reads its metadata.
     pub(super) fn open(
         host: Arc<dyn Host>,
         root: &Path,
@@ -113,8 +114,14 @@ impl ThinStore {
             ),
             largest: size::MAX,
         };
+        let status = status(host.as_ref(), pool)?;
+        if status.holds_metadata {
+            // A process that has read the metadata was killed before it released the snapshot.
+            let message = ThinMessage::ReleaseMetadata;
+            send(host.as_ref(), pool, status.rdev, message)?;
+        }
         let store = ThinStore {
-            rdev: status(host.as_ref(), pool)?.rdev,
+            rdev: status.rdev,
             root: root.to_path_buf(),
             pool: pool.into(),
             prefix: format!("{DEVICE_PREFIX}{id}-"),

@@ -244,10 +244,16 @@ fn a_pool_that_is_set_up_unsafely_is_served_once_the_command_in_the_refusal_has_
 #[test]
 fn a_snapshot_of_the_metadata_that_a_crash_has_left_is_released() {
     let host = MemoryHost::new();
-    end(start(&host));
+    let driver = start(&host);
+    let is_held = || host.thin_pool(NAME).unwrap().unwrap().holds_metadata;
     host.set_up_pool(NAME, |setup| setup.holds_metadata = true);
+    // The driver reads the metadata while another process examines the pool.
+    let admin_process = host.another_process();
+    let _ = admin::init(&admin_process, Path::new(NODE), &definition());
+    assert!(is_held());
+    end(driver);
     assert_eq!(refusal(&start(&host)), None);
-    assert!(!host.thin_pool(NAME).unwrap().unwrap().holds_metadata);
+    assert!(!is_held());
 }
 
 #[test]

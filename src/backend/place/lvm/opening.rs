@@ -71,10 +71,6 @@ pub fn open(
     if !opening.claim_pool()? {
         return Ok(None);
     }
-    if status.holds_metadata {
-        // A process that has read the metadata was killed before it released the snapshot.
-        opening.send(ThinMessage::ReleaseMetadata, "release the metadata")?;
-    }
     if !opening.make_header_device()? {
         return Ok(None);
     }
