@@ -54,6 +54,7 @@ impl From<CutAnswer> for Answer {
                     stall_micros: micros(ready.stall),
                     most_extents_volume_id,
                     most_extents,
+                    quiet: ready.quiet as u64,
                 })
             }
             CutAnswer::Ahead(done) => Answer::Ahead(done.into()),
@@ -78,6 +79,7 @@ impl TryFrom<Answer> for CutAnswer {
                 in_use: ready.in_use as usize,
                 raw: ready.raw as usize,
                 frozen: ready.frozen as usize,
+                quiet: ready.quiet as usize,
                 stall: Duration::from_micros(ready.stall_micros),
                 most_extents: most(ready.most_extents_volume_id, ready.most_extents),
             }),
@@ -181,6 +183,7 @@ mod tests {
                 in_use: 2,
                 raw: 1,
                 frozen: 1,
+                quiet: 3,
                 stall: Duration::from_micros(70),
                 most_extents: Some(("volume".into(), 9)),
             }),

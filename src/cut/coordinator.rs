@@ -219,9 +219,11 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
         let CutAnswer::Ready(one) = answer else {
             return Err(out_of_step());
         };
-        sum.in_use += one.in_use;
-        sum.raw += one.raw;
-        sum.frozen += one.frozen;
+        // A faulty agent may report any numbers.
+        sum.in_use = sum.in_use.saturating_add(one.in_use);
+        sum.raw = sum.raw.saturating_add(one.raw);
+        sum.frozen = sum.frozen.saturating_add(one.frozen);
+        sum.quiet = sum.quiet.saturating_add(one.quiet);
         // Participants work in parallel, so the slowest one counts.
         if one.most_extents.is_some() && one.stall >= sum.stall {
             (sum.stall, sum.most_extents) = (one.stall, one.most_extents);
@@ -361,9 +363,11 @@ fn release(
     (alive, released)
 }
 
-/// The level that was reached, and why it is not higher.
+/// The level that was reached, and why it is not higher. Raw members of a group are recorded with a
+/// level of their own, so they do not lower that of the others.
 fn reached(plan: CutMode, ready: &Readiness) -> (Level, String) {
-    if ready.raw > 0 && ready.raw == ready.in_use && plan.level == Level::Filesystem {
+    let is_raw = ready.raw > 0 && ready.raw == ready.in_use && ready.quiet == 0;
+    if is_raw && plan.level == Level::Filesystem {
         let reason = "raw block device: cut at one point in time, but it cannot be frozen";
         return (Level::Crash, reason.into());
     }

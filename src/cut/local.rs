@@ -387,6 +387,7 @@ impl Local {
             let stall = (&mut ready.stall, &mut ready.most_extents);
             self.weigh(member, way, stall)?;
             if way == MemberMode::Quiet {
+                ready.quiet += 1;
                 continue;
             }
             ready.in_use += 1;

@@ -88,6 +88,8 @@ pub struct Readiness {
     pub raw: usize,
     /// Of those, members whose writers the guard will stop.
     pub frozen: usize,
+    /// Members that are not in use. Agents of earlier releases do not report them.
+    pub quiet: usize,
     /// About how long their writers will be stopped for the clones alone, one after the other.
     pub stall: Duration,
     /// The member in use whose image has the most extents: its volume's ID, and how many.

@@ -308,6 +308,13 @@ fn raw_devices_that_can_be_suspended_are_cut_with_the_guard() {
     let with_a_file_system = [mapped(raw("r")), mounted("m")];
     let outcome = tried(&World::default(), &with_a_file_system, Level::Filesystem);
     assert_eq!(outcome.unwrap().level, Level::Filesystem);
+    let with_one_that_is_not_in_use = [mapped(raw("r")), member("q", Use::Quiet)];
+    let outcome = tried(
+        &World::default(),
+        &with_one_that_is_not_in_use,
+        Level::Filesystem,
+    );
+    assert_eq!(outcome.unwrap().level, Level::Filesystem);
 }
 
 #[test]
