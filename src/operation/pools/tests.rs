@@ -16,7 +16,8 @@ use crate::cut::CutInterfaces;
 use crate::error::{Error, Result, chain};
 use crate::host::mapper::ThinPoolMode;
 use crate::host::memory::{FaultMode, MemoryHost, PoolSetup};
-use crate::host::{Effect, Host, ThinMessage, ThinTable};
+
+use crate::host::{Effect, Host, ThinMessage, ThinTable, VolumeGroup};
 use crate::model::{HomeId, PoolDefinition};
 use crate::operation::pools::inventory::PoolPresence;
 use crate::operation::pools::{admin, inventory};
@@ -153,7 +154,13 @@ fn a_creation_that_failed_is_completed_by_the_same_driver() {
 #[test]
 fn a_pool_that_is_used_by_another_program_is_refused_and_not_changed() {
     type Change<'a> = &'a dyn Fn(&MemoryHost);
-    let used: [(&str, Change<'_>); 5] = [
+    let group = |lock_type: &str, system_id: &str| VolumeGroup {
+        uuid: "one".into(),
+        lock_type: lock_type.into(),
+        system_id: system_id.into(),
+        is_foreign: !system_id.is_empty(),
+    };
+    let used: [(&str, Change<'_>); 8] = [
         ("containerd: the thin device 7", &|host| {
             send(host, ThinMessage::CreateThin { id: 1 });
             send(host, ThinMessage::CreateThin { id: 7 });
@@ -168,6 +175,16 @@ fn a_pool_that_is_used_by_another_program_is_refused_and_not_changed() {
         }),
         ("LVM: vg-pool-tpool exists", &|host| {
             host.set_up_pool("vg-pool-tpool", |_| {});
+        }),
+        ("lvmlockd: (lock type sanlock)", &|host| {
+            host.set_up_pool(NAME, |setup| setup.groups = vec![group("sanlock", "")]);
+        }),
+        ("another machine: the system ID other", &|host| {
+            host.set_up_pool(NAME, |setup| setup.groups = vec![group("", "other")]);
+        }),
+        ("a copy of the disk: there are 2 volume groups", &|host| {
+            let groups = vec![group("", ""), group("", "")];
+            host.set_up_pool(NAME, |setup| setup.groups = groups);
         }),
         ("thin_dump: a snapshot of its metadata is held", &|host| {
             host.set_up_pool(NAME, |setup| setup.holds_metadata = true);

@@ -3,7 +3,8 @@
 //!
 //! A volume is copied only while it is not in use, and never under a freeze: NodeStageVolume aborts
 //! the copy. Copies log their progress, have a limited rate, and continue after a restart if the
-//! source has not changed.
+//! source has not changed. It is not known of a volume in a thin pool whether it has: a copy of one
+//! begins again, a copy of a snapshot continues.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

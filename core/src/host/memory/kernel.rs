@@ -18,7 +18,7 @@ use crate::host::{
     LoopHold,
 };
 use crate::host::{Extent, ForeignFile, Known, MountRoot};
-use crate::host::{Kept, LoopDevice, Mount, Piece, Result, Signature, Space};
+use crate::host::{Kept, LoopDevice, Mount, Piece, Result, Signature, Space, VolumeGroup};
 use crate::host::{
     LinearTable, MappedDevice, PreparedThinSnapshot, ThinPoolStatus, ThinSnapshot, mapped_path,
 };
@@ -238,6 +238,12 @@ impl Host for MemoryHost {
             }
             machine.check_thin_pool(name)?;
             Ok(Some(machine.thin_pool_status(name)))
+        })
+    }
+
+    fn volume_groups(&self, name: &str) -> Result<Option<Vec<VolumeGroup>>> {
+        self.look("examine", Path::new(name), |machine| {
+            Ok(Some(machine.volume_groups(name)))
         })
     }
 

@@ -3,10 +3,11 @@
 use nix::errno::Errno;
 
 use super::machine::Machine;
+use crate::host::VolumeGroup;
 use crate::host::mapper::ThinPoolMode;
 
 /// How an administrator has created a pool, and what has happened to it since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSetup {
     /// LVM has activated it.
     pub active: bool,
@@ -20,6 +21,8 @@ pub struct PoolSetup {
     pub fails_commits: bool,
     /// LVM has suspended it, as it does while it extends a pool.
     pub suspended: bool,
+    /// The volume groups that LVM lists with the name of the pool's group.
+    pub groups: Vec<VolumeGroup>,
 }
 
 impl Default for PoolSetup {
@@ -33,11 +36,20 @@ impl Default for PoolSetup {
             holds_metadata: false,
             fails_commits: false,
             suspended: false,
+            groups: Vec::new(),
         }
     }
 }
 
 impl Machine {
+    /// The volume groups with a name, as LVM lists them.
+    pub(super) fn volume_groups(&self, name: &str) -> Vec<VolumeGroup> {
+        let prefix = &format!("{name}-");
+        let mut pools = self.thin_pools.iter();
+        let found = pools.find(|(pool, _)| pool.starts_with(prefix));
+        found.map_or(Vec::new(), |(_, pool)| pool.setup.groups.clone())
+    }
+
     /// Whether LVM has activated a pool. LVM has a device of this name only if it uses the pool
     /// itself, as a test must have said.
     pub(super) fn is_active_pool(&self, name: &str) -> bool {
