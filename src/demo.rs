@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<bool> {
         .enable_all()
         .build()
         .map_err(|error| Failed::of("start", &error))?;
-    runtime.block_on(play(options, &base))
+    runtime.block_on(run_trial(options, &base))
 }
 
 /// The directory in which the demo's own is created, with links resolved, because the driver
@@ -105,7 +105,7 @@ fn base(options: &Options) -> Result<PathBuf> {
         .map_err(|error| Failed::new("demo", format!("--dir {}: {error}", base.display())))
 }
 
-async fn play(options: &Options, base: &Path) -> Result<bool> {
+async fn run_trial(options: &Options, base: &Path) -> Result<bool> {
     // From here on a signal causes a cleanup.
     let signal = server::signal().map_err(|error| Failed::of("wait for signals", &error))?;
     let mut signal = std::pin::pin!(signal);
@@ -134,7 +134,7 @@ async fn play(options: &Options, base: &Path) -> Result<bool> {
         progress.note("cleaning up");
     }
     let calls = stage.calls();
-    let left = stage.strike(&mut progress).await;
+    let left = stage.tear_down(&mut progress).await;
     for thing in &left {
         progress.note(&format!("LEFT BEHIND: {thing}"));
     }
@@ -179,7 +179,7 @@ impl Stage {
     fn new(base: &Path, thin: Option<&ThinPoolName>) -> Result<Stage> {
         let pool = ScratchPool::new(base, thin)?;
         let trials = script::trials(&pool.callers());
-        let group = Group::new(&pool.callers(), &pool.signs());
+        let group = Group::new(&pool.callers(), &pool.marker_dir());
         Ok(Stage {
             pool,
             process: None,
@@ -207,12 +207,12 @@ impl Stage {
             return Err(Failed::new("driver", "it has no client"));
         };
         for trial in &mut self.trials {
-            trial.play(progress, client).await?;
+            trial.run_trial(progress, client).await?;
             if !keep {
                 trial.tear_down(progress, client).await?;
             }
         }
-        self.group.play(progress, client).await
+        self.group.run_trial(progress, client).await
     }
 
     fn calls(&self) -> u64 {
@@ -220,7 +220,7 @@ impl Stage {
     }
 
     /// Removes everything, through the driver if it still answers, and returns what is left.
-    async fn strike(mut self, progress: &mut Progress) -> Vec<String> {
+    async fn tear_down(mut self, progress: &mut Progress) -> Vec<String> {
         if let Some(client) = &mut self.client {
             self.group.take_down(client).await;
             for trial in &self.trials {

@@ -107,15 +107,15 @@ pub struct Subject {
 }
 
 /// Runs all checks, those of the machine first.
-pub fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec<Check> {
-    let mut checks = kernel::examine(host, patient);
-    let freezes = freeze::examine(host, freezer, patient);
+pub fn examine(host: &dyn Host, freezer: &dyn Freezer, examined: &Subject) -> Vec<Check> {
+    let mut checks = kernel::examine(host, examined);
+    let freezes = freeze::examine(host, freezer, examined);
     // If the state directory cannot be used, nothing is tried in it.
     if freezes.iter().all(|check| check.level != CheckStatus::Fail) {
-        checks.extend(trial::examine(host, patient));
+        checks.extend(trial::examine(host, examined));
     }
     checks.extend(freezes);
-    checks.extend(pool::examine(host, patient));
+    checks.extend(pool::examine(host, examined));
     checks
 }
 

@@ -13,13 +13,16 @@
 //!
 //! 1. [`error`] and [`model`]: the error type; ids, sizes and parameters, without I/O. [`fault`]:
 //!    faults that tests plan for a process.
+//!    [`crc32c`] and [`thin_metadata`] read what dm-thin writes.
 //! 2. [`host`]: kernel, disk and programs behind one trait, with a real implementation
 //!    ([`host::linux`]) and a simulated one ([`host::memory`]). Begin with [`host::Effect`].
 //! 3. [`record`]: what survives a restart.
 //! 4. [`backend`]: the storage of one pool: images, records, devices. A new kind of pool implements
 //!    the trait `Store` in `backend/store.rs`, next to `backend/file.rs`.
 //! 5. [`hook`]: programs that hold an application during a snapshot.
-//! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the separate process that freezes and thaws.
+//! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the client of the separate process that freezes
+//!    and thaws, whose sources are in `guard/src`: FIFREEZE is called in
+//!    `guard/src/session/member.rs`.
 //! 7. [`operation`]: one file for each operation of CSI; most decisions are made here, such as
 //!    whether a repeated call is ALREADY_EXISTS (`mismatch` in `operation/volume/create.rs`).
 //! 8. [`csi`] and [`agent`]: messages that are generated from `proto/`.

@@ -42,7 +42,7 @@ pub use snapshot::archive::{
     ArchiveReader, ArchiveWriter, Content, ContentFacts, Manifest, archive_content,
     content_identity,
 };
-pub use snapshot::attempt::Kept;
+pub use snapshot::attempt::VerifiedCut;
 pub use snapshot::cut_counts::{CutCounts, LongFreeze};
 pub use snapshot::for_clone::{request_for_clone, snapshot_id_for_clone};
 pub use snapshot::group::{of_another_moment, same_members, same_request};

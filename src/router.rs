@@ -38,7 +38,7 @@ mod dial;
 mod find;
 mod for_clone;
 mod group;
-mod held;
+mod hook_limit;
 mod identity;
 pub mod kube;
 mod list;

@@ -46,7 +46,7 @@ pub use status::status;
 pub struct Service {
     driver: Arc<Driver>,
     alpha: Alpha,
-    looks: agent::Looks,
+    descriptions: agent::DescriptionCache,
     pulse: Pulse,
     peers: Option<Peers>,
 }
@@ -57,11 +57,11 @@ pub(crate) type RpcResult<T> = std::result::Result<Response<T>, Status>;
 impl Service {
     /// Creates the services of a driver that has started.
     pub fn new(driver: Arc<Driver>, alpha: Alpha) -> Service {
-        let looks = agent::Looks::default();
+        let descriptions = agent::DescriptionCache::default();
         Service {
             driver,
             alpha,
-            looks,
+            descriptions,
             pulse: Pulse::default(),
             peers: None,
         }

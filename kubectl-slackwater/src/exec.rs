@@ -113,7 +113,7 @@ async fn receive_all(
 }
 
 /// Sends stdin, and pings. Returns only if stdin cannot be read: without its rest, the program would take
-/// what it has for the whole. That the connection has ended is for those who receive.
+/// what it has for the whole. The receivers learn that the connection has ended.
 async fn send_all(
     mut messages: impl Sink<Message, Error = Error> + Unpin,
     mut input: Option<Input>,

@@ -1,4 +1,4 @@
-//! `who CLAIM`: where its volume is, and who uses it.
+//! `who CLAIM`: the node of its volume, and the pods that use it.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams};

@@ -133,7 +133,7 @@ pub(super) trait Store: Devices {
     fn open(&self, image: Image) -> Result<ImageHandle>;
     /// Why no image can share blocks with a file that the driver did not create; `None` if one can.
     fn find_obstacle(&self, _file: &dyn ForeignFile) -> host::Result<Option<String>> {
-        Ok(Some("the images of a thin pool are no files".into()))
+        Ok(Some("the images of this pool are not files".into()))
     }
     /// Whether an image shares blocks with another file or image.
     fn shares_blocks(&self, _image: Image) -> host::Result<bool> {

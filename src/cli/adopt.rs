@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::error::Error;
-use crate::router::adopt::{self, Done, Fate, Line, Plan, Step};
+use crate::router::adopt::{self, Done, Line, Plan, Step, VolumeAction};
 use crate::router::{behind, connect};
 
 /// How long PVCs may take to be bound again: Kubernetes checks all of them every 15 s, and many
@@ -98,21 +98,21 @@ fn print_step(volume: &str, step: Step) {
     }
 }
 
-fn fate(plan: &Plan, line: &Line) -> String {
-    match &line.fate {
-        Fate::Move => format!("move to home {}", plan.pool.home),
-        Fate::Finish => "finish an interrupted move".into(),
-        Fate::Left(why) => format!("skip: {why}"),
+fn action(plan: &Plan, line: &Line) -> String {
+    match &line.action {
+        VolumeAction::Move => format!("move to home {}", plan.pool.home),
+        VolumeAction::Finish => "finish an interrupted move".into(),
+        VolumeAction::Left(why) => format!("skip: {why}"),
     }
 }
 
 fn show(plan: &Plan, as_json: bool) {
     if as_json {
         let each = plan.lines.iter().map(|line| {
-            let (what, reason) = match &line.fate {
-                Fate::Move => ("move", None),
-                Fate::Finish => ("finish", None),
-                Fate::Left(why) => ("leave", Some(why)),
+            let (what, reason) = match &line.action {
+                VolumeAction::Move => ("move", None),
+                VolumeAction::Finish => ("finish", None),
+                VolumeAction::Left(why) => ("leave", Some(why)),
             };
             json!({
                 "name": line.name, "claim": line.claim, "home_before": line.from,
@@ -140,7 +140,7 @@ fn show(plan: &Plan, as_json: bool) {
                 line.name.clone(),
                 line.claim.clone().unwrap_or_else(dash),
                 line.from.clone().unwrap_or_else(dash),
-                fate(plan, line),
+                action(plan, line),
             ]
         })
         .collect();

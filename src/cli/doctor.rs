@@ -21,7 +21,7 @@ pub(super) fn run(arguments: PoolArguments) -> Result<ExitCode, Failure> {
     // The name is short, because the path of a Unix socket in the directory must be short.
     let number = host.random_uuid().as_u128() as u32;
     let trial_dir = arguments.state_dir.join(format!("doctor-{number:08x}"));
-    let patient = Subject {
+    let examined = Subject {
         trial_dir,
         state_dir: arguments.state_dir,
         pools: arguments.pools,
@@ -30,12 +30,12 @@ pub(super) fn run(arguments: PoolArguments) -> Result<ExitCode, Failure> {
         programs: PROGRAM_FOLDERS.map(PathBuf::from).to_vec(),
     };
     // The running guard, or one whose journal and locks are removed with the temporary directory.
-    let running = GuardClient::new(host.clone(), patient.state_dir.clone()).started_by_others();
+    let running = GuardClient::new(host.clone(), examined.state_dir.clone()).started_by_others();
     let guard = match running.ready(false) {
         Ok(()) => running,
-        Err(_) => GuardClient::new(host.clone(), patient.trial_dir.clone()),
+        Err(_) => GuardClient::new(host.clone(), examined.trial_dir.clone()),
     };
-    let checks = doctor::examine(host.as_ref(), &guard, &patient);
+    let checks = doctor::examine(host.as_ref(), &guard, &examined);
     let has_failures = doctor::has_failures(&checks);
     if arguments.json {
         print::json(&json!({ "ok": !has_failures, "checks": checks }));

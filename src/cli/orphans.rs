@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Failure, Place, block_on, print};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::router::connect;
-use crate::router::orphans::{self, Orphan, What};
+use crate::router::orphans::{self, Orphan, OrphanKind};
 
 /// Lists the orphans of the driver at a socket. They are not changed.
 pub(super) fn run(
@@ -38,9 +38,10 @@ fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode
         orphans::behind(&client, expected, socket).await
     })?;
     if as_json {
-        let of = |what: What| found.iter().filter(move |orphan| orphan.what == what);
-        let volumes = of(What::Volume).map(|one| json!({ "id": one.id, "pool_id": one.pool }));
-        let snapshots = of(What::Snapshot)
+        let of = |what: OrphanKind| found.iter().filter(move |orphan| orphan.what == what);
+        let volumes =
+            of(OrphanKind::Volume).map(|one| json!({ "id": one.id, "pool_id": one.pool }));
+        let snapshots = of(OrphanKind::Snapshot)
             .map(|one| json!({ "id": one.id, "pool_id": one.pool, "group_id": one.group }));
         print::json(&json!({
             "volumes": volumes.collect::<Vec<Value>>(),
@@ -60,8 +61,8 @@ fn list(socket: &Path, expected: Option<&str>, as_json: bool) -> Result<ExitCode
 
 fn row(orphan: &Orphan) -> [String; 3] {
     let kind = match orphan.what {
-        What::Volume => "volume",
-        What::Snapshot => "snapshot",
+        OrphanKind::Volume => "volume",
+        OrphanKind::Snapshot => "snapshot",
     };
     let group = orphan.group.map_or("-".into(), |group| group.to_string());
     [kind.into(), orphan.id.clone(), group]

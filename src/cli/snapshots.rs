@@ -8,7 +8,7 @@ use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::model::SnapshotId;
 use crate::router::connect;
-use crate::router::unowned::{Fate, UnownedSnapshot, UnownedSnapshots};
+use crate::router::unowned::{SnapshotOutcome, UnownedSnapshot, UnownedSnapshots};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,9 @@ pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Ok::<_, Failure>(lines)
     })?;
     if arguments.json {
-        let changed = lines.iter().any(|line| line.fate == Fate::Deleted);
+        let changed = lines
+            .iter()
+            .any(|line| line.outcome == SnapshotOutcome::Deleted);
         let lines: Vec<Value> = lines.iter().map(in_json).collect();
         print::json(&json!({ "changed": changed, "snapshots": lines }));
     } else {
@@ -67,26 +69,26 @@ pub(super) fn delete(arguments: &Arguments) -> Result<ExitCode, Failure> {
             print::line("nothing was changed; run the same command with --yes to apply");
         }
     }
-    let stays = |line: &UnownedSnapshot| matches!(line.fate, Fate::Left(_));
+    let stays = |line: &UnownedSnapshot| matches!(line.outcome, SnapshotOutcome::Left(_));
     Ok(status(!lines.iter().any(stays)))
 }
 
 fn in_json(line: &UnownedSnapshot) -> Value {
-    let (what, reason) = match &line.fate {
-        Fate::Absent => ("absent", None),
-        Fate::Unowned => ("delete", None),
-        Fate::Deleted => ("deleted", None),
-        Fate::Left(why) => ("leave", Some(why)),
+    let (what, reason) = match &line.outcome {
+        SnapshotOutcome::Absent => ("absent", None),
+        SnapshotOutcome::Unowned => ("delete", None),
+        SnapshotOutcome::Deleted => ("deleted", None),
+        SnapshotOutcome::Left(why) => ("leave", Some(why)),
     };
     json!({ "id": line.id.to_string(), "group_id": line.group, "what": what, "reason": reason })
 }
 
 fn row(line: &UnownedSnapshot) -> [String; 3] {
-    let what = match &line.fate {
-        Fate::Absent => "does not exist".into(),
-        Fate::Unowned => "would be deleted with --yes: no object owns it".into(),
-        Fate::Deleted => "deleted: no object owned it".into(),
-        Fate::Left(why) => format!("skipped: {why}"),
+    let what = match &line.outcome {
+        SnapshotOutcome::Absent => "does not exist".into(),
+        SnapshotOutcome::Unowned => "would be deleted with --yes: no object owns it".into(),
+        SnapshotOutcome::Deleted => "deleted: no object owned it".into(),
+        SnapshotOutcome::Left(why) => format!("skipped: {why}"),
     };
     [
         line.id.to_string(),

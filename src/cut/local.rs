@@ -273,7 +273,7 @@ impl Local {
 
     /// Checks the number of extents of a member, and adds what a member in use costs within the
     /// freeze.
-    fn weigh(
+    fn add_cost(
         &self,
         member: &CutMember,
         way: MemberMode,
@@ -385,7 +385,7 @@ impl Local {
             let way = Local::mode_of(member, held.as_ref());
             self.ways.push(way);
             let stall = (&mut ready.stall, &mut ready.most_extents);
-            self.weigh(member, way, stall)?;
+            self.add_cost(member, way, stall)?;
             if way == MemberMode::Quiet {
                 ready.quiet += 1;
                 continue;
@@ -458,7 +458,7 @@ impl Local {
         let members = self.members.clone();
         for (member, way) in members.iter().zip(&self.ways) {
             if *way != MemberMode::Quiet {
-                self.weigh(member, *way, (&mut done.stall, &mut done.most_extents))?;
+                self.add_cost(member, *way, (&mut done.stall, &mut done.most_extents))?;
             }
         }
         (self.room)()?;

@@ -46,7 +46,7 @@ pub(super) struct Group {
     /// Stands for the kubelet's directory.
     callers: PathBuf,
     /// The directory in which writers and hook communicate.
-    signs: PathBuf,
+    marker_dir: PathBuf,
     tide: Option<Writers>,
     volumes: Vec<Volume>,
     restored: Vec<Volume>,
@@ -54,10 +54,10 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(callers: &Path, signs: &Path) -> Group {
+    pub(super) fn new(callers: &Path, marker_dir: &Path) -> Group {
         Group {
             callers: callers.to_path_buf(),
-            signs: signs.to_path_buf(),
+            marker_dir: marker_dir.to_path_buf(),
             tide: None,
             volumes: Vec::new(),
             restored: Vec::new(),
@@ -65,7 +65,7 @@ impl Group {
         }
     }
 
-    pub(super) async fn play(
+    pub(super) async fn run_trial(
         &mut self,
         progress: &mut Progress,
         client: &mut Client,
@@ -81,7 +81,7 @@ impl Group {
                 }
                 let roots = roots(&self.volumes);
                 let failed = |error| Failed::of("write", &error);
-                self.tide = Some(Writers::start(&roots, &self.signs).map_err(failed)?);
+                self.tide = Some(Writers::start(&roots, &self.marker_dir).map_err(failed)?);
                 Ok("ext4, xfs and btrfs".into())
             })
             .await?;

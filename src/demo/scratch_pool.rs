@@ -86,8 +86,8 @@ impl ScratchPool {
     }
 
     /// The directory in which the demo's writers and its hook communicate.
-    pub(super) fn signs(&self) -> PathBuf {
-        self.folder.join("signs")
+    pub(super) fn marker_dir(&self) -> PathBuf {
+        self.folder.join("marker_dir")
     }
 
     fn node_record(&self) -> PathBuf {
@@ -102,12 +102,12 @@ impl ScratchPool {
     fn config_text(&self) -> Result<String> {
         let program = std::env::current_exe()
             .map_err(|error| Failed::of("find the program's own path", &error))?;
-        let (program, signs) = (
+        let (program, marker_dir) = (
             program.display().to_string(),
-            self.signs().display().to_string(),
+            self.marker_dir().display().to_string(),
         );
         Ok(format!(
-            "[[hook]]\nname = \"demo\"\ncommand = [{program:?}, \"demo-hook\", {signs:?}, \"{{seconds}}\"]\nuser = \"root\"\nvolume = \"*\"\ntimeout = \"10s\"\n"
+            "[[hook]]\nname = \"demo\"\ncommand = [{program:?}, \"demo-hook\", {marker_dir:?}, \"{{seconds}}\"]\nuser = \"root\"\nvolume = \"*\"\ntimeout = \"10s\"\n"
         ))
     }
 
@@ -145,7 +145,7 @@ impl ScratchPool {
     pub(super) fn set_up(&mut self) -> Result<String> {
         let (image, pool) = (self.image_path(), self.pool());
         let failed = |error: HostError| Failed::of("create the pool", &error);
-        for path in [&self.folder, &self.callers(), &self.signs(), &pool] {
+        for path in [&self.folder, &self.callers(), &self.marker_dir(), &pool] {
             self.act(&Effect::MakeDir { path }).map_err(failed)?;
         }
         let config = self.config_text()?;

@@ -84,7 +84,7 @@ impl Trial {
     }
 
     /// The steps from creation to comparison.
-    pub(super) async fn play(
+    pub(super) async fn run_trial(
         &mut self,
         progress: &mut Progress,
         client: &mut Client,

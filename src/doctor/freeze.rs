@@ -22,22 +22,22 @@ const VOLATILE_FS: [&str; 2] = ["tmpfs", "ramfs"];
 /// Name of the member in journal and logs.
 const MEMBER: &str = "doctor";
 
-pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Vec<Check> {
-    let state = state_dir(host, patient);
+pub(super) fn examine(host: &dyn Host, freezer: &dyn Freezer, examined: &Subject) -> Vec<Check> {
+    let state = state_dir(host, examined);
     let usable = state.level != super::CheckStatus::Fail;
     let mut checks = vec![state];
     if usable {
-        checks.push(trial(host, freezer, patient));
+        checks.push(trial(host, freezer, examined));
     }
     checks
 }
 
 /// Checks the directory of the journal: it must not be on a file system that may be frozen, and
 /// preferably is on one that a reboot empties.
-fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
-    let path = &patient.state_dir;
+fn state_dir(host: &dyn Host, examined: &Subject) -> Check {
+    let path = &examined.state_dir;
     let subject = format!("state directory {}", path.display());
-    let on_a_pool = patient.pools.iter().find(|pool| match &pool.place {
+    let on_a_pool = examined.pools.iter().find(|pool| match &pool.place {
         PoolPlace::File { path: folder } => path.starts_with(folder),
         PoolPlace::Lvm { .. } | PoolPlace::Memory { .. } => false,
     });
@@ -82,19 +82,19 @@ fn state_dir(host: &dyn Host, patient: &Subject) -> Check {
     }
 }
 
-fn trial(host: &dyn Host, freezer: &dyn Freezer, patient: &Subject) -> Check {
+fn trial(host: &dyn Host, freezer: &dyn Freezer, examined: &Subject) -> Check {
     let fix = "see the checks of privileges, programs and loop devices; until this works, snapshots of mounted volumes need consistency: crash";
     let not_tried = |why: &str| Check::warn("freeze", format!("not tried: {why}"), fix);
     match kernel::may_mount(host) {
         Some(true) => {}
         Some(false) | None => return not_tried("it needs CAP_SYS_ADMIN"),
     }
-    if !kernel::is_there(host, &patient.programs, "mkfs.ext4") {
+    if !kernel::is_there(host, &examined.programs, "mkfs.ext4") {
         return not_tried("mkfs.ext4 is missing");
     }
     let frozen = on_mounted(
         host,
-        &patient.trial_dir,
+        &examined.trial_dir,
         FsType::Ext4,
         |mounted| freeze(host, freezer, mounted),
         || freezer.stop_guard(),

@@ -24,10 +24,10 @@ const PROGRAMS: [(&str, &str, &str); 4] = [
     ("mkfs.btrfs", "btrfs-progs", "btrfs volumes cannot be used"),
 ];
 
-pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, examined: &Subject) -> Vec<Check> {
     let mut checks = vec![kernel(&text(host, RELEASE))];
     checks.extend(capabilities(&text(host, "/proc/self/status")));
-    checks.extend(programs(host, &patient.programs));
+    checks.extend(programs(host, &examined.programs));
     checks.push(loop_control(host));
     checks.push(loops(host));
     checks.extend(super::udev::examine(host));
@@ -35,7 +35,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
     let switch = |name: &str| text(host, &format!("/sys/kernel/{name}"));
     let (expedited, normal) = (switch("rcu_expedited"), switch("rcu_normal"));
     checks.push(grace_periods(&expedited, &normal, &table));
-    let allowed = patient.allowed_paths.iter();
+    let allowed = examined.allowed_paths.iter();
     checks.extend(allowed.map(|path| allowed_path(host, path, &table)));
     checks
 }

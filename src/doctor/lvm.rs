@@ -27,10 +27,10 @@ pub(super) fn examine(
     node: &NodeRecord,
     pool: &PoolDefinition,
     name: &ThinPoolName,
-    patient: &Subject,
+    examined: &Subject,
 ) -> Vec<Check> {
     let mut checks = vec![module(host, pool)];
-    checks.extend(repair(host, pool, patient));
+    checks.extend(repair(host, pool, examined));
     checks.extend(group(host, pool, name));
     let status = match lvm::usable(host, pool, name) {
         Ok(status) => status,
@@ -65,9 +65,9 @@ pub(super) fn examine(
         Ok(None) => checks.push(not_made(node, pool, name)),
         Ok(Some(found)) => {
             let is_home = node.home == Some(found.home);
-            if is_home && kernel::is_there(host, &patient.programs, "lvm") {
+            if is_home && kernel::is_there(host, &examined.programs, "lvm") {
                 let subject = format!("{}: LVM's filter", subject(pool));
-                checks.push(lvm_filter::examine(host, name, patient, subject));
+                checks.push(lvm_filter::examine(host, name, examined, subject));
             }
             checks.extend(found_pool(host, node, pool, &found, records));
         }
@@ -89,8 +89,8 @@ fn module(host: &dyn Host, pool: &PoolDefinition) -> Check {
 
 /// Without thin_check, LVM activates a pool unchecked, or not at all. Known only where the programs
 /// of the host are visible.
-fn repair(host: &dyn Host, pool: &PoolDefinition, patient: &Subject) -> Option<Check> {
-    let is_there = |program: &str| kernel::is_there(host, &patient.programs, program);
+fn repair(host: &dyn Host, pool: &PoolDefinition, examined: &Subject) -> Option<Check> {
+    let is_there = |program: &str| kernel::is_there(host, &examined.programs, program);
     let subject = format!("{}: thin_check", subject(pool));
     match (is_there("lvm"), is_there("thin_check")) {
         (false, _) => None,

@@ -25,14 +25,14 @@ const STEP: Duration = Duration::from_millis(100);
 pub(super) fn examine(
     host: &dyn Host,
     name: &ThinPoolName,
-    patient: &Subject,
+    examined: &Subject,
     subject: String,
 ) -> Check {
     let fix = format!(
         "set `{FILTER}` in the section `devices` of /etc/lvm/lvm.conf, and run doctor again"
     );
     let seen = trial(host, name).and_then(|ignored| {
-        keep(host, &patient.node_record, ignored)?;
+        keep(host, &examined.node_record, ignored)?;
         Ok(ignored)
     });
     match seen {

@@ -18,9 +18,9 @@ use crate::record::{ImageRecord, NodeRecord, PoolRecord};
 /// Below this share of free space a warning is reported.
 const LITTLE_ROOM_PERCENT: u64 = 10;
 
-pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, examined: &Subject) -> Vec<Check> {
     let mut checks = Vec::new();
-    let node = match node_record::load_node(host, &patient.node_record) {
+    let node = match node_record::load_node(host, &examined.node_record) {
         Ok(node) => node,
         Err(error) => {
             checks.push(Check::fail(
@@ -31,11 +31,11 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
             NodeRecord::default()
         }
     };
-    for pool in &patient.pools {
+    for pool in &examined.pools {
         match &pool.place {
             PoolPlace::File { path } => checks.extend(file_pool(host, &node, pool, path)),
             PoolPlace::Lvm { pool: name } => {
-                checks.extend(lvm::examine(host, &node, pool, name, patient));
+                checks.extend(lvm::examine(host, &node, pool, name, examined));
             }
             PoolPlace::Memory { .. } => {
                 checks.push(Check::ok(
@@ -49,7 +49,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
         let configured = |pool: &PoolDefinition| {
             pool.place.to_string() == known.place || pool.name == known.name
         };
-        if !patient.pools.is_empty() && !patient.pools.iter().any(configured) {
+        if !examined.pools.is_empty() && !examined.pools.iter().any(configured) {
             checks.push(Check::warn(
                 format!("pool {}", known.name),
                 format!(
@@ -60,7 +60,7 @@ pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
             ));
         }
     }
-    if patient.pools.is_empty() {
+    if examined.pools.is_empty() {
         checks.push(Check::warn(
             "pools",
             "no pool was given",

@@ -46,7 +46,7 @@ fn machine(fs_name: &str) -> MemoryHost {
     host
 }
 
-fn patient(pools: &[&str]) -> Subject {
+fn examined(pools: &[&str]) -> Subject {
     Subject {
         pools: pools.iter().map(|text| text.parse().unwrap()).collect(),
         node_record: NODE.into(),
@@ -65,9 +65,9 @@ fn listed(checks: &[Check]) -> String {
 #[test]
 fn a_machine_in_order() {
     let host = machine("xfs");
-    let patient = patient(&["default=file:/memory/a,mount=any"]);
-    admin::init(&host, Path::new(NODE), &patient.pools[0]).unwrap();
-    let checks = examine(&host, &host, &patient);
+    let examined = examined(&["default=file:/memory/a,mount=any"]);
+    admin::init(&host, Path::new(NODE), &examined.pools[0]).unwrap();
+    let checks = examine(&host, &host, &examined);
     insta::assert_snapshot!(listed(&checks));
     assert!(!has_failures(&checks));
     let left = host.files_below(Path::new("/memory/a"));
@@ -79,7 +79,7 @@ fn a_machine_in_order() {
 #[test]
 fn a_machine_with_each_trouble_of_pools() {
     let host = machine("ext4");
-    let patient = patient(&[
+    let examined = examined(&[
         "away=file:/memory/away",
         "new=file:/memory/new",
         "later=file:/memory/later,init",
@@ -89,8 +89,8 @@ fn a_machine_with_each_trouble_of_pools() {
         "damaged=file:/memory/damaged",
     ]);
     for pool in [
-        &patient.pools[0],
-        &patient.pools[6],
+        &examined.pools[0],
+        &examined.pools[6],
         &"gone=file:/memory/gone".parse().unwrap(),
     ] {
         admin::init(&host, Path::new(NODE), pool).unwrap();
@@ -116,7 +116,7 @@ fn a_machine_with_each_trouble_of_pools() {
     host.make_folder(Path::new(snapshot)).unwrap();
     host.put_file(&Path::new(snapshot).join("data.img"), b"")
         .unwrap();
-    let checks = examine(&host, &host, &patient);
+    let checks = examine(&host, &host, &examined);
     let of_pools: Vec<Check> = checks
         .into_iter()
         .filter(|check| check.subject.starts_with("pool"))
@@ -128,7 +128,7 @@ fn a_machine_with_each_trouble_of_pools() {
 #[test]
 fn a_machine_without_anything() {
     let host = MemoryHost::new();
-    insta::assert_snapshot!(listed(&examine(&host, &host, &patient(&[]))));
+    insta::assert_snapshot!(listed(&examine(&host, &host, &examined(&[]))));
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
     ] {
         for number in 1.. {
             let host = machine("xfs");
-            let (before, patient) = (host.effects(), patient(&[]));
+            let (before, examined) = (host.effects(), examined(&[]));
             host.fail_effect(number, mode);
-            let checks = examine(&host, &host, &patient);
+            let checks = examine(&host, &host, &examined);
             if host.effects() - before < number {
                 assert!(number > 25, "each step was made to fail");
                 break;

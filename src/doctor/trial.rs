@@ -23,12 +23,12 @@ pub(super) struct Mounted<'a> {
 }
 
 /// One trial of each kind.
-pub(super) fn examine(host: &dyn Host, patient: &Subject) -> Vec<Check> {
+pub(super) fn examine(host: &dyn Host, examined: &Subject) -> Vec<Check> {
     let kinds = FsType::ALL.into_iter();
-    kinds.map(|fs| trial(host, patient, fs)).collect()
+    kinds.map(|fs| trial(host, examined, fs)).collect()
 }
 
-fn trial(host: &dyn Host, patient: &Subject, fs: FsType) -> Check {
+fn trial(host: &dyn Host, examined: &Subject, fs: FsType) -> Check {
     let program = format!("mkfs.{fs}");
     let not_tried =
         |why: String, fix: &str| Check::warn(fs.name(), format!("not tried: {why}"), fix);
@@ -36,12 +36,12 @@ fn trial(host: &dyn Host, patient: &Subject, fs: FsType) -> Check {
         let why = "it needs CAP_SYS_ADMIN".into();
         return not_tried(why, "run it as root; in a container, as privileged");
     }
-    if !kernel::is_there(host, &patient.programs, &program) {
+    if !kernel::is_there(host, &examined.programs, &program) {
         let fix = format!("without it there are no {fs} volumes; see the check of programs");
         return not_tried(format!("{program} is missing"), &fix);
     }
     // Each has its own directory, so that a trial that cannot be removed does not disturb the next.
-    let mut folder = patient.trial_dir.clone().into_os_string();
+    let mut folder = examined.trial_dir.clone().into_os_string();
     folder.push(format!("-{fs}"));
     match on_mounted(host, Path::new(&folder), fs, |_| Ok(()), || {}) {
         Ok(()) => Check::ok(fs.name(), "a temporary file system was created and mounted"),

@@ -53,7 +53,7 @@ const LABEL_BYTES: usize = 63;
 const TEXT_BYTES: usize = 4096;
 
 /// The reason why an answer is refused.
-type Verdict<T = ()> = std::result::Result<T, String>;
+type Validation<T = ()> = std::result::Result<T, String>;
 
 impl Router {
     /// The error of an agent whose answer is refused; it is counted, and recorded as an event.
@@ -69,7 +69,7 @@ impl Router {
     }
 
     /// Returns a valid answer, or refuses the agent's answer.
-    pub(super) fn checked<T>(&self, agent: &Agent, verdict: Verdict<T>) -> Result<T> {
+    pub(super) fn checked<T>(&self, agent: &Agent, verdict: Validation<T>) -> Result<T> {
         verdict.map_err(|why| self.refuse(agent, &why))
     }
 
@@ -178,7 +178,7 @@ impl Router {
 }
 
 /// Checks that an ID is the one that a name has on the pool in the ID.
-pub(super) fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<VolumeId> {
+pub(super) fn named(id: Option<&str>, kind: NameKind, name: &str) -> Validation<VolumeId> {
     let id = id.unwrap_or_default();
     let parsed = id.parse::<VolumeId>();
     let parsed = parsed.map_err(|_| format!("{:?} is not a valid ID", short(id)))?;
@@ -189,7 +189,7 @@ pub(super) fn named(id: Option<&str>, kind: NameKind, name: &str) -> Verdict<Vol
 }
 
 /// Checks that the answer about one object names that object.
-pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
+pub(super) fn same(asked: &str, answered: Option<&str>) -> Validation {
     match answered {
         Some(answered) if answered == asked => Ok(()),
         other => Err(format!(
@@ -200,7 +200,7 @@ pub(super) fn same(asked: &str, answered: Option<&str>) -> Verdict {
 }
 
 /// Checks that the answer names an object on the same pool as the request.
-pub(super) fn same_pool(asked: &str, answered: Option<&str>) -> Verdict {
+pub(super) fn same_pool(asked: &str, answered: Option<&str>) -> Validation {
     let pool = |id: &str| id.parse::<VolumeId>().ok().map(|id| id.pool);
     match answered.and_then(pool) {
         Some(found) if pool(asked) == Some(found) => Ok(()),
@@ -213,7 +213,7 @@ fn volume(
     asked: &CreateVolume,
     source: Option<&csi::VolumeContentSource>,
     (key, home): (&str, &str),
-) -> Verdict {
+) -> Validation {
     let Some(created) = &answer.volume else {
         return Err("it contains no volume".into());
     };
@@ -251,7 +251,7 @@ fn volume(
     }
 }
 
-fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) -> Verdict {
+fn snapshot((name, source): (&str, &str), answer: &csi::CreateSnapshotResponse) -> Validation {
     let Some(created) = &answer.snapshot else {
         return Err("it contains no snapshot".into());
     };
@@ -274,7 +274,7 @@ pub(super) fn page(
     last: Option<VolumeId>,
     most: usize,
     (ids, goes_on): (&[String], bool),
-) -> Verdict<Option<VolumeId>> {
+) -> Validation<Option<VolumeId>> {
     if ids.len() > most || (goes_on && ids.is_empty()) {
         return Err(format!(
             "a page has {} entries although at most {most} were requested",
@@ -298,12 +298,12 @@ pub(super) fn page(
     Ok(last)
 }
 
-fn share(group: GroupId, answer: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Verdict {
+fn share(group: GroupId, answer: &GetGroupResponse, has: impl Fn(PoolId) -> bool) -> Validation {
     let (members, sources) = (&answer.all_member_ids, &answer.all_source_volume_ids);
     if members.len() != sources.len() || members.len().max(answer.members.len()) > MAX_PARTS {
         return Err("the members of a group do not match its sources".into());
     }
-    let is_member = |member: &str, source: &str| -> Verdict<SnapshotId> {
+    let is_member = |member: &str, source: &str| -> Validation<SnapshotId> {
         let source = source.parse::<VolumeId>();
         let id = source.map(|source| member_of(group, source));
         let id = id.ok().filter(|id| id.to_string() == member);
@@ -334,7 +334,7 @@ fn is_bounded(member: &GroupMember) -> bool {
 }
 
 /// Checks an agent's description, and truncates its texts to a bounded length.
-pub(super) fn description(mut description: DescribeResponse) -> Verdict<DescribeResponse> {
+pub(super) fn description(mut description: DescribeResponse) -> Validation<DescribeResponse> {
     let groups = description
         .unsettled_groups
         .len()

@@ -6,7 +6,7 @@ use super::Router;
 use super::cluster::{Content, Note, ObjectRef};
 use crate::cut::CutStats;
 use crate::error::{Error, chain};
-use crate::operation::Kept;
+use crate::operation::VerifiedCut;
 
 /// Key that csi-snapshotter adds to the parameters with `--extra-create-metadata`: its snapshot
 /// names contain a UUID, and are never used for another volume.
@@ -29,7 +29,7 @@ impl Router {
     pub(super) fn record_cut_event(
         &self,
         given: &HashMap<String, String>,
-        cut: std::result::Result<Option<&Kept>, &Error>,
+        cut: std::result::Result<Option<&VerifiedCut>, &Error>,
     ) {
         let Some(about) = about(given) else { return };
         match cut {

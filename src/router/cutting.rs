@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::held::{Held, HeldOf};
+use super::hook_limit::{Held, HookCutPermit};
 use super::remote::{ParticipantStream, Remote};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
@@ -31,7 +31,7 @@ use crate::cut::{Attempt, HookTarget, Outcome};
 use crate::error::{Error, Result, chain};
 use crate::fault;
 use crate::model::{GroupId, Level, SnapshotParameters};
-use crate::operation::{CutCounts, Kept, Key, Locks};
+use crate::operation::{CutCounts, Key, Locks, VerifiedCut};
 use crate::service::request;
 
 /// A router's state about cuts; none of it has to survive the router.
@@ -201,7 +201,7 @@ impl Router {
     }
 
     /// Reserves a place among the running cuts with hooks of its namespaces.
-    fn admit_hooks(&self, wanted: &Wanted) -> Result<Option<HeldOf>> {
+    fn admit_hooks(&self, wanted: &Wanted) -> Result<Option<HookCutPermit>> {
         if wanted.parameters.consistency < Level::Application {
             return Ok(None);
         }
@@ -209,12 +209,12 @@ impl Router {
         let claims = claims.filter_map(|source| self.cluster.claim_of(source));
         let namespace = |claim: String| Some(claim.split_once('/')?.0.to_string());
         let namespaces = claims.filter_map(namespace).collect();
-        HeldOf::admit(&self.cuts.held, namespaces).map(Some)
+        HookCutPermit::admit(&self.cuts.held, namespaces).map(Some)
     }
 
     /// Tries to cut, as often as the class permits. Returns the result, or `None` if nothing is to
     /// be cut.
-    pub(super) async fn cut(&self, wanted: Wanted) -> Result<Option<Kept>> {
+    pub(super) async fn cut(&self, wanted: Wanted) -> Result<Option<VerifiedCut>> {
         let held = self.admit_hooks(&wanted)?;
         let (router, handle) = (self.clone(), Handle::current());
         let span = tracing::Span::current();
@@ -239,7 +239,7 @@ impl Router {
         handle: &Handle,
         wanted: &Wanted,
         now: &Attempt<'_>,
-    ) -> Result<Option<Kept>> {
+    ) -> Result<Option<VerifiedCut>> {
         let attempt = Uuid::new_v4();
         let mut lines = Vec::new();
         let done = handle.block_on(self.begin(wanted, now, attempt, &mut lines));
@@ -260,7 +260,7 @@ impl Router {
             Ok(outcome) => outcome,
             Err(first) => return Err(handle.block_on(undone(&lines, first))),
         };
-        let kept = Kept {
+        let kept = VerifiedCut {
             reason: match now.why {
                 "" => outcome.reason,
                 why => why.to_string(),
@@ -377,7 +377,7 @@ impl Router {
         &self,
         lines: &[Arc<ParticipantStream>],
         wanted: &Wanted,
-        kept: &Kept,
+        kept: &VerifiedCut,
     ) -> Result<()> {
         let keep = Keep {
             cut_at: kept.cut_at,

@@ -1,5 +1,5 @@
 //! Deletes a single snapshot that may be a member of a group: one that may be deleted individually,
-//! or one whose group is gone.
+//! or one whose group is gone. The calls of an administrator to the router are here as well.
 //!
 //! The record of a group's first member decides about the others. So before any member is deleted,
 //! its group is resolved on all nodes while the router holds the group's lock; and the agent checks

@@ -96,13 +96,13 @@ impl Router {
                 tokio::time::sleep(pause).await;
                 match self.delete_for_clone(it).await {
                     Ok(()) => return,
-                    Err(error) => tell(it, &chain(&error).to_string()),
+                    Err(error) => log_failure(it, &chain(&error).to_string()),
                 }
             }
         };
         let ended = tokio::time::timeout(END_TIMEOUT, attempts).await;
         if ended.is_err() {
-            tell(it, "there was no answer in time");
+            log_failure(it, "there was no answer in time");
         }
     }
 
@@ -116,9 +116,9 @@ impl Router {
     }
 }
 
-fn tell(it: &ForClone, error: &str) {
+fn log_failure(it: &ForClone, error: &str) {
     let (volume, clone) = (it.volume.to_string(), &it.clone);
-    tracing::info!(
+    tracing::warn!(
         volume,
         clone,
         error,

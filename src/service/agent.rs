@@ -26,7 +26,7 @@ use crate::agent::{
     SnapshotForMoveResponse,
 };
 
-pub(super) use describe::Looks;
+pub(super) use describe::DescriptionCache;
 
 #[tonic::async_trait]
 impl Agent for Service {

@@ -130,7 +130,7 @@ async fn accept(
             Some(_) = handshakes.join_next() => continue,
         };
         running.retain(|(_, handshake)| !handshake.is_finished());
-        if let Some(ip) = crowd(&running, from.ip())
+        if let Some(ip) = busiest_address(&running, from.ip())
             && let Some(at) = running.iter().position(|(one, _)| *one == ip)
             && let Some((_, oldest)) = running.remove(at)
         {
@@ -152,7 +152,7 @@ async fn accept(
 }
 
 /// The address whose oldest handshake must be aborted before a new one of `from` begins.
-fn crowd(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAddr> {
+fn busiest_address(running: &VecDeque<(IpAddr, AbortHandle)>, from: IpAddr) -> Option<IpAddr> {
     let count = |ip: IpAddr| running.iter().filter(|(one, _)| *one == ip).count();
     if count(from) >= MAX_HANDSHAKES_OF_ONE_ADDRESS {
         return Some(from);

@@ -56,7 +56,9 @@ impl Simulation {
     pub fn observed_state(&self) -> ObservedState {
         let mut mounted = self.host.mounted();
         mounted.sort();
-        let mut files = self.host.aside(|host| host.files_below(Path::new(POOL)));
+        let mut files = self
+            .host
+            .without_faults(|host| host.files_below(Path::new(POOL)));
         // A file that is being written is replaced by the next write; each start creates the lock.
         files.retain(|file| !file.ends_with(".new") && file != "lock" && file != "next-id");
         let mut targets = self.host.targets();
@@ -82,7 +84,7 @@ impl Simulation {
             return Err("a lock is still held".into());
         }
         let mut backings = BTreeSet::new();
-        let loops = self.host.aside(|host| host.loops());
+        let loops = self.host.without_faults(|host| host.loops());
         for found in loops.map_err(|error| error.to_string())? {
             if !backings.insert(found.backing) {
                 return Err(format!("two loop devices on one image: {found:?}"));
@@ -134,7 +136,7 @@ impl Simulation {
         }
         let volumes = self.pool_id().into_iter().flat_map(|id| {
             let read = |host: &MemoryHost| inventory::read(host, "default", id, Path::new(POOL));
-            let found = self.host.aside(read);
+            let found = self.host.without_faults(read);
             found.map(|found| found.volumes).unwrap_or_default()
         });
         let records = volumes

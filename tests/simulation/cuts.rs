@@ -120,7 +120,9 @@ impl Simulation {
         let uuid = id.split_once('.').map_or(id, |(_, uuid)| uuid);
         let dir = format!("{POOL}/{part}/{uuid}");
         let path = format!("{dir}/record.json");
-        let read = self.host.aside(|host| host.read_file(Path::new(&path)));
+        let read = self
+            .host
+            .without_faults(|host| host.read_file(Path::new(&path)));
         let bytes = read.ok().flatten().unwrap_or_default();
         let record: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
         match record.as_ref().and_then(|record| record["image"].as_u64()) {
@@ -302,7 +304,7 @@ impl Simulation {
         let uuid = id.split_once('.').map_or(id, |(_, uuid)| uuid);
         let path = format!("{POOL}/snapshots/{uuid}/record.json");
         let load = |host: &MemoryHost| record::load(host, Path::new(&path));
-        self.host.aside(load).ok().flatten()
+        self.host.without_faults(load).ok().flatten()
     }
 
     /// The members of a group: as listed, or as they would be answered.
@@ -452,7 +454,9 @@ impl Simulation {
     /// The records of snapshots on the pool.
     pub fn snapshot_records(&self) -> Vec<SnapshotRecord> {
         let folder = format!("{POOL}/snapshots");
-        let names = self.host.aside(|host| host.list_dir(Path::new(&folder)));
+        let names = self
+            .host
+            .without_faults(|host| host.list_dir(Path::new(&folder)));
         let names = names.ok().flatten().unwrap_or_default();
         names
             .iter()
@@ -475,7 +479,7 @@ impl Simulation {
         if frozen.iter().any(|(_, by_stranger)| !by_stranger) {
             return Err(format!("still frozen: {frozen:?}"));
         }
-        let journaled = self.host.aside(|host| host.list_journaled());
+        let journaled = self.host.without_faults(|host| host.list_journaled());
         let journaled = journaled.map_err(|error| chain(&error))?;
         match journaled.is_empty() {
             true => Ok(()),

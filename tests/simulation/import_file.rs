@@ -22,7 +22,7 @@ pub fn write(host: &MemoryHost) {
 /// Creates a volume that shares the blocks of the image.
 pub(super) fn import(host: &MemoryHost, driver: &Driver, name: &str, size: u64) -> Result<String> {
     let below = Path::new(IMAGE).strip_prefix(TOP).expect("it is below");
-    let opened = host.aside(|host| host.open_foreign(Path::new(TOP), below));
+    let opened = host.without_faults(|host| host.open_foreign(Path::new(TOP), below));
     let opened = opened.map_err(|error| Error::unreachable(IMAGE, error.to_string()))?;
     let request = ImportFile {
         import: Import {

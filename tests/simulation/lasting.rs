@@ -128,7 +128,7 @@ impl Simulation {
     /// The records of the pool, of its volumes and of its snapshots.
     pub fn record_files(&self) -> Vec<PathBuf> {
         let folder = Path::new(POOL);
-        let files = self.host.aside(|host| host.files_below(folder));
+        let files = self.host.without_faults(|host| host.files_below(folder));
         let files = files.iter().map(|file| folder.join(file));
         let is_record = |file: &PathBuf| {
             let below = file.strip_prefix(folder).unwrap_or(file);

@@ -43,7 +43,7 @@ pub struct Get {
     pub from_public: bool,
 }
 
-/// What a request proves who it is from with.
+/// The credentials of a request.
 #[derive(Clone, Debug)]
 pub enum Auth {
     None,

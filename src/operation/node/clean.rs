@@ -50,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// Looks once an hour whether the files of others are gone with which imported volumes share blocks.
+    /// Checks once an hour whether imported volumes still share blocks with files of other programs.
     fn end_sharing(&self, pool: &Pool) {
         let name = &pool.definition.name;
         for uuid in pool.backend.with_foreign_bytes() {

@@ -247,7 +247,7 @@ fn a_pool_that_is_set_up_unsafely_is_served_once_the_command_in_the_refusal_has_
             let why = refusal(&driver).unwrap();
             assert!(why.contains(command), "{why}");
             let is_unused = host
-                .aside(|host| host.thin_devices(NAME))
+                .without_faults(|host| host.thin_devices(NAME))
                 .unwrap()
                 .is_empty();
             assert_eq!(is_unused, is_new, "{why}");

@@ -50,7 +50,7 @@ pub(in crate::operation) struct Made {
 
 /// The properties of a cut that was proven to be good. They are the same for all its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct VerifiedCut {
     /// Nanoseconds since 1970.
     pub cut_at: u64,
     /// The level that was reached.
@@ -59,9 +59,9 @@ pub struct Kept {
     pub reason: String,
 }
 
-impl From<Outcome> for Kept {
-    fn from(outcome: Outcome) -> Kept {
-        Kept {
+impl From<Outcome> for VerifiedCut {
+    fn from(outcome: Outcome) -> VerifiedCut {
+        VerifiedCut {
             cut_at: outcome.cut_at,
             level: outcome.level,
             reason: outcome.reason,
@@ -221,7 +221,7 @@ impl Snapshots {
     pub(in crate::operation) fn keep_participation(
         &self,
         participation: &mut Participation,
-        kept: &Kept,
+        kept: &VerifiedCut,
     ) -> Result<()> {
         // Checked again, because the volumes were written between the admission of the copies and
         // the cut.

@@ -58,7 +58,7 @@ pub struct CopyStatus {
     pub total: u64,
 }
 
-/// All of them.
+/// The copies that run on this node.
 #[derive(Debug, Default)]
 pub(super) struct RunningCopies(Mutex<Vec<Arc<Progress>>>);
 

@@ -6,7 +6,7 @@
 
 use uuid::Uuid;
 
-use super::attempt::{Kept, Participation};
+use super::attempt::{Participation, VerifiedCut};
 use super::members::{membership, sources};
 use super::source::Source;
 use crate::cut::AbortHandle;
@@ -46,7 +46,7 @@ pub struct BeginParticipation {
 pub enum ParticipationStep {
     Cut(CutStep),
     /// Make the members durable, but do not commit them.
-    Keep(Kept),
+    Keep(VerifiedCut),
     /// Commit the members.
     Commit,
 }
@@ -209,7 +209,7 @@ impl Snapshots {
     fn keep_and_commit(
         &self,
         participation: &mut Participation,
-        kept: &Kept,
+        kept: &VerifiedCut,
         coordinator: &mut dyn Coordinator,
     ) -> Result<bool> {
         if let Err(first) = self.keep_participation(participation, kept) {
@@ -245,7 +245,7 @@ impl Snapshots {
 fn freeze_and_cut(
     mut local: Box<dyn Participant>,
     coordinator: &mut dyn Coordinator,
-) -> Result<Option<Kept>> {
+) -> Result<Option<VerifiedCut>> {
     let done = steps(local.as_mut(), coordinator);
     if let Err(error) = &done {
         // Reported now, so that the other nodes do not stay frozen until this one has cleaned up.
@@ -254,7 +254,10 @@ fn freeze_and_cut(
     done
 }
 
-fn steps(local: &mut dyn Participant, coordinator: &mut dyn Coordinator) -> Result<Option<Kept>> {
+fn steps(
+    local: &mut dyn Participant,
+    coordinator: &mut dyn Coordinator,
+) -> Result<Option<VerifiedCut>> {
     let mut done = 0;
     while let Some(step) = coordinator.next() {
         let step = match step {

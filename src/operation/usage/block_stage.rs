@@ -256,7 +256,7 @@ mod tests {
         driver.volumes.unstage_volume(&id, STAGING).unwrap();
         assert!(
             on_pool(&driver, &id).is_some(),
-            "the pool has no room to say so"
+            "the pool is too full to record it"
         );
         stage(&driver, &id).unwrap();
         assert!(matches!(

@@ -1,6 +1,6 @@
 //! Imports a volume from a file on this node, whose blocks it shares then.
 //!
-//! The file belongs to others, who may write to it or exchange it. So it is opened once, by a path
+//! Another program owns the file, and may write to it or exchange it. So it is opened once, by a path
 //! below a directory that the administrator has configured, and compared before and after the clone.
 
 use std::path::{Component, Path, PathBuf};

@@ -15,7 +15,7 @@ use crate::record::{FormattedAs, VolumeRecord, VolumeState};
 
 /// Shorter runs of free blocks are not trimmed: each hole in an image adds an extent, and a
 /// snapshot takes longer the more extents its image has.
-const LEAST: u64 = 64 * size::KIB;
+const MIN_TRIM_BYTES: u64 = 64 * size::KIB;
 
 impl Volumes {
     /// Trims the volumes of a pool, one after the other, if that is due by its definition. It waits
@@ -88,7 +88,7 @@ impl Volumes {
         let root = root.context(|| format!("open the file system of volume {id}"))?;
         let effect = Effect::TrimVolume {
             root: &root,
-            least: LEAST,
+            least: MIN_TRIM_BYTES,
         };
         let trimmed = self.host.perform(&effect);
         trimmed.context(|| format!("trim volume {id}"))?;

@@ -83,12 +83,12 @@ pub struct Line {
     /// The home in its node affinity.
     pub from: Option<String>,
     /// What is done with it.
-    pub fate: Fate,
+    pub action: VolumeAction,
 }
 
 /// What is done with a PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum VolumeAction {
     /// It is moved to the pool's home.
     Move,
     /// An earlier run has begun to move it, and this run completes that.

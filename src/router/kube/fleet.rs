@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use tonic::{Code, Request};
 
 use super::AgentReports;
-use super::orphans::{self, DescribedVolume, Orphan, Stored, What};
+use super::orphans::{self, DescribedVolume, Orphan, OrphanKind, Stored};
 use super::pool_status::Report;
 use super::requested::PoolRequest;
 use crate::agent::{AdoptPoolRequest, DescribeVolumesRequest, ForgetPoolRequest};
@@ -79,14 +79,14 @@ impl AgentReports for Agents {
         let agent = agent.ok_or_else(|| unknown(&orphan.node))?;
         let mut client = agent.controller().await?;
         let deleted = match orphan.what {
-            What::Volume => {
+            OrphanKind::Volume => {
                 let request = DeleteVolumeRequest {
                     volume_id: orphan.id.clone(),
                     ..DeleteVolumeRequest::default()
                 };
                 client.delete_volume(in_time(request)).await.map(drop)
             }
-            What::Snapshot => {
+            OrphanKind::Snapshot => {
                 let request = DeleteSnapshotRequest {
                     snapshot_id: orphan.id.clone(),
                     ..DeleteSnapshotRequest::default()
@@ -112,7 +112,7 @@ impl AgentReports for Agents {
             }
         };
         match answer {
-            // What the agent reports from now on decides.
+            // OrphanKind the agent reports from now on decides.
             Ok(()) => {
                 agent.ask_since(Instant::now()).await;
                 Ok(())
@@ -126,7 +126,7 @@ impl AgentReports for Agents {
     }
 }
 
-/// Asks one pool of an agent after the other. What it has not answered within [`AGENT_TIMEOUT`] is
+/// Asks one pool of an agent after the other. OrphanKind it has not answered within [`AGENT_TIMEOUT`] is
 /// left out.
 async fn stored_by(agent: Arc<Agent>) -> Vec<Stored> {
     let seen = agent.seen();

@@ -89,14 +89,14 @@ pub struct StoredSnapshot {
 
 /// A kind of orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum What {
+pub enum OrphanKind {
     Volume,
     Snapshot,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Orphan {
-    pub what: What,
+    pub what: OrphanKind,
     pub id: String,
     pub pool: PoolId,
     /// The pool's node.
@@ -110,8 +110,8 @@ pub struct Orphan {
 impl fmt::Display for Orphan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, object) = match self.what {
-            What::Volume => ("volume", "PersistentVolume"),
-            What::Snapshot => ("snapshot", "VolumeSnapshotContent"),
+            OrphanKind::Volume => ("volume", "PersistentVolume"),
+            OrphanKind::Snapshot => ("snapshot", "VolumeSnapshotContent"),
         };
         let group = match self.group {
             Some(group) => format!(", a member of group snapshot {group},"),
@@ -125,7 +125,7 @@ impl fmt::Display for Orphan {
     }
 }
 
-/// What has been unnamed, since when, and whether it was reported.
+/// OrphanKind has been unnamed, since when, and whether it was reported.
 #[derive(Debug, Default)]
 pub(super) struct Memory(BTreeMap<Orphan, (Instant, bool)>);
 
@@ -162,7 +162,7 @@ impl Memory {
     }
 }
 
-/// What the last check has found, if this router leads.
+/// OrphanKind the last check has found, if this router leads.
 #[derive(Debug, Default)]
 pub(super) struct KnownOrphans {
     counts: Mutex<Option<Orphans>>,
@@ -195,7 +195,7 @@ fn unnamed(
 ) -> BTreeSet<Orphan> {
     let mut found = BTreeSet::new();
     for one in stored {
-        let orphan = |what: What, id: &String, source: &str, group: Option<GroupId>| Orphan {
+        let orphan = |what: OrphanKind, id: &String, source: &str, group: Option<GroupId>| Orphan {
             what,
             source: source.into(),
             id: id.clone(),
@@ -204,12 +204,12 @@ fn unnamed(
             group,
         };
         let volumes = one.volumes.iter().filter(|id| !names_volume(id));
-        found.extend(volumes.map(|id| orphan(What::Volume, id, "", None)));
+        found.extend(volumes.map(|id| orphan(OrphanKind::Volume, id, "", None)));
         if let Some(named) = snapshots {
             let all = one.snapshots.iter();
             let snapshots = all.filter(|snapshot| !named.contains(&snapshot.id));
             found.extend(
-                snapshots.map(|one| orphan(What::Snapshot, &one.id, &one.source, one.group)),
+                snapshots.map(|one| orphan(OrphanKind::Snapshot, &one.id, &one.source, one.group)),
             );
         }
     }

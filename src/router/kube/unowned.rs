@@ -33,12 +33,12 @@ pub struct UnownedSnapshot {
     /// The group that it is a member of.
     pub group: Option<String>,
     /// What is done with it.
-    pub fate: Fate,
+    pub outcome: SnapshotOutcome,
 }
 
 /// What is done with a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum SnapshotOutcome {
     /// The driver has no snapshot with this id.
     Absent,
     /// No object owns it, and it would be deleted.
@@ -71,24 +71,24 @@ impl UnownedSnapshots {
         let mut line = UnownedSnapshot {
             id,
             group: None,
-            fate: Fate::Absent,
+            outcome: SnapshotOutcome::Absent,
         };
         let found = match self.find(id).await {
             Ok(Some(found)) => found,
             Ok(None) => return line,
             Err(error) => {
-                line.fate = Fate::Left(chain(&error));
+                line.outcome = SnapshotOutcome::Left(chain(&error));
                 return line;
             }
         };
         line.group = Some(found.group_snapshot_id.clone()).filter(|group| !group.is_empty());
-        line.fate = match self.owner(&found).await {
-            Err(error) => Fate::Left(chain(&error)),
-            Ok(Some(owner)) => Fate::Left(owner),
-            Ok(None) if !yes => Fate::Unowned,
+        line.outcome = match self.owner(&found).await {
+            Err(error) => SnapshotOutcome::Left(chain(&error)),
+            Ok(Some(owner)) => SnapshotOutcome::Left(owner),
+            Ok(None) if !yes => SnapshotOutcome::Unowned,
             Ok(None) => match self.delete(id).await {
-                Ok(()) => Fate::Deleted,
-                Err(status) => Fate::Left(status_text(&status)),
+                Ok(()) => SnapshotOutcome::Deleted,
+                Err(status) => SnapshotOutcome::Left(status_text(&status)),
             },
         };
         line

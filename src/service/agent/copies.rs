@@ -5,11 +5,11 @@ use crate::agent::running_copy::Kind;
 use crate::operation::{CopyKind, CopyStatus, Driver};
 
 /// Maximum number of copies that are reported. At most eight run into pools, and eight out of them.
-const COPIES: usize = 32;
+const MAX_COPIES: usize = 32;
 
 pub(super) fn running_copies(driver: &Driver) -> Vec<RunningCopy> {
     let running = driver.snapshots.copies().into_iter();
-    running.take(COPIES).map(running_copy).collect()
+    running.take(MAX_COPIES).map(running_copy).collect()
 }
 
 fn running_copy(status: CopyStatus) -> RunningCopy {

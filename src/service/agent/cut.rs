@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
     self, AbortHandle, BeginParticipation, Coordinator, CutStep, DeleteOne, Driver, GroupDecision,
-    GroupHere, Kept, ParticipationAnswer, ParticipationStep, SnapshotState, Used,
+    GroupHere, ParticipationAnswer, ParticipationStep, SnapshotState, Used, VerifiedCut,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -293,8 +293,8 @@ pub(super) fn step(step: Option<Step>) -> Option<ParticipationStep> {
     })
 }
 
-fn keep(kept: cut_request::Keep) -> Option<Kept> {
-    Some(Kept {
+fn keep(kept: cut_request::Keep) -> Option<VerifiedCut> {
+    Some(VerifiedCut {
         cut_at: kept.cut_at,
         level: Level::of_word(&kept.level)?,
         reason: kept.reason,

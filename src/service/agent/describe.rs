@@ -23,28 +23,28 @@ use crate::service::{Rpc, Service, status};
 /// A query of the pools takes milliseconds, unless a disk hangs. The router waits twice as long.
 const POOL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Queries of this node's state. While a disk hangs, the reported state is old; the hanging query
-/// blocks one thread, however often the router asks.
+/// Queries of this node's state. While a disk hangs, the last known state is returned; the hanging
+/// query occupies one thread, however often the router asks.
 #[derive(Clone, Default)]
-pub(in crate::service) struct Looks {
+pub(in crate::service) struct DescriptionCache {
     last: Arc<Mutex<Option<Arc<Description>>>>,
-    looking: Arc<tokio::sync::Mutex<()>>,
+    refreshing: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Looks {
+impl DescriptionCache {
     fn last(&self) -> std::sync::MutexGuard<'_, Option<Arc<Description>>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The result of a new query, or the last one if the new query takes too long.
     async fn query(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
-        let looks = self.clone();
+        let descriptions = self.clone();
         let query = async {
-            let looking = looks.looking.clone().lock_owned().await;
+            let refreshing = descriptions.refreshing.clone().lock_owned().await;
             let described = tokio::task::spawn_blocking(move || {
-                let _looking = looking;
+                let _looking = refreshing;
                 let description = Arc::new(driver.describe());
-                *looks.last() = Some(description.clone());
+                *descriptions.last() = Some(description.clone());
                 description
             });
             described.await.ok()
@@ -58,7 +58,7 @@ impl Looks {
 
 impl Service {
     pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
-        let Some(description) = self.looks.query(self.driver.clone()).await else {
+        let Some(description) = self.descriptions.query(self.driver.clone()).await else {
             let hangs = Error::unreachable(
                 "this node",
                 "reading the state of its pools takes too long; a disk hangs",
@@ -92,17 +92,22 @@ impl Service {
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),
             peer_port: self.peer_port(),
-            fences: description.fences.iter().take(FENCES).map(fence).collect(),
+            fences: description
+                .fences
+                .iter()
+                .take(MAX_FENCES)
+                .map(fence)
+                .collect(),
             revert_fences: description
                 .revert_fences
                 .iter()
-                .take(FENCES)
+                .take(MAX_FENCES)
                 .map(revert_fence)
                 .collect(),
             long_freezes: description
                 .long_freezes
                 .iter()
-                .take(LONG_FREEZES)
+                .take(MAX_LONG_FREEZES)
                 .map(long_freeze)
                 .collect(),
             read_snapshots: self.driver.snapshots.read_snapshots(),
@@ -136,16 +141,16 @@ pub(super) fn named(request: &FindRequest) -> Result<Named, Error> {
 }
 
 /// Maximum number of changed devices of a pool that are named.
-const CHANGED: usize = 8;
+const MAX_CHANGED_DEVICES: usize = 8;
 
 /// Maximum number of volumes that are reported as not grown.
-const NOT_GROWN: usize = 64;
+const MAX_NOT_GROWN: usize = 64;
 
 /// Maximum number of fenced volumes that are reported.
-const FENCES: usize = 256;
+const MAX_FENCES: usize = 256;
 
 /// Maximum number of freezes that are reported.
-const LONG_FREEZES: usize = 64;
+const MAX_LONG_FREEZES: usize = 64;
 
 fn long_freeze(one: &LongFreeze) -> agent::describe_response::LongFreeze {
     agent::describe_response::LongFreeze {
@@ -179,7 +184,7 @@ fn revert_fence(fence: &crate::operation::RevertFence) -> RevertFence {
 }
 
 fn not_grown(volumes: &[NotGrown]) -> Vec<agent::NotGrown> {
-    let each = volumes.iter().take(NOT_GROWN);
+    let each = volumes.iter().take(MAX_NOT_GROWN);
     each.map(|small| agent::NotGrown {
         volume_id: small.id.to_string(),
         reason: small.reason.clone(),
@@ -259,7 +264,7 @@ fn grown(one: &GrownVolume) -> agent::image_usage::Volume {
 /// Messages about changed devices. Their number is limited, so that a pod cannot make the answer
 /// long.
 fn changed(status: &PoolStatus) -> Vec<String> {
-    let each = status.changed.iter().take(CHANGED);
+    let each = status.changed.iter().take(MAX_CHANGED_DEVICES);
     each.map(|changed| format!("volume {}: {}", changed.uuid, changed.problem))
         .collect()
 }

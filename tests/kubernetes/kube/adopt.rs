@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use slackwater::csi::NodeGetInfoRequest;
-use slackwater::router::adopt::{self, Done, Fate, Plan, Step};
+use slackwater::router::adopt::{self, Done, Plan, Step, VolumeAction};
 
 use crate::kube::plane::Plane;
 use slackwater_testkit::{Client, Scratch, Server, binary, mount};
@@ -212,7 +212,9 @@ fn volumes_follow_an_adopted_pool_from_wherever_a_run_was_cut_off() {
     }
     let plan = fixture.look();
     assert!(
-        plan.lines.iter().all(|line| line.fate == Fate::Finish),
+        plan.lines
+            .iter()
+            .all(|line| line.action == VolumeAction::Finish),
         "{plan:?}"
     );
     let (code, message) = fixture.run(&["pool", "adopt", &fixture.pool, "--cluster", "--yes"]);
@@ -248,7 +250,9 @@ fn is_only_shown_first(fixture: &Fixture) {
     let plan = fixture.look();
     assert_eq!(plan.lines.len(), CLAIMS);
     assert!(
-        plan.lines.iter().all(|line| line.fate == Fate::Move),
+        plan.lines
+            .iter()
+            .all(|line| line.action == VolumeAction::Move),
         "{plan:?}"
     );
     let (code, message) = fixture.run(&["pool", "adopt", "node-9/moved", "--cluster"]);
@@ -283,9 +287,9 @@ fn is_left_while_a_pod_uses_it(fixture: &Fixture) {
     let mut plan = fixture.look();
     plan.lines
         .retain(|line| line.claim.as_deref() == Some("shop/data-0"));
-    let left = &plan.lines[0].fate;
+    let left = &plan.lines[0].action;
     assert!(
-        matches!(left, Fate::Left(why) if why.contains("pod shop/user")),
+        matches!(left, VolumeAction::Left(why) if why.contains("pod shop/user")),
         "{left:?}"
     );
     let done = fixture.carry_out(&plan, |name, step| panic!("{name}: {step:?}"));

@@ -356,7 +356,7 @@ impl Scenario {
             return true;
         }
         let image = sim.image("volumes", id);
-        let image = sim.host.aside(|host| host.stat(Path::new(&image)));
+        let image = sim.host.without_faults(|host| host.stat(Path::new(&image)));
         let image = image.expect("the host is alive");
         image.is_some_and(|image| image.size == image_bytes(SIZE))
     }

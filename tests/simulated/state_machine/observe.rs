@@ -58,7 +58,7 @@ impl Run {
         let read = |host: &MemoryHost| {
             inventory::read(host, "default", PoolId(Uuid::nil()), Path::new(POOL))
         };
-        let found = host.aside(read).map_err(|error| chain(&error))?;
+        let found = host.without_faults(read).map_err(|error| chain(&error))?;
         let mut shown = BTreeMap::new();
         for record in found.volumes.into_iter().map(|found| found.record) {
             let name = NAMES.iter().find(|name| **name == record.name);
@@ -76,7 +76,7 @@ impl Run {
 
     /// The visible state, read without the driver.
     pub fn observe(&self) -> Result<Observation, String> {
-        self.sim.host.aside(|host| self.observe_by(host))
+        self.sim.host.without_faults(|host| self.observe_by(host))
     }
 
     fn observe_by(&self, host: &MemoryHost) -> Result<Observation, String> {

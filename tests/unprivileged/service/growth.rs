@@ -92,7 +92,7 @@ async fn a_failed_growth_never_shortens_what_an_earlier_one_has_lengthened() {
             }
             node.stage(&id).await;
             assert_eq!(node.host.tokens(Path::new(STAGING)), Ok(vec![7]));
-            let image = node.host.aside(|host| {
+            let image = node.host.without_faults(|host| {
                 use slackwater::host::Host;
                 host.stat(&node.image(&id)).unwrap().unwrap()
             });
@@ -115,7 +115,7 @@ async fn a_growth_that_fails_halfway_takes_back_only_its_own_length() {
     let bytes = || {
         use slackwater::host::Host;
         let look = |host: &MemoryHost| host.stat(&node.image(&id)).unwrap().unwrap().size;
-        node.host.aside(look)
+        node.host.without_faults(look)
     };
     assert_eq!(bytes(), GIB as u64);
     node.host.fail_always("rename", Some(Errno::EIO));

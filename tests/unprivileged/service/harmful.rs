@@ -98,7 +98,7 @@ async fn volumes_of_an_earlier_release_are_staged_without_harmful_options() {
                 .await
                 .unwrap();
         }
-        let mounts = node.host.aside(|host| host.mounts().unwrap());
+        let mounts = node.host.without_faults(|host| host.mounts().unwrap());
         let options = mounts.last().unwrap().super_options.clone();
         assert!(
             options.contains("errors=remount-ro"),

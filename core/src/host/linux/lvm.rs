@@ -14,7 +14,7 @@ const LVM: Program = Program {
 };
 
 /// A disk that hangs must not make doctor hang.
-const LIMIT: Duration = Duration::from_secs(30);
+const LVM_TIMEOUT: Duration = Duration::from_secs(30);
 /// Accepts every device, whatever lvm.conf and the devices file say.
 const EVERYTHING: &str =
     r#"devices { filter=["a|.*|"] global_filter=["a|.*|"] use_devicesfile=0 }"#;
@@ -26,7 +26,7 @@ pub(super) fn lists(uuid: &str, ignore_nothing: bool) -> Result<bool> {
     if ignore_nothing {
         arguments.extend(["--config", EVERYTHING]);
     }
-    let ended = LVM.run_within(LIMIT, subject, &arguments)?;
+    let ended = LVM.run_within(LVM_TIMEOUT, subject, &arguments)?;
     match ended.status.success() {
         true => Ok(ended.stdout.lines().any(|line| line.trim() == uuid)),
         false => Err(HostError::unexpected("list", subject, ended.stderr)),
@@ -53,7 +53,7 @@ pub(super) fn groups(name: &str) -> Result<Option<Vec<VolumeGroup>>> {
 const SEPARATOR: &str = "|";
 
 fn run(name: &str, arguments: &[&str]) -> Result<String> {
-    let ended = LVM.run_within(LIMIT, Path::new(name), arguments)?;
+    let ended = LVM.run_within(LVM_TIMEOUT, Path::new(name), arguments)?;
     match ended.status.success() {
         true => Ok(ended.stdout),
         false => Err(HostError::unexpected("examine", name, ended.stderr)),

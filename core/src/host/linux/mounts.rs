@@ -39,7 +39,7 @@ const DEVICE_NUMBERS: &str = "/proc/devices";
 const TABLE_READS: u32 = 16;
 /// How often an unmount is retried while the mount is busy for a reason that ends by itself.
 const BUSY_TRIES: u32 = 60;
-const BUSY_WAIT: Duration = Duration::from_millis(10);
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Exists if the kernel has SELinux and it is enabled.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
@@ -348,7 +348,7 @@ pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
             // including closed ones, until it executes.
             Err(Errno::EBUSY) if tries < BUSY_TRIES => {
                 tries += 1;
-                thread::sleep(BUSY_WAIT);
+                thread::sleep(BUSY_RETRY_INTERVAL);
             }
             other => {
                 return other.map_err(|errno| HostError::errno("unmount", target, errno));

@@ -39,25 +39,25 @@ pub(super) struct Faults {
     pub(super) looks: usize,
     planned_looks: BTreeMap<usize, Errno>,
     /// Threads whose queries are those of the test itself.
-    aside: Vec<ThreadId>,
+    exempt_threads: Vec<ThreadId>,
     /// Number of queries so far that read the metadata of a thin pool.
     pub(super) metadata_reads: usize,
 }
 
 impl Faults {
     /// Whether this thread makes queries for the test itself.
-    pub(super) fn is_aside(&self) -> bool {
-        !self.aside.is_empty() && self.aside.contains(&thread::current().id())
+    pub(super) fn is_exempt(&self) -> bool {
+        !self.exempt_threads.is_empty() && self.exempt_threads.contains(&thread::current().id())
     }
 
-    pub(super) fn begin_aside(&mut self) {
-        self.aside.push(thread::current().id());
+    pub(super) fn begin_exempt(&mut self) {
+        self.exempt_threads.push(thread::current().id());
     }
 
-    pub(super) fn end_aside(&mut self) {
+    pub(super) fn end_exempt(&mut self) {
         let own = thread::current().id();
-        if let Some(at) = self.aside.iter().position(|one| *one == own) {
-            self.aside.swap_remove(at);
+        if let Some(at) = self.exempt_threads.iter().position(|one| *one == own) {
+            self.exempt_threads.swap_remove(at);
         }
     }
 
@@ -81,7 +81,7 @@ impl Faults {
 
     /// Counts one query.
     pub(super) fn next_query(&mut self) -> Result<(), Errno> {
-        if self.is_aside() {
+        if self.is_exempt() {
             return Ok(());
         }
         self.looks += 1;
@@ -90,7 +90,7 @@ impl Faults {
 
     /// Counts a query that reads the metadata of a thin pool.
     pub(super) fn note_metadata_read(&mut self) {
-        self.metadata_reads += usize::from(!self.is_aside());
+        self.metadata_reads += usize::from(!self.is_exempt());
     }
 
     pub(super) fn left(&self) -> usize {

@@ -52,7 +52,7 @@ impl Machine {
 
     /// Why the status of a loop device cannot be read, according to the file system of its image.
     pub(super) fn ask_loop(&self, number: u32) -> Result<(), HostCause> {
-        let Some(dev) = self.loops.get(&number).filter(|_| !self.faults.is_aside()) else {
+        let Some(dev) = self.loops.get(&number).filter(|_| !self.faults.is_exempt()) else {
             return Ok(());
         };
         if let Backing::Lower(lower) = dev.backing {
@@ -81,7 +81,7 @@ impl Machine {
     /// does not wait, because the driver asks that with a time limit. The last unmount of a file
     /// system waits, because it writes back.
     pub(super) fn waits(&self, process: Process, action: &str, subject: &Path) -> bool {
-        if self.hung.is_empty() || self.faults.is_aside() {
+        if self.hung.is_empty() || self.faults.is_exempt() {
             return false;
         }
         if let Some(pool) = subject.to_str().filter(|_| subject.is_relative()) {

@@ -327,7 +327,7 @@ impl Machine {
     }
 
     pub(super) fn check_alive(&self, folder: Ino) -> Result<(), Errno> {
-        match self.dead.contains(&folder) && !self.faults.is_aside() {
+        match self.dead.contains(&folder) && !self.faults.is_exempt() {
             true => Err(Errno::EIO),
             false => Ok(()),
         }
@@ -338,7 +338,7 @@ impl Machine {
         let bytes = &self.disk.file(ino)?.live.bytes;
         let flawed = self.unreadable.get_mut(&ino);
         match flawed
-            .filter(|_| !self.faults.is_aside())
+            .filter(|_| !self.faults.is_exempt())
             .and_then(Flawed::read)
         {
             None => Ok(bytes.clone()),

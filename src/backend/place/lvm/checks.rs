@@ -155,20 +155,20 @@ pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<
 }
 
 /// The command that restores the transaction ID of a pool of this driver, which has another one now.
-pub fn way_back(name: &ThinPoolName, found: u64) -> String {
+pub fn recovery_advice(name: &ThinPoolName, found: u64) -> String {
     let mapped = name.mapped();
     format!("dmsetup message {mapped} 0 \"set_transaction_id {found} {TRANSACTION_ID}\"")
 }
 
 /// The error for a pool with the transaction ID of another program.
 pub fn foreign_id(pool: &PoolDefinition, name: &ThinPoolName, found: u64, known: bool) -> Error {
-    let way_back = way_back(name, found);
+    let recovery_advice = recovery_advice(name, found);
     let reason = match known {
         true => format!(
-            "this machine had the pool in {name}, but its transaction ID is {found} instead of {TRANSACTION_ID}; if lvconvert --repair has replaced its metadata, check that `slackwater volumes` is right afterwards and run: {way_back}"
+            "this machine had the pool in {name}, but its transaction ID is {found} instead of {TRANSACTION_ID}; if lvconvert --repair has replaced its metadata, check that `slackwater volumes` is right afterwards and run: {recovery_advice}"
         ),
         false => format!(
-            "another program uses {name}: its transaction ID is {found}, but 0 in a pool that was never used, and {TRANSACTION_ID} in one of Slackwater; give another pool (if it was one of Slackwater before a repair: {way_back})"
+            "another program uses {name}: its transaction ID is {found}, but 0 in a pool that was never used, and {TRANSACTION_ID} in one of Slackwater; give another pool (if it was one of Slackwater before a repair: {recovery_advice})"
         ),
     };
     // Both can change while the driver runs.

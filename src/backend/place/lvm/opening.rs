@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::checks::{foreign_id, group_problem, unused, way_back};
+use super::checks::{foreign_id, group_problem, recovery_advice, unused};
 use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
@@ -147,7 +147,7 @@ impl Opening<'_> {
                 "{} is in use: {found}; give a thin pool that was never used: lvcreate --type thin-pool --size SIZE --name NAME {} (if it was one of Slackwater before a repair: {})",
                 self.name,
                 self.name.group(),
-                way_back(self.name, 0)
+                recovery_advice(self.name, 0)
             )));
         }
         if !self.may_create() {

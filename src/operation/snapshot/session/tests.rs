@@ -31,8 +31,8 @@ pub(in crate::operation) fn begin(
     }
 }
 
-pub(in crate::operation) fn kept() -> Kept {
-    Kept {
+pub(in crate::operation) fn kept() -> VerifiedCut {
+    VerifiedCut {
         cut_at: 7,
         level: Level::Filesystem,
         reason: String::new(),

@@ -7,7 +7,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::manifest::{Goal, Homes, Manifest};
 use super::step::{Step, next};
-use super::{Fate, Line};
+use super::{Line, VolumeAction};
 use crate::model::{PoolId, VolumeId};
 use crate::router::kube::reconcile::Next;
 
@@ -104,7 +104,7 @@ pub(super) fn lines(
             home,
             handle: None,
         };
-        let fate = match next(goal, live, noted) {
+        let action = match next(goal, live, noted) {
             Next::Done if !begun => {
                 settled += 1;
                 continue;
@@ -116,17 +116,17 @@ pub(super) fn lines(
                 settled += 1;
                 continue;
             }
-            Next::Refused(why) => Fate::Left(why),
+            Next::Refused(why) => VolumeAction::Left(why),
             Next::Step(Step::Retain | Step::Note | Step::Delete) => {
                 match (users.of(shown), begun) {
-                    (Some(why), _) => Fate::Left(why.clone()),
-                    (None, true) => Fate::Finish,
-                    (None, false) => Fate::Move,
+                    (Some(why), _) => VolumeAction::Left(why.clone()),
+                    (None, true) => VolumeAction::Finish,
+                    (None, false) => VolumeAction::Move,
                 }
             }
             Next::Step(Step::Release | Step::Make | Step::Strike | Step::Restore)
             | Next::Wait
-            | Next::Done => Fate::Finish,
+            | Next::Done => VolumeAction::Finish,
         };
         lines.push(Line {
             name: name.into(),
@@ -135,7 +135,7 @@ pub(super) fn lines(
                 Homes::One(home) => Some(home),
                 Homes::Any | Homes::Else => None,
             },
-            fate,
+            action,
         });
     }
     (lines, settled)
@@ -161,10 +161,10 @@ mod tests {
         let noted = noted.iter().map(|one| (one.name().into(), one.plain()));
         let pool = POOL.parse().unwrap();
         let (lines, settled) = lines(pool, DRIVER, (KEY, "new"), live, &noted.collect(), users);
-        let words = lines.into_iter().map(|line| match line.fate {
-            Fate::Move => format!("{} moves", line.name),
-            Fate::Finish => format!("{} finishes", line.name),
-            Fate::Left(why) => format!("{} left: {}", line.name, &why[..8.min(why.len())]),
+        let words = lines.into_iter().map(|line| match line.action {
+            VolumeAction::Move => format!("{} moves", line.name),
+            VolumeAction::Finish => format!("{} finishes", line.name),
+            VolumeAction::Left(why) => format!("{} left: {}", line.name, &why[..8.min(why.len())]),
         });
         (words.collect(), settled)
     }

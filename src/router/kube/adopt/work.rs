@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use super::exchange::Exchange;
 use super::manifest::{Bound, Goal, Manifest};
 use super::step::{Step, next};
-use super::{Done, Fate, NOTE, Plan, all};
+use super::{Done, NOTE, Plan, VolumeAction, all};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::ObjectRef;
 use crate::router::kube::events::{self, EventBody};
@@ -69,9 +69,11 @@ pub(super) async fn run<W: FnMut(&str, Step) + Send>(
     let mut done = Done::default();
     let mut arrived = BTreeMap::new();
     for line in &plan.lines {
-        let ended = match &line.fate {
-            Fate::Left(why) => Err(why.clone()),
-            Fate::Move | Fate::Finish => converge(&adoption, adoption.moving(&line.name)).await?,
+        let ended = match &line.action {
+            VolumeAction::Left(why) => Err(why.clone()),
+            VolumeAction::Move | VolumeAction::Finish => {
+                converge(&adoption, adoption.moving(&line.name)).await?
+            }
         };
         match ended {
             Ok(moving) => arrived.extend(moving.live.map(|live| (line.name.clone(), live))),

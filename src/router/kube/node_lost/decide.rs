@@ -25,7 +25,7 @@ use crate::router::kube::adopt::manifest::Manifest;
 use replicas::{Replicas, owner};
 
 /// The annotation of a claim, and the parameter of its class, that request this.
-pub(in crate::router::kube) const WISH: &str = "slackwater.dev/on-node-lost";
+pub(in crate::router::kube) const ON_NODE_LOST: &str = "slackwater.dev/on-node-lost";
 /// The value of both that requests it.
 pub(super) const RECREATE: &str = "recreate";
 /// The value of both that does not.
@@ -110,7 +110,7 @@ pub(in crate::router::kube) struct Plan {
 
 /// Whether a claim is to be created again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Wish {
+enum OnNodeLost {
     Keep,
     Recreate,
     Unknown(String),
@@ -118,7 +118,7 @@ enum Wish {
 
 /// Whether something is done or reported about a claim, if its node is lost.
 pub(super) fn is_concerned(claim: &PersistentVolumeClaim, classes: &BTreeSet<String>) -> bool {
-    wish(claim, classes) != Wish::Keep || is_marked(claim)
+    on_node_lost(claim, classes) != OnNodeLost::Keep || is_marked(claim)
 }
 
 /// Whether a claim is about to be deleted.
@@ -131,7 +131,7 @@ pub(super) fn is_marked(claim: &PersistentVolumeClaim) -> bool {
 struct Candidate<'a> {
     claim: &'a PersistentVolumeClaim,
     volume: &'a Volume,
-    wish: Wish,
+    on_node_lost: OnNodeLost,
 }
 
 fn is_leaving(claim: &PersistentVolumeClaim) -> bool {
@@ -197,16 +197,16 @@ impl Candidate<'_> {
     fn check(&self, seen: &Seen) -> Result<String, String> {
         let Volume { live, node, .. } = self.volume;
         let name = self.name();
-        match &self.wish {
-            Wish::Recreate => {}
-            Wish::Keep => {
+        match &self.on_node_lost {
+            OnNodeLost::Recreate => {}
+            OnNodeLost::Keep => {
                 return Err(format!(
                     "claim {name} of the same pod is on node {node} too, and neither it nor its class has onNodeLost: recreate"
                 ));
             }
-            Wish::Unknown(value) => {
+            OnNodeLost::Unknown(value) => {
                 return Err(format!(
-                    "the annotation {WISH} of claim {name} is {value:?}; valid are {RECREATE} and {KEEP}"
+                    "the annotation {ON_NODE_LOST} of claim {name} is {value:?}; valid are {RECREATE} and {KEEP}"
                 ));
             }
         }
@@ -232,17 +232,17 @@ impl Candidate<'_> {
     }
 }
 
-fn wish(claim: &PersistentVolumeClaim, classes: &BTreeSet<String>) -> Wish {
-    match claim.annotations().get(WISH).map(String::as_str) {
-        Some(RECREATE) => return Wish::Recreate,
-        Some(KEEP) => return Wish::Keep,
-        Some(other) => return Wish::Unknown(other.into()),
+fn on_node_lost(claim: &PersistentVolumeClaim, classes: &BTreeSet<String>) -> OnNodeLost {
+    match claim.annotations().get(ON_NODE_LOST).map(String::as_str) {
+        Some(RECREATE) => return OnNodeLost::Recreate,
+        Some(KEEP) => return OnNodeLost::Keep,
+        Some(other) => return OnNodeLost::Unknown(other.into()),
         None => {}
     }
     let class = class_of(claim);
     match class.is_some_and(|class| classes.contains(class)) {
-        true => Wish::Recreate,
-        false => Wish::Keep,
+        true => OnNodeLost::Recreate,
+        false => OnNodeLost::Keep,
     }
 }
 
@@ -255,7 +255,7 @@ fn candidates(seen: &Seen) -> Vec<Candidate<'_>> {
         (!is_of_pod).then(|| Candidate {
             claim,
             volume,
-            wish: wish(claim, &seen.classes),
+            on_node_lost: on_node_lost(claim, &seen.classes),
         })
     });
     each.collect()
@@ -379,7 +379,7 @@ impl Plan {
                 self.changes.push(Change::Restore(live));
             }
         }
-        if one.wish != Wish::Keep {
+        if one.on_node_lost != OnNodeLost::Keep {
             self.waiting.push((one.name().into(), why.into()));
         }
     }

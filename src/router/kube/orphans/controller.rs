@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::deletion::{is_due, kind, plan};
 use super::described::described;
 use super::named::named;
-use super::{Memory, Orphan, Stored, What, lock, snapshot_handles, unnamed};
+use super::{Memory, Orphan, OrphanKind, Stored, lock, snapshot_handles, unnamed};
 use crate::error::{Result, chain};
 use crate::model::PoolId;
 use crate::router::cluster::{Cluster, ObjectRef};
@@ -42,7 +42,7 @@ impl OrphanController {
     }
 }
 
-/// What is to be done after a check.
+/// OrphanKind is to be done after a check.
 #[derive(Debug)]
 pub(in crate::router::kube) enum Found {
     /// An orphan that was not reported yet.
@@ -93,10 +93,11 @@ impl Controller for OrphanController {
         let requested = self.requested(&stored, &unnamed, known).await;
         let mut memory = self.memory();
         memory.take(&stored, unnamed, now);
-        let count = |what: What| memory.old(age, now).filter(|one| one.what == what).count() as u64;
+        let count =
+            |what: OrphanKind| memory.old(age, now).filter(|one| one.what == what).count() as u64;
         self.set_counts(Some(Orphans {
-            volumes: count(What::Volume),
-            snapshots: snapshots.map(|_| count(What::Snapshot)),
+            volumes: count(OrphanKind::Volume),
+            snapshots: snapshots.map(|_| count(OrphanKind::Snapshot)),
         }));
         let new = memory.unreported(age, now).into_iter().map(Found::New);
         Some(new.chain(requested).collect())
@@ -110,7 +111,7 @@ impl Controller for OrphanController {
 }
 
 impl OrphanController {
-    /// What follows from requests for deletions. What the status of the pools is to show is stored.
+    /// OrphanKind follows from requests for deletions. OrphanKind the status of the pools is to show is stored.
     async fn requested(
         &self,
         stored: &[Stored],
@@ -120,7 +121,7 @@ impl OrphanController {
         let now = whole_now();
         let (mut found, mut shown) = (Vec::new(), BTreeMap::new());
         for (id, pool) in self.cluster.pool_objects() {
-            // What another node reports of the pool says nothing.
+            // OrphanKind another node reports of the pool says nothing.
             let node = pool.status.as_ref().map(|status| status.node.clone());
             let is_its = |pool: PoolId, by: &String| pool == id && Some(by) == node.as_ref();
             let mut there = stored.iter().filter(|one| is_its(one.pool, &one.node));
@@ -156,7 +157,9 @@ impl OrphanController {
 
     /// Adds what PersistentVolumes of the listed volumes have to contain, as far as their agent reports it.
     async fn describe(&self, node: &str, listed: &mut [PoolOrphan]) {
-        let volumes = listed.iter().filter(|one| one.kind == kind(What::Volume));
+        let volumes = listed
+            .iter()
+            .filter(|one| one.kind == kind(OrphanKind::Volume));
         let ids: Vec<String> = volumes.map(|one| one.id.clone()).collect();
         if ids.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! The deletion of orphans that a person has named in `spec.deleteOrphans` of their Pool object: what the
 //! status of the pool shows of its orphans, and which of them are to be deleted now.
 //!
-//! This is a pure function of the Pool object and of one check. What must not be forgotten is in the
+//! This is a pure function of the Pool object and of one check. OrphanKind must not be forgotten is in the
 //! status: a router that becomes the leader goes on where the one before it has stopped.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Orphan, What};
+use super::{Orphan, OrphanKind};
 use crate::router::kube::pool::{Health, Pool, PoolOrphan, PoolOrphans};
 
 /// How long an orphan is kept, shorter in tests.
@@ -44,12 +44,12 @@ const MAX_REQUEST_GAP: SignedDuration = SignedDuration::from_hours(24);
 /// How many orphans the status lists. As many can be named in `spec.deleteOrphans`.
 pub(super) const MAX_LISTED: usize = 100;
 
-/// What follows from a check of a pool.
+/// OrphanKind follows from a check of a pool.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {
-    /// What the status shows; `None` if the pool has no orphans.
+    /// OrphanKind the status shows; `None` if the pool has no orphans.
     pub(super) shown: Option<PoolOrphans>,
-    /// What is to be deleted now.
+    /// OrphanKind is to be deleted now.
     pub(super) due: Vec<Orphan>,
     /// IDs in `spec.deleteOrphans` that are no orphans (any more), or whose request is too old.
     pub(super) settled: Vec<String>,
@@ -129,10 +129,10 @@ pub(super) fn is_due(pool: &Pool, orphan: &Orphan, waits: Waits, now: Timestamp)
     plan(pool, &[orphan], waits, now).due == [orphan.clone()]
 }
 
-pub(super) fn kind(what: What) -> &'static str {
+pub(super) fn kind(what: OrphanKind) -> &'static str {
     match what {
-        What::Volume => "Volume",
-        What::Snapshot => "Snapshot",
+        OrphanKind::Volume => "Volume",
+        OrphanKind::Snapshot => "Snapshot",
     }
 }
 

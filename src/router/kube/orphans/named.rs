@@ -6,7 +6,7 @@ use ::kube::{Client, ResourceExt};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Orphan, Unlisted, What, each};
+use super::{Orphan, OrphanKind, Unlisted, each};
 use crate::error::{Error, Result};
 use crate::model::VolumeId;
 use crate::router::kube::moves::snapshots_of;
@@ -14,7 +14,7 @@ use crate::router::kube::note;
 use crate::router::kube::own_kind::{GROUP, VERSION};
 use crate::router::kube::unowned::mentions;
 
-/// What names an orphan now, or may be about to. An error if that cannot be determined.
+/// OrphanKind names an orphan now, or may be about to. An error if that cannot be determined.
 pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<String>> {
     let mut kinds = vec![
         GroupVersionKind::gvk("", "v1", "PersistentVolume"),
@@ -63,10 +63,11 @@ fn names(kind: &str, object: &DynamicObject, orphan: &Orphan) -> bool {
             let has_handle = status
                 .is_some_and(|status| handles.iter().any(|path| status.pointer(path).is_some()));
             let volume = match orphan.what {
-                What::Volume => &orphan.id,
-                What::Snapshot => &orphan.source,
+                OrphanKind::Volume => &orphan.id,
+                OrphanKind::Snapshot => &orphan.source,
             };
-            let is_named = orphan.what == What::Snapshot && mentions(&object.data, &orphan.id);
+            let is_named =
+                orphan.what == OrphanKind::Snapshot && mentions(&object.data, &orphan.id);
             is_named || (!has_handle && mentions(&object.data, volume))
         }
         "VolumeMove" => {

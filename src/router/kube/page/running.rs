@@ -16,7 +16,7 @@ use crate::router::kube::volumes::Volumes;
 use crate::router::kube::{InCluster, evacuated, moves};
 use crate::telemetry::page::world::Work;
 
-/// All of them.
+/// The work that runs in the cluster.
 pub(super) fn work(cluster: &InCluster, pools: &[Pool]) -> Vec<Work> {
     let moves = cluster.moves();
     let evacuations = pools

@@ -17,7 +17,7 @@ use crate::router::kube::{InCluster, ask};
 /// How old the last check may be if the schedule does not say it: a daily one may fail to start once.
 pub(super) const DEFAULT_MAX_AGE: SignedDuration = SignedDuration::from_hours(48);
 /// How long the state of a CronJob is used.
-const CACHED: Duration = Duration::from_secs(60);
+const CACHE_LIFETIME: Duration = Duration::from_secs(60);
 
 /// What a schedule requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,13 +149,13 @@ impl Cache {
     ) -> Found {
         let key = (schedule.path(), name.to_string());
         if let Some((at, found)) = self.0.lock().await.get(&key)
-            && at.elapsed() < CACHED
+            && at.elapsed() < CACHE_LIFETIME
         {
             return found.clone();
         }
         let found = find(cluster, schedule, name, now).await;
         let mut all = self.0.lock().await;
-        all.retain(|_, (at, _)| at.elapsed() < CACHED);
+        all.retain(|_, (at, _)| at.elapsed() < CACHE_LIFETIME);
         all.insert(key, (Instant::now(), found.clone()));
         found
     }

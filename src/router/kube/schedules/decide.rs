@@ -23,7 +23,7 @@ use super::retention::{Keep, Reason, State, victims};
 use super::sets::Set;
 use super::skipped::{between, skip};
 use super::slots::{SPREAD, jitter};
-use super::spec::{Plan, What};
+use super::spec::{Plan, ScheduleTarget};
 use crate::model::Level;
 use show::{READ_FAILED, SCHEDULING, Shown};
 
@@ -139,7 +139,7 @@ pub(super) fn decide(seen: &Seen) -> Decision {
 fn usable(seen: &Seen) -> Result<Plan, (&'static str, String)> {
     let plan = Plan::of(&seen.object).map_err(|why| ("Invalid", why))?;
     let name = &seen.object.spec.class;
-    let is_group = matches!(plan.what, What::Group(_));
+    let is_group = matches!(plan.what, ScheduleTarget::Group(_));
     if is_group && !seen.has_groups {
         let why = "the cluster has no VolumeGroupSnapshots: install the CRDs of group snapshots";
         return Err(("NoGroups", why.into()));

@@ -14,7 +14,7 @@ use super::decide::{Decision, Deletion, Seen, Step};
 use super::object::{ScheduleStatus, SnapshotSchedule};
 use super::observe::{Pass, snapshots_api};
 use super::sets::{Set, objects};
-use super::spec::{Plan, What};
+use super::spec::{Plan, ScheduleTarget};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::reconcile::{Outcome, only, written};
@@ -81,7 +81,7 @@ impl Executor<'_> {
         let Ok(plan) = Plan::of(self.writer.schedule) else {
             return Ok(Outcome::Stale);
         };
-        let is_group = matches!(plan.what, What::Group(_));
+        let is_group = matches!(plan.what, ScheduleTarget::Group(_));
         let Some(api) = self.api(is_group) else {
             return Ok(Outcome::Stale);
         };

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::names::Names;
 use super::object::SnapshotSchedule;
 use super::retention::State;
-use super::spec::What;
+use super::spec::ScheduleTarget;
 use crate::model::Level;
 
 /// The label of a set: the UID of its schedule.
@@ -131,7 +131,7 @@ pub(super) fn level_of(content: &DynamicObject) -> Option<Level> {
 pub(super) fn objects(
     schedule: &SnapshotSchedule,
     names: &Names,
-    what: &What,
+    what: &ScheduleTarget,
     slot: Timestamp,
 ) -> Vec<Value> {
     let metadata = |claim: &str| {
@@ -144,14 +144,14 @@ pub(super) fn objects(
     };
     let class = &schedule.spec.class;
     match what {
-        What::Group(labels) => vec![json!({
+        ScheduleTarget::Group(labels) => vec![json!({
             "metadata": metadata(""),
             "spec": {
                 "volumeGroupSnapshotClassName": class,
                 "source": { "selector": { "matchLabels": labels } },
             },
         })],
-        What::Claims(claims) => {
+        ScheduleTarget::Claims(claims) => {
             let each = claims.iter().map(|claim| {
                 json!({
                     "metadata": metadata(claim),

@@ -18,7 +18,7 @@ const NANOSECONDS_PER_MINUTE: i128 = 60 * 1_000_000_000;
 /// What a schedule requests.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) what: What,
+    pub(super) what: ScheduleTarget,
     pub(super) times: Timetable,
     /// `None`: all sets are kept.
     pub(super) keep: Option<Keep>,
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 
 /// What a slot makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ScheduleTarget {
     /// A group snapshot of the claims with these labels.
     Group(BTreeMap<String, String>),
     /// A snapshot of each of these claims.
@@ -67,17 +67,17 @@ impl Plan {
     }
 }
 
-impl What {
+impl ScheduleTarget {
     /// The claims of which each slot has a set of its own; one empty name for groups.
     pub(super) fn series(&self) -> BTreeSet<String> {
         match self {
-            What::Group(_) => [String::new()].into(),
-            What::Claims(claims) => claims.clone(),
+            ScheduleTarget::Group(_) => [String::new()].into(),
+            ScheduleTarget::Claims(claims) => claims.clone(),
         }
     }
 }
 
-fn what(spec: &ScheduleSpec) -> Result<What, String> {
+fn what(spec: &ScheduleSpec) -> Result<ScheduleTarget, String> {
     let refuse = |why: &str| Err(why.to_string());
     match (&spec.selector, &spec.claims, spec.group) {
         (None, None, _) => refuse("give a selector or claims"),
@@ -94,11 +94,11 @@ fn what(spec: &ScheduleSpec) -> Result<What, String> {
         (Some(selector), None, _) if selector.match_labels.is_empty() => {
             refuse("selector.matchLabels is empty")
         }
-        (Some(selector), None, _) => Ok(What::Group(selector.match_labels.clone())),
+        (Some(selector), None, _) => Ok(ScheduleTarget::Group(selector.match_labels.clone())),
         (None, Some(claims), _) if claims.is_empty() || claims.iter().any(String::is_empty) => {
             refuse("claims is empty")
         }
-        (None, Some(claims), _) => Ok(What::Claims(claims.iter().cloned().collect())),
+        (None, Some(claims), _) => Ok(ScheduleTarget::Claims(claims.iter().cloned().collect())),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::thin_metadata::{self, BLOCK, Damage, Metadata, SUPERBLOCK};
 /// How often, and how long, another process is waited for that has a snapshot of the metadata. It reads
 /// the metadata in milliseconds, or in seconds if it has millions of blocks.
 const RESERVE_TRIES: u32 = 100;
-const RESERVE_WAIT: Duration = Duration::from_millis(50);
+const RESERVE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A pool has at most one snapshot of its metadata, so one thread of this process after another reads
 /// it. Each pool, named by its device number, has a lock of its own, because its disk may hang.
@@ -173,7 +173,7 @@ fn reserve(mapper: &mut DeviceMapper, pool: Selector<'_>) -> std::result::Result
     const RESERVE: &str = "reserve_metadata_snap";
     for _ in 0..RESERVE_TRIES {
         match mapper.message(pool, RESERVE) {
-            Err(Errno::EBUSY) => thread::sleep(RESERVE_WAIT),
+            Err(Errno::EBUSY) => thread::sleep(RESERVE_RETRY_INTERVAL),
             answer => return answer,
         }
     }

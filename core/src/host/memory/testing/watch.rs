@@ -24,10 +24,10 @@ impl MemoryHost {
 
     /// Queries that a test makes for itself: they are neither counted nor made to fail, and dead or
     /// hanging disks do not affect them. Those of other threads at the same time are not changed.
-    pub fn aside<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
-        self.lock().faults.begin_aside();
+    pub fn without_faults<T>(&self, looks: impl FnOnce(&MemoryHost) -> T) -> T {
+        self.lock().faults.begin_exempt();
         let result = looks(self);
-        self.lock().faults.end_aside();
+        self.lock().faults.end_exempt();
         result
     }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::SignedDuration;
 
-use super::{Candidate, Change, Seen, Wish, is_leaving, volume_of};
+use super::{Candidate, Change, OnNodeLost, Seen, is_leaving, volume_of};
 use crate::router::kube::pod_claims::claims_of;
 
 /// A StatefulSet with claims of lost nodes.
@@ -164,8 +164,10 @@ impl<'a> Replicas<'a> {
     ) -> Result<String, String> {
         let mut why = String::new();
         // Those that request it come first, because their reasons are the ones to be shown.
-        let (keep, wanted): (Vec<_>, Vec<_>) =
-            its.iter().copied().partition(|one| one.wish == Wish::Keep);
+        let (keep, wanted): (Vec<_>, Vec<_>) = its
+            .iter()
+            .copied()
+            .partition(|one| one.on_node_lost == OnNodeLost::Keep);
         for one in wanted.into_iter().chain(keep) {
             why = one.check(seen)?;
         }

@@ -180,24 +180,24 @@ fn nothing_is_done_for_claims_that_do_not_request_it() {
     let mut seen = lost();
     seen.classes.clear();
     assert_eq!(decide(&seen), Plan::default());
-    let wish = |seen: &mut Seen, name: &str, value: &str| {
+    let on_node_lost = |seen: &mut Seen, name: &str, value: &str| {
         let annotations = claim_of(seen, name).annotations_mut();
-        annotations.insert(WISH.into(), value.into());
+        annotations.insert(ON_NODE_LOST.into(), value.into());
     };
     // Its other claim would keep the pod where it is.
-    wish(&mut seen, "data-db-2", "recreate");
+    on_node_lost(&mut seen, "data-db-2", "recreate");
     let plan = decide(&seen);
     assert!(plan.changes.is_empty());
     assert_eq!(plan.waiting.len(), 1);
     assert!(plan.waiting[0].1.contains("claim wal-db-2 of the same pod"));
-    wish(&mut seen, "wal-db-2", "recreate");
+    on_node_lost(&mut seen, "wal-db-2", "recreate");
     assert_eq!(decide(&seen).changes.len(), 2);
     // The claim's own annotation is stronger than its class.
     seen.classes.insert("replicated".into());
-    wish(&mut seen, "data-db-2", "keep");
-    wish(&mut seen, "wal-db-2", "keep");
+    on_node_lost(&mut seen, "data-db-2", "keep");
+    on_node_lost(&mut seen, "wal-db-2", "keep");
     assert_eq!(decide(&seen), Plan::default());
-    wish(&mut seen, "data-db-2", "yes");
+    on_node_lost(&mut seen, "data-db-2", "yes");
     let plan = decide(&seen);
     assert!(plan.changes.is_empty() && plan.waiting[0].1.contains("\"yes\""));
 }

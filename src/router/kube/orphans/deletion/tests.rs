@@ -22,7 +22,7 @@ fn begun() -> Timestamp {
 
 fn orphan(name: &str) -> Orphan {
     Orphan {
-        what: What::Volume,
+        what: OrphanKind::Volume,
         id: name.into(),
         pool: id(),
         node: NODE.into(),
@@ -218,7 +218,7 @@ fn a_request_is_listed_however_many_orphans_there_are() {
     assert_eq!(first(&plan).id, "499");
 }
 
-/// What happens between two checks.
+/// OrphanKind happens between two checks.
 #[derive(Clone, Debug)]
 enum Event {
     /// So many minutes pass.

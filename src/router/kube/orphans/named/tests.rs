@@ -34,7 +34,7 @@ fn list(items: Value) -> Value {
     json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": items})
 }
 
-fn orphan(what: What) -> Orphan {
+fn orphan(what: OrphanKind) -> Orphan {
     Orphan {
         what,
         id: VOLUME.into(),
@@ -50,85 +50,85 @@ const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 
 /// Objects, and whether they keep an orphan of a kind.
-fn objects() -> Vec<(&'static str, Value, What, bool)> {
+fn objects() -> Vec<(&'static str, Value, OrphanKind, bool)> {
     let stored = json!({"spec": {"csi": {"volumeHandle": VOLUME}}}).to_string();
     vec![
         (
             VOLUMES,
             json!({"spec": {"csi": {"volumeHandle": VOLUME}}}),
-            What::Volume,
+            OrphanKind::Volume,
             true,
         ),
         (
             VOLUMES,
             json!({"spec": {"csi": {"volumeHandle": "other"}}}),
-            What::Volume,
+            OrphanKind::Volume,
             false,
         ),
         (
             POOLS,
             json!({"metadata": {"annotations": {"slackwater.dev/x": stored}}}),
-            What::Volume,
+            OrphanKind::Volume,
             true,
         ),
         (
             POOLS,
             json!({"spec": {"deleteOrphans": [VOLUME]}, "status": {"orphans": {"listed": [{"id": VOLUME}]}}}),
-            What::Volume,
+            OrphanKind::Volume,
             false,
         ),
         (
             "/apis/slackwater.dev/v1alpha1/volumemoves",
             json!({"status": {"to": {"handle": VOLUME}}}),
-            What::Volume,
+            OrphanKind::Volume,
             true,
         ),
     ]
 }
 
 /// The same for contents of snapshots.
-fn contents() -> Vec<(&'static str, Value, What, bool)> {
+fn contents() -> Vec<(&'static str, Value, OrphanKind, bool)> {
     vec![
         (
             CONTENTS,
             json!({"status": {"snapshotHandle": VOLUME}}),
-            What::Snapshot,
+            OrphanKind::Snapshot,
             true,
         ),
         (
             CONTENTS,
             json!({"spec": {"source": {"snapshotHandle": VOLUME}}}),
-            What::Snapshot,
+            OrphanKind::Snapshot,
             true,
         ),
         (
             CONTENTS,
             json!({"spec": {"source": {"volumeHandle": VOLUME}}}),
-            What::Volume,
+            OrphanKind::Volume,
             true,
         ),
         (
             CONTENTS,
             json!({"spec": {"source": {"volumeHandle": VOLUME}}, "status": {"snapshotHandle": "s"}}),
-            What::Volume,
+            OrphanKind::Volume,
             false,
         ),
         (
             CONTENTS,
             json!({"spec": {"source": {"volumeHandle": "source"}}}),
-            What::Snapshot,
+            OrphanKind::Snapshot,
             true,
         ),
         (
             CONTENTS,
             json!({"spec": {"source": {"volumeHandle": "source"}}, "status": {"snapshotHandle": "s"}}),
-            What::Snapshot,
+            OrphanKind::Snapshot,
             false,
         ),
         (
             "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents",
             json!({"spec": {"source": {"volumeHandles": ["a", VOLUME]}}}),
-            What::Volume,
+            OrphanKind::Volume,
             true,
         ),
     ]
@@ -148,6 +148,8 @@ async fn what_names_an_orphan_or_is_about_to_keeps_it() {
 async fn what_cannot_be_listed_keeps_it() {
     for status in [403, 500] {
         let client = server(VOLUMES, json!({"metadata": {"name": "it"}}), status);
-        named(&client, &orphan(What::Volume)).await.unwrap_err();
+        named(&client, &orphan(OrphanKind::Volume))
+            .await
+            .unwrap_err();
     }
 }

@@ -27,7 +27,7 @@ fn a_schedule_is_of_a_group_or_of_single_claims() {
     .unwrap();
     assert_eq!(
         group.what,
-        What::Group([("app".into(), "pg".into())].into())
+        ScheduleTarget::Group([("app".into(), "pg".into())].into())
     );
     assert_eq!(group.what.series(), [String::new()].into());
     let keep = group.keep.unwrap();
@@ -42,7 +42,10 @@ fn a_schedule_is_of_a_group_or_of_single_claims() {
         "claims": ["b", "a", "b"], "class": "c", "cron": "5 * * * *", "timeZone": "Europe/Berlin", "keep": {},
     }))
     .unwrap();
-    assert_eq!(claims.what, What::Claims(["a".into(), "b".into()].into()));
+    assert_eq!(
+        claims.what,
+        ScheduleTarget::Claims(["a".into(), "b".into()].into())
+    );
     assert!(claims.keep.is_none(), "without a number all are kept");
 }
 

@@ -42,7 +42,7 @@ enum Happens {
     Kubernetes,
     /// The application has rebuilt its replicas, and they have been Ready for long enough.
     Rebuilt,
-    Wish(bool),
+    OnNodeLost(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ struct World {
     volumes: BTreeMap<String, Stored>,
     pods: BTreeMap<usize, Replica>,
     gone: BTreeSet<usize>,
-    is_wished: bool,
+    is_recreated: bool,
     late: Option<Plan>,
     /// The changes are of a plan that was made earlier.
     is_late: bool,
@@ -70,7 +70,7 @@ impl World {
             volumes: BTreeMap::new(),
             pods: BTreeMap::new(),
             gone: BTreeSet::new(),
-            is_wished: true,
+            is_recreated: true,
             late: None,
             is_late: false,
         };
@@ -166,7 +166,7 @@ impl World {
         seen.pods = pods.collect();
         let here = (0..NODES).filter(|number| !self.gone.contains(number));
         seen.nodes = here.map(node).collect();
-        if !self.is_wished {
+        if !self.is_recreated {
             seen.classes.clear();
         }
         let pool = seen.volumes.values().next().unwrap().pool;
@@ -353,7 +353,7 @@ impl World {
             Happens::NodeReturns(number) => drop(self.gone.remove(&number)),
             Happens::Kubernetes => self.kubernetes(),
             Happens::Rebuilt => self.rebuilt(),
-            Happens::Wish(is_wished) => self.is_wished = is_wished,
+            Happens::OnNodeLost(is_recreated) => self.is_recreated = is_recreated,
         }
         self.check();
     }
@@ -402,7 +402,7 @@ fn anything() -> impl Strategy<Value = Happens> {
         2 => (0..NODES - 1).prop_map(Happens::NodeReturns),
         3 => Just(Happens::Kubernetes),
         2 => Just(Happens::Rebuilt),
-        1 => any::<bool>().prop_map(Happens::Wish),
+        1 => any::<bool>().prop_map(Happens::OnNodeLost),
     ]
 }
 
