@@ -344,7 +344,7 @@ impl Store for FileStore {
         in_use: &dyn Fn(&Device) -> bool,
     ) -> Result<Vec<(Device, Result<()>)>> {
         let mut removed = self.remove_idle_linear(images, in_use)?;
-        let idle = self.find_idle(images, in_use)?;
+        let idle = self.list_idle(images, in_use)?;
         let detached = idle.into_iter().map(|(number, backing)| {
             let device = Device::of_loop(number);
             let result = self.perform(Effect::DetachLoop { number, backing });

@@ -198,10 +198,10 @@ pub trait Watch: Send + Sync {
 /// The devices of a pool's volumes. The caller holds the lock of the volume that it names.
 pub trait Devices: Send + Sync + 'static {
     /// Every device on the image, including foreign ones; empty if there is no image.
-    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
+    fn list(&self, uuid: Uuid) -> Result<Vec<FoundDevice>>;
     /// Returns the volume's device, and attaches one if there is none. Never attaches a second one.
     fn attach(&self, record: &VolumeRecord, mode: AttachMode) -> Result<Attached>;
-    /// Detaches a device that [`Devices::find`] returned, if it is still attached to this image.
+    /// Detaches a device that [`Devices::list`] returned, if it is still attached to this image.
     /// The kernel detaches a device that is open elsewhere when its last opener closes it.
     fn detach(&self, uuid: Uuid, device: &Device) -> Result<()>;
     /// Watches a device that is given to a pod; `None` if a pod cannot change it.

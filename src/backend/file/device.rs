@@ -140,7 +140,7 @@ impl FileStore {
 
     /// Loop devices on images of this pool that are neither mounted, bind-mounted nor claimed. A
     /// device whose status cannot be read is kept.
-    pub(super) fn find_idle(
+    pub(super) fn list_idle(
         &self,
         images: &[Image],
         in_use: &dyn Fn(&Device) -> bool,
@@ -174,7 +174,7 @@ impl FileStore {
 }
 
 impl Devices for FileStore {
-    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+    fn list(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
         let Some((_, loops)) = self.loops_on(uuid)? else {
             return Ok(Vec::new());
         };

@@ -304,7 +304,7 @@ impl ThinStore {
 }
 
 impl Devices for ThinStore {
-    fn find(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
+    fn list(&self, uuid: Uuid) -> Result<Vec<FoundDevice>> {
         let mut found = self.devices_of(uuid, None)?;
         if found.iter().any(|device| device.table.is_none()) {
             let _alone = self.activating();

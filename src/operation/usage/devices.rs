@@ -31,7 +31,7 @@ impl Usage {
     ) -> Result<Vec<FoundDevice>> {
         let here = self.table_path(path)?;
         let devices = match owned {
-            Some((pool, uuid)) => pool.backend.devices().find(uuid)?,
+            Some((pool, uuid)) => pool.backend.devices().list(uuid)?,
             None => Vec::new(),
         };
         let record = owned.and_then(|(pool, uuid)| pool.backend.volumes.get(uuid).ok().flatten());
@@ -83,7 +83,7 @@ impl Usage {
         before: &[FoundDevice],
     ) -> Result<()> {
         self.let_go(uuid)?;
-        let mut still = pool.backend.devices().find(uuid)?;
+        let mut still = pool.backend.devices().list(uuid)?;
         // Usually the device of a mounted volume was detached with its mount, and nothing is left
         // to do.
         if !still.is_empty() {
@@ -98,7 +98,7 @@ impl Usage {
                 }
                 pool.backend.devices().detach(uuid, &found.device)?;
             }
-            still = pool.backend.devices().find(uuid)?;
+            still = pool.backend.devices().list(uuid)?;
         }
         if still.is_empty() {
             self.no_longer_small(uuid);
@@ -163,7 +163,7 @@ impl Usage {
         uuid: Uuid,
     ) -> Result<Option<Device>> {
         for _ in 0..LINGER_TRIES {
-            match pool.backend.devices().find(uuid)?.first() {
+            match pool.backend.devices().list(uuid)?.first() {
                 None => return Ok(None),
                 Some(_) => std::thread::sleep(LINGER_WAIT),
             }
@@ -171,7 +171,7 @@ impl Usage {
         Ok(pool
             .backend
             .devices()
-            .find(uuid)?
+            .list(uuid)?
             .first()
             .map(|found| found.device.clone()))
     }

@@ -172,7 +172,7 @@ impl Usage {
                 }
             }
         }
-        self.find_detached(&nodes);
+        self.record_detached(&nodes);
         self.hold_again(&nodes);
     }
 
@@ -198,7 +198,7 @@ impl Usage {
 
     /// Finds targets that show the number of a detached device: it was detached while no driver held
     /// it open. No image is ever attached to such a number; the pod reads errors until it is deleted.
-    fn find_detached(&self, nodes: &[(u64, PathBuf)]) {
+    fn record_detached(&self, nodes: &[(u64, PathBuf)]) {
         let lost = nodes
             .iter()
             .filter(|(rdev, _)| is_detached(self.host.as_ref(), *rdev));

@@ -14,7 +14,7 @@ pub(in crate::operation) struct View {
 
 impl Usage {
     pub(in crate::operation) fn view(&self, pool: &Pool, record: &VolumeRecord) -> Result<View> {
-        let devices = pool.backend.devices().find(record.uuid)?;
+        let devices = pool.backend.devices().list(record.uuid)?;
         let mounts = self.mounts()?;
         Ok(View { devices, mounts })
     }

@@ -62,7 +62,7 @@ impl Volumes {
             return Err(in_use(format!("staged at {path}; unstage it first")));
         }
         self.usage.let_go(record.uuid)?;
-        let found = pool.backend.devices().find(record.uuid)?;
+        let found = pool.backend.devices().list(record.uuid)?;
         if found.is_empty() {
             return Ok(());
         }

@@ -71,7 +71,7 @@ impl Volumes {
                     message: changed.problem,
                 }),
         );
-        match pool.backend.devices().find(record.uuid) {
+        match pool.backend.devices().list(record.uuid) {
             Err(error) => findings.push(Finding {
                 severity: Severity::Inaccessible,
                 reason: "ImageUnreadable",

@@ -284,7 +284,7 @@ impl Volumes {
                 return Ok(false);
             }
         }
-        Ok(pool.backend.devices().find(record.uuid)?.is_empty())
+        Ok(pool.backend.devices().list(record.uuid)?.is_empty())
     }
 
     /// Deletes an inline volume once no mount and no device shows it.

@@ -25,7 +25,7 @@ fn recover(backend: &PoolBackend) {
 /// Attaches a device as for a raw block volume; returns whether it is a mapped device.
 fn is_mapped(backend: &PoolBackend, record: &VolumeRecord) -> bool {
     let attached = backend.devices().attach(record, RAW).unwrap();
-    let found = backend.devices().find(record.uuid).unwrap();
+    let found = backend.devices().list(record.uuid).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].device, attached.device);
     attached.device.loop_number().is_none()
@@ -47,7 +47,7 @@ fn a_raw_volume_has_a_mapped_device_until_that_is_detached() {
         };
         devices.attach(&record, other).unwrap_err();
         assert!(devices.watch(record.uuid, again).unwrap().is_none());
-        let found = devices.find(record.uuid).unwrap();
+        let found = devices.list(record.uuid).unwrap();
         let seen: Vec<_> = found.iter().map(|it| (it.whole, it.read_only)).collect();
         assert_eq!(seen, [(true, read_only)]);
         let device = attached.device.clone();

@@ -358,14 +358,14 @@ fn a_device_is_found_used_again_resized_and_removed() {
     let attached = devices.attach(&made, WRITE).unwrap();
     let again = devices.attach(&made, WRITE).unwrap();
     assert_eq!(attached.device, again.device);
-    assert_eq!(devices.find(made.uuid).unwrap().len(), 1);
+    assert_eq!(devices.list(made.uuid).unwrap().len(), 1);
     let grown = backend.grow(&made, 2 * SIZE, &any, &mut || Ok(())).unwrap();
     devices.resize(&grown, &attached.device).unwrap();
     assert_eq!(host.device_bytes(&attached.device).unwrap(), grown.size);
     let device = attached.device.clone();
     drop((attached, again));
     devices.detach(made.uuid, &device).unwrap();
-    assert_eq!(devices.find(made.uuid).unwrap(), []);
+    assert_eq!(devices.list(made.uuid).unwrap(), []);
     assert_eq!(host.violations(), Vec::<String>::new());
 }
 
@@ -401,7 +401,7 @@ fn a_start_leaves_what_another_program_has_suspended_and_removes_the_rest() {
     assert!(!found()[0].has_inactive_table);
     drop(backend.devices().attach(&made, WRITE).unwrap());
     assert_eq!(backend.recover(&|_| false).unwrap().loops, 1);
-    assert_eq!(backend.devices().find(made.uuid).unwrap(), []);
+    assert_eq!(backend.devices().list(made.uuid).unwrap(), []);
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn an_image_is_copied_from_another_pool_through_its_device() {
     to.sync().unwrap();
     drop((from, to));
     backend.complete(&copied).unwrap();
-    assert_eq!(backend.devices().find(source.uuid).unwrap(), []);
+    assert_eq!(backend.devices().list(source.uuid).unwrap(), []);
     assert_eq!(host.violations(), Vec::<String>::new());
 }
 

@@ -73,7 +73,7 @@ fn device(driver: &Driver, id: VolumeId) -> Device {
     let pool = driver.pools.serving().remove(0);
     pool.backend
         .devices()
-        .find(id.uuid)
+        .list(id.uuid)
         .unwrap()
         .remove(0)
         .device
