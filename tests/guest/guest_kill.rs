@@ -19,12 +19,38 @@ use std::path::Path;
 use slackwater_testkit::guest::in_guest;
 use slackwater_testkit::{Scratch, Server, block, run};
 
-use crate::guest_lvm::{DISKS, POOL, create_pool, created, end_pool, read_at, runtime, write_at};
+use crate::guest_lvm::{
+    DISKS, POOL, Volume, create_pool, created, end_pool, read_at, runtime, write_at,
+};
 
 /// The number of the device that is mounted at a target.
 fn shown(target: &Path) -> Option<u64> {
     let found = fs::metadata(target).ok()?;
     found.file_type().is_block_device().then(|| found.rdev())
+}
+
+/// Another mount covers the target of `first` while no driver runs. The kernel's table of mounts is
+/// then all that shows that its device is in use, because a mounted node does not hold its device.
+async fn cover(server: &mut Server, [first, second]: [&Volume; 2]) {
+    let target = first.target.to_str().unwrap();
+    for other in ["/dev/null", "/etc/fstab", "/dev/guest/pool"] {
+        first.up(&server.client()).await;
+        write_at(&first.target, 0, 3);
+        let number = shown(&first.target);
+        server.kill();
+        run("mount", &["--bind", other, target]);
+        server.restart();
+        // The driver unmounts only what it has mounted, and keeps the device until that is gone.
+        let kept = first.try_down(&server.client()).await.expect_err(other);
+        second.up(&server.client()).await;
+        write_at(&second.target, 0, 2);
+        assert_ne!(number, shown(&second.target), "{other}: {kept}");
+        run("umount", &[target]);
+        assert_eq!(shown(&first.target), number, "{other}: {kept}");
+        assert_eq!(read_at(&first.target, 0), 3, "{other}: {kept}");
+        second.down(&server.client()).await;
+        first.down(&server.client()).await;
+    }
 }
 
 #[test]
@@ -74,8 +100,10 @@ fn a_target_whose_driver_was_killed_never_shows_the_volume_of_another_tenant() {
             server.restart();
             second.up(&server.client()).await;
             assert_ne!(shown(&first.target), shown(&second.target), "reused");
+            first.down(&server.client()).await;
+            second.down(&server.client()).await;
+            cover(&mut server, [&first, &second]).await;
             for volume in [first, second] {
-                volume.down(&server.client()).await;
                 server.client().delete(&volume.id).await.unwrap();
             }
         });
