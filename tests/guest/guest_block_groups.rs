@@ -8,7 +8,7 @@
 )]
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use slackwater::csi::VolumeGroupSnapshot;
@@ -17,6 +17,7 @@ use slackwater_testkit::snapshots::{from_volume, members};
 use slackwater_testkit::{Client, Scratch, Server, block, mount, run};
 use tonic::Code;
 
+use crate::guest_linear::refuses_loop_ioctls;
 use crate::guest_lvm::{Volume, create_pool, end, end_pool, runtime};
 use crate::guest_order::violations;
 
@@ -137,6 +138,10 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
             raw.down(&client).await;
             raw.up(&client).await;
             assert!(linear_devices().contains(uuid));
+            let tenant = OpenOptions::new().write(true).open(&raw.target).unwrap();
+            // The process is root, and so has CAP_SYS_RAWIO.
+            refuses_loop_ioctls(&tenant, &File::open(&image).unwrap());
+            drop(tenant);
             // A pod keeps its device while the driver is killed.
             server.kill();
             server.restart();

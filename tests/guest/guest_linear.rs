@@ -102,6 +102,21 @@ fn ioctl(device: &File, request: u64, argument: usize) -> std::result::Result<i3
     Errno::result(unsafe { nix::libc::ioctl(fd, request as _, argument) })
 }
 
+/// Checks that a device takes no ioctl that detaches or changes a loop device below it. `other` is a
+/// file that could replace the image.
+pub(crate) fn refuses_loop_ioctls(tenant: &File, other: &File) {
+    let status = [0u8; 512];
+    let requests = [
+        (LOOP_CLR_FD, 0),
+        (LOOP_CHANGE_FD, other.as_raw_fd() as usize),
+        (LOOP_SET_STATUS64, status.as_ptr() as usize),
+    ];
+    for (request, argument) in requests {
+        let refused = ioctl(tenant, request, argument);
+        assert_eq!(refused, Err(Errno::ENOTTY), "ioctl {request:#x}");
+    }
+}
+
 #[test]
 fn a_tenant_cannot_detach_or_change_the_loop_device_below_its_device() {
     in_guest(
@@ -110,25 +125,13 @@ fn a_tenant_cannot_detach_or_change_the_loop_device_below_its_device() {
         || {
             let (host, image, hold, device) = shown("/run/guest/ioctls");
             let other = File::open(&image).unwrap();
-            let status = [0u8; 512];
-            let requests = [
-                (LOOP_CLR_FD, 0),
-                (LOOP_CHANGE_FD, other.as_raw_fd() as usize),
-                (LOOP_SET_STATUS64, status.as_ptr() as usize),
-            ];
             let tenant = open(&device);
-            let refused = || {
-                for (request, argument) in requests {
-                    let refused = ioctl(&tenant, request, argument);
-                    assert_eq!(refused, Err(Errno::ENOTTY), "ioctl {request:#x}");
-                }
-            };
             // The process is root, and so has CAP_SYS_RAWIO.
-            refused();
+            refuses_loop_ioctls(&tenant, &other);
             thread::scope(|scope| {
                 scope.spawn(|| {
                     drop_raw_io();
-                    refused();
+                    refuses_loop_ioctls(&tenant, &other);
                 });
             });
             // A table with one target forwards them, and the loop device accepts the first one.
