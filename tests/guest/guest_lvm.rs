@@ -348,6 +348,13 @@ fn pools_as_other_programs_leave_them_are_refused_and_not_changed() {
             message("create_thin 1");
             message("set_transaction_id 0 1");
         };
+        // After two creations, each of which a set ID follows.
+        let docker_twice = || {
+            docker();
+            message("create_thin 2");
+            message("set_transaction_id 1 2");
+        };
+        let held = || message("reserve_metadata_snap");
         let lvm = || {
             let thin = ["--virtualsize", "64M", "--thin", "--name", "theirs"];
             run("lvcreate", &[&thin[..], &["slackwater-vg/thin"]].concat());
@@ -358,9 +365,11 @@ fn pools_as_other_programs_leave_them_are_refused_and_not_changed() {
         let queueing = || {
             run("lvchange", &["--errorwhenfull", "n", "slackwater-vg/thin"]);
         };
-        let cases: [(&str, &dyn Fn()); 5] = [
+        let cases: [(&str, &dyn Fn()); 7] = [
             ("the thin device 7", &containerd),
             ("its transaction ID is 1", &docker),
+            ("its transaction ID is 2", &docker_twice),
+            ("a snapshot of its metadata is held", &held),
             ("thin volumes of its own", &lvm),
             ("lvchange --zero y slackwater-vg/thin", &no_zeroing),
             ("lvchange --errorwhenfull y slackwater-vg/thin", &queueing),
