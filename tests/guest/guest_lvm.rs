@@ -69,6 +69,14 @@ fn fails(program: &str, arguments: &[&str]) -> String {
     text
 }
 
+/// Gives the guest what distributions install as LVM's configuration, which consists of comments.
+/// With `--lvm-autoactivate`, udev activates volume groups as soon as they are complete.
+pub(crate) fn configure_as_distributions() {
+    fs::write("/etc/lvm/lvm.conf", "").unwrap();
+}
+
+pub(crate) const AUTOACTIVATE: [&str; 1] = ["--lvm-autoactivate"];
+
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -13,13 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use nix::libc;
-use slackwater_testkit::guest::in_guest;
+use slackwater_testkit::guest::{in_guest, in_guest_with};
 use slackwater_testkit::{Scratch, Server, block, eventually, mount, run};
 
 use tonic::Code;
 
 use crate::guest_lvm::{
-    DISKS, POOL, create_pool, created, end, end_pool, release, restore, runtime,
+    AUTOACTIVATE, DISKS, POOL, configure_as_distributions, create_pool, created, end, end_pool,
+    release, restore, runtime,
 };
 use crate::guest_pool::slackwater;
 
@@ -250,7 +251,8 @@ impl Drop for Daemon {
 #[test]
 fn a_pool_that_dmeventd_extends_serves_without_a_pause() {
     let test = "guest_repair::a_pool_that_dmeventd_extends_serves_without_a_pause";
-    in_guest(test, &DISKS, || {
+    in_guest_with(&AUTOACTIVATE, test, &DISKS, || {
+        configure_as_distributions();
         let wanted = "activation {\n monitoring = 1\n thin_pool_autoextend_threshold = 60\n thin_pool_autoextend_percent = 40\n}\n";
         fs::write("/etc/lvm/lvmlocal.conf", wanted).unwrap();
         create_pool("320M");

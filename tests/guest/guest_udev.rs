@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use slackwater_testkit::guest;
 use slackwater_testkit::{Scratch, Server, block, eventually, mount};
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, end_pool, runtime};
+use crate::guest_lvm::{
+    AUTOACTIVATE, DISKS, POOL, Volume, configure_as_distributions, create_pool, end_pool, runtime,
+};
 
 /// For events that happen without further action.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -66,17 +68,23 @@ fn properties(device: &str) -> String {
     run("udevadm", &["info", "--query=property", device])
 }
 
-/// A physical volume with a volume group, as a tenant's virtual machine creates it.
-fn group(device: &str, name: &str) {
+/// A volume group with an inactive logical volume, as a tenant's virtual machine leaves it. Returns
+/// the mapped devices after an event of this device.
+fn group(device: &str, name: &str) -> String {
     run("pvcreate", &["--yes", "--quiet", device]);
     run("vgcreate", &["--yes", "--quiet", name, device]);
+    let size = ["--size", "8M", "--activate", "n", "--zero", "n"];
+    let named = ["--wipesignatures", "n", "--name", "data", name];
+    run("lvcreate", &[&size[..], &named[..]].concat());
     changed(device);
+    run("dmsetup", &["ls"])
 }
 
 #[test]
 fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
     let test = "guest_udev::the_host_ignores_the_content_that_a_tenant_writes_to_a_volume";
-    guest::in_guest(test, &["pool:1G"], || {
+    guest::in_guest_with(&AUTOACTIVATE, test, &["pool:1G"], || {
+        configure_as_distributions();
         let disk = guest::disk("pool");
         run("mkfs.xfs", &["-q", "-f", &disk]);
         let pool = PathBuf::from("/mnt/pool");
@@ -89,6 +97,10 @@ fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
         labelled(&device, "tenant-before");
         assert!(by_label("tenant-before"), "udev probes loop devices");
         assert!(properties(&device).contains("ID_FS_TYPE=ext4"));
+        run("wipefs", &["--quiet", "--all", &device]);
+        let mapped = group(&device, "before");
+        assert!(mapped.contains("before-data"), "LVM activates it: {mapped}");
+        run("vgchange", &["--activate", "n", "before"]);
         run("losetup", &["--detach", &device]);
         run("udevadm", &["settle"]);
 
@@ -119,7 +131,9 @@ fn the_host_ignores_the_content_that_a_tenant_writes_to_a_volume() {
             udev_properties.contains("SYSTEMD_READY=0"),
             "{udev_properties}"
         );
-        group(&device, "tenants");
+        run("wipefs", &["--quiet", "--all", &device]);
+        let mapped = group(&device, "tenants");
+        assert!(!mapped.contains("tenants-data"), "{mapped}");
         let udev_properties = properties(&device);
         assert!(
             !udev_properties.contains("LVM2_member"),
@@ -166,7 +180,8 @@ fn events(printed: &str) -> Vec<BTreeMap<String, String>> {
 #[test]
 fn no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it() {
     let test = "guest_udev::no_call_for_a_device_of_ours_lets_udev_examine_it_or_waits_for_it";
-    guest::in_guest(test, &DISKS, || {
+    guest::in_guest_with(&AUTOACTIVATE, test, &DISKS, || {
+        configure_as_distributions();
         create_pool("640M");
         let scratch = Scratch::new();
         let printed = scratch.join("events");
