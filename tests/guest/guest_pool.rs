@@ -103,6 +103,19 @@ fn fail_writes_of_metadata(device: &str, work: impl FnOnce()) {
     replace(table.trim());
 }
 
+/// Uses a volume whose blocks no snapshot shares while its pool is read-only: only new blocks need
+/// metadata, and the records have all of theirs.
+fn use_mapped_blocks(server: &Server, volume: &Volume) {
+    let written = || assert!(touch(&volume.target, 0..16), "{}", server.log());
+    written();
+    runtime().block_on(async {
+        let client = server.client();
+        volume.down(&client).await;
+        volume.up(&client).await;
+    });
+    written();
+}
+
 #[test]
 fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
     let test = "guest_pool::full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair";
@@ -111,12 +124,16 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
         create_pool_with("700M", "2M");
         let scratch = Scratch::new();
         let server = Server::start(&scratch, &[POOL]);
-        let (volume, mut snapshots) = runtime().block_on(async {
+        let (volume, other, mut snapshots) = runtime().block_on(async {
             let client = server.client();
             let id = client.create("raw", BLOCKS << 16, block(), &[]).await;
             let volume = Volume::of(&scratch, "raw", id.unwrap(), block());
             volume.up(&client).await;
             assert!(touch(&volume.target, 0..BLOCKS));
+            let id = client.create("other", MIB, block(), &[]).await;
+            let other = Volume::of(&scratch, "other", id.unwrap(), block());
+            other.up(&client).await;
+            assert!(touch(&other.target, 0..16));
             // After each snapshot, one write to each node of the tree copies that node.
             let class = [("consistency", "crash")];
             let mut snapshots = Vec::new();
@@ -136,14 +153,14 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
             // What exists goes on, also deletions, until the writers fill the rest.
             let last = snapshots.pop().unwrap();
             client.delete_snapshot(&last).await.unwrap();
-            (volume, snapshots)
+            (volume, other, snapshots)
         });
         // dmsetup takes what the driver refuses.
         let mapped = "slackwater--vg-thin";
         let device = run("dmsetup", &["ls", "--target", "thin"]);
         let device = device
             .lines()
-            .find(|line| !line.contains("records"))
+            .find(|line| line.contains(volume.id.split_once('.').unwrap().1))
             .unwrap();
         let device = device.split_whitespace().next().unwrap().to_string();
         let fill = || {
@@ -178,6 +195,9 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
             "{full}"
         );
         refused_with("its metadata is full; run: lvextend --poolmetadatasize +SIZE");
+        use_mapped_blocks(&server, &other);
+        let still = status();
+        assert!(still.contains(" ro "), "{still}");
         let extend = ["--poolmetadatasize", "+4M", "slackwater-vg/thin"];
         run("lvextend", &extend);
         assert!(status().contains(" rw "), "{}", status());
@@ -186,6 +206,8 @@ fn full_metadata_needs_lvextend_only_and_damaged_metadata_a_repair() {
         runtime().block_on(async {
             let client = server.client();
             client.delete_snapshot(&last).await.unwrap();
+            other.down(&client).await;
+            client.delete(&other.id).await.unwrap();
         });
 
         fail_writes_of_metadata("slackwater--vg-thin_tmeta", || {
