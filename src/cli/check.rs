@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -107,7 +108,8 @@ fn without_driver(
         alone: true,
         ..Settings::default()
     };
-    let driver = Driver::start(settings, interfaces)?;
+    // Nothing else opens the pool, however long it takes.
+    let driver = Driver::start_within(settings, interfaces, Duration::MAX)?;
     let checked = driver.volumes.check_volume(id, repair);
     driver.leave();
     let checked = checked?;

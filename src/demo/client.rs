@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Response, Status};
+use tonic::{Code, Response, Status};
 
 use super::process::Process;
 use super::{Failed, Result};
@@ -144,7 +144,8 @@ impl Client {
         Ok(format!("{} {}", info.name, info.vendor_version))
     }
 
-    /// CreateVolume, from a snapshot if one is given; returns the ID.
+    /// CreateVolume, from a snapshot if one is given; returns the ID. Repeated while the pool is not
+    /// served, as a provisioner does: the records of a large pool of LVM may still be written.
     pub(super) async fn create(
         &mut self,
         name: &str,
@@ -162,7 +163,17 @@ impl Client {
             volume_content_source: source,
             ..Default::default()
         };
-        let answer = self.controller.create_volume(request).await;
+        let begun = Instant::now();
+        let answer = loop {
+            match self.controller.create_volume(request.clone()).await {
+                Err(status)
+                    if status.code() == Code::Unavailable && begun.elapsed() < START_TIMEOUT =>
+                {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                }
+                answer => break answer,
+            }
+        };
         let created = self.answer("CreateVolume", answer)?.volume;
         created
             .map(|volume| volume.volume_id)

@@ -4,6 +4,7 @@
 mod guest_archives;
 mod guest_block_groups;
 mod guest_databases;
+mod guest_dead_group;
 mod guest_dm;
 mod guest_ext4;
 mod guest_filter;

@@ -17,6 +17,8 @@ pub const FILLING_SUFFIX: &str = "-filling";
 
 /// The largest ID of a thin device.
 pub const MAX_THIN_ID: u32 = (1 << 24) - 1;
+/// The ID in the table of a device whose pool has failed: the kernel shows the ID no more.
+pub const UNKNOWN_THIN_ID: u32 = u32::MAX;
 
 /// Bytes that are in use, of all bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,7 +28,7 @@ impl Driver {
         error: &Error,
     ) -> ServingState {
         let known = self.pools.known(definition);
-        ServingState::refused(definition, known.map(|(id, _)| id), chain(error))
+        ServingState::refused(definition, known.map(|(id, _)| id), reason(error))
     }
 
     /// How long to wait for the lock of a pool. After the start the driver does not wait, because
@@ -122,12 +122,12 @@ impl Driver {
         let known = self.pools.known(definition).map(|(id, _)| id);
         match lvm::identify(self.host.as_ref(), pool) {
             Ok(Some(header)) if header.home != self.pools.home() => {
-                let why = chain(&error);
+                let why = reason(&error);
                 let state = ServingState::refused(definition, Some(header.id), why);
                 Ok(state.with(Presence::OtherHome))
             }
             Ok(None) if known.is_some() => {
-                let state = ServingState::refused(definition, known, chain(&error));
+                let state = ServingState::refused(definition, known, reason(&error));
                 Ok(state.with(Presence::Absent))
             }
             Ok(_) | Err(_) => Err(error),
@@ -337,6 +337,14 @@ impl Driver {
             self.host.pause(WAIT);
         }
         None
+    }
+}
+
+/// Why a pool is not served. Each error that says so names the pool itself.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Unreachable { reason, .. } => reason.clone(),
+        _ => chain(error),
     }
 }
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::disk::{self, PoolQuestions};
 use crate::backend::place::{self, pool_fs};
@@ -21,19 +21,25 @@ use crate::operation::snapshot::cut::sweep;
 use crate::operation::{Driver, Pools, ServingState, Settings, Snapshots, Usage, Volumes};
 use crate::record::{self, NodeRecord};
 
+/// How long the opening of a pool may take at the start, even if those before it took too long.
+const MIN_OPENING: Duration = Duration::from_secs(1);
+/// The same if the start must fail while another process has the pool: longer than its lock is waited
+/// for.
+const MIN_OPENING_ALONE: Duration = Duration::from_secs(6);
+
 impl Driver {
     /// Opens the pools, takes their locks and detaches unused loop devices that a crash left. The
     /// other cleanups are done by [`Driver::clean`], [`Driver::wipe`] and
     /// [`Driver::resolve_groups`]. A pool that cannot be served is refused, with its name, and does
-    /// not delay the others. It is an error only if no pool is served and none is known, which is a
-    /// mistake in the definitions.
+    /// not delay the others. It is an error only if no pool is served, none is known and none may be
+    /// served later, which is a mistake in the definitions.
     pub fn start(settings: Settings, interfaces: CutInterfaces) -> Result<Driver> {
         Driver::start_within(settings, interfaces, disk::DISK_TIMEOUT)
     }
 
-    /// Like [`Driver::start`], with another timeout for the opening of each pool, for tests in which
-    /// one takes longer.
-    pub(in crate::operation) fn start_within(
+    /// Like [`Driver::start`], with another timeout for the opening of pools, for a process that has
+    /// nothing to do without them, and for tests in which one takes longer.
+    pub fn start_within(
         settings: Settings,
         interfaces: CutInterfaces,
         max_wait: Duration,
@@ -73,31 +79,47 @@ impl Driver {
             questions,
             numbers: Arc::default(),
         };
-        let mut wrong = None;
-        for definition in &driver.pools.settings.pools {
-            let state = match driver.open_unless(&hanging, definition, max_wait) {
-                Err(error @ Error::Locked { .. }) if driver.pools.settings.alone => {
-                    return Err(error);
-                }
-                Err(error) => {
-                    let state = driver.refuse(definition, &error);
-                    wrong = wrong.or(Some(error).filter(is_mistake));
-                    state
-                }
-                Ok(state) => state,
-            };
-            driver.pools.add(state);
-        }
-        let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
-        if let Some(error) = wrong.filter(|_| driver.pools.states().iter().all(no_id)) {
-            return Err(error);
-        }
+        driver.open_all(&hanging, max_wait)?;
         if let Err(error) = driver.usage.forget_earlier_stages() {
             tracing::warn!(error = %chain(&error), "failed to remove entries of an earlier boot from the state directory");
         }
         driver.usage.watch_published();
         driver.pools.remember()?;
         Ok(driver)
+    }
+
+    /// Opens the pools, or returns what is wrong with a definition if no pool is or may be served.
+    fn open_all(&self, hanging: &BTreeSet<String>, max_wait: Duration) -> Result<()> {
+        let (mut wrong, mut may_come) = (None, false);
+        let deadline = Instant::now().checked_add(max_wait);
+        for definition in &self.pools.settings.pools {
+            // All together, so that several disks that hang do not delay the start for longer.
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let least = match self.pools.settings.alone {
+                true => MIN_OPENING_ALONE,
+                false => MIN_OPENING,
+            };
+            let left = left.unwrap_or(max_wait).max(least.min(max_wait));
+            let state = match self.open_unless(hanging, definition, left) {
+                Err(error @ Error::Locked { .. }) if self.pools.settings.alone => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    let state = self.refuse(definition, &error);
+                    may_come |= !is_mistake(&error);
+                    wrong = wrong.or(Some(error).filter(is_mistake));
+                    state
+                }
+                Ok(state) => state,
+            };
+            self.pools.add(state);
+        }
+        let no_id = |state: &ServingState| matches!(state, ServingState::Refused { id: None, .. });
+        let is_useless = || !may_come && self.pools.states().iter().all(no_id);
+        if let Some(error) = wrong.filter(|_| is_useless()) {
+            return Err(error);
+        }
+        Ok(())
     }
 }
 

@@ -52,6 +52,7 @@ const DEV_SUSPEND: u8 = 6;
 const DEV_STATUS: u8 = 7;
 const TABLE_LOAD: u8 = 9;
 const TABLE_CLEAR: u8 = 10;
+const TABLE_DEPS: u8 = 11;
 const TABLE_STATUS: u8 = 12;
 const TARGET_MSG: u8 = 14;
 
@@ -246,6 +247,19 @@ impl DeviceMapper {
     /// The table in use.
     pub fn table(&mut self, device: Selector<'_>) -> Call<Vec<Target>> {
         self.targets(device, STATUS_TABLE)
+    }
+
+    /// The numbers of the devices that the table in use refers to.
+    pub fn dependencies(&mut self, device: Selector<'_>) -> Call<Vec<u64>> {
+        self.with_room(|mapper| {
+            mapper.prepare(device, 0, 0)?;
+            mapper.call(TABLE_DEPS)
+        })?;
+        let list = self.bytes().get(HEADER..).unwrap_or_default();
+        let count = parse::u32_at(list, 0).unwrap_or_default() as usize;
+        let number = |n| parse::u64_at(list, 8 * (n + 1)).map(from_kernel);
+        let numbers: Option<Vec<u64>> = (0..count).map(number).collect();
+        numbers.ok_or(Errno::EBADMSG)
     }
 
     /// The status of each target. A pool does not commit its metadata for it, so it neither waits for

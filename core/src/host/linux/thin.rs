@@ -23,7 +23,7 @@ use super::device_mapper::{DeviceMapper, Selector, Target};
 use super::linear;
 use super::loop_device::{open_exclusive, open_verified};
 use crate::error::HostError;
-use crate::host::mapper::mapped_path;
+use crate::host::mapper::{UNKNOWN_THIN_ID, mapped_path};
 use crate::host::{
     Device, DeviceHold, Effect, MappedDevice, Result, ThinMessage, ThinPoolStatus, ThinTable,
 };
@@ -157,7 +157,16 @@ fn devices_on(
         };
         let has_no_table = device.table.is_none();
         let targets = device.table.as_deref();
-        let table = targets.and_then(|targets| thin_table(targets, pool, rdev));
+        let mut table = targets.and_then(|targets| thin_table(targets, pool, rdev));
+        if let Some(bytes) = targets.and_then(failed_bytes) {
+            let used = mapper.dependencies(Selector::Number(device.device.rdev));
+            let used = used.map_err(failed("examine", &it.name))?;
+            table = used.contains(&rdev).then(|| ThinTable {
+                pool: pool.into(),
+                id: UNKNOWN_THIN_ID,
+                bytes,
+            });
+        }
         let is_of_pool = table.is_some() || (has_no_table && device.uuid.starts_with(prefix));
         if is_of_pool && is_wanted(&device.uuid) {
             found.push(device.with_table(table));
@@ -183,6 +192,14 @@ pub(super) fn examine(
         suspended: info.suspended,
         deferred_remove: info.deferred_remove,
     }))
+}
+
+/// The size of a device on a thin device of a pool that has failed: the kernel answers one word instead
+/// of the table.
+fn failed_bytes(targets: &[Target]) -> Option<u64> {
+    let mut thin = targets.iter().filter(|target| target.kind == "thin");
+    let failed = thin.find(|target| target.parameters.trim() == "Fail")?;
+    Some(failed.sectors * SECTOR)
 }
 
 /// The table of a device that shows a thin device of the pool with this device number.

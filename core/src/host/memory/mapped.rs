@@ -10,7 +10,7 @@ use super::loops::{Backing, LoopDev};
 use super::machine::Machine;
 use super::mounts::Shown;
 use crate::error::HostCause;
-use crate::host::mapper::{FILLING_SUFFIX, UUID_PREFIX};
+use crate::host::mapper::{FILLING_SUFFIX, ThinPoolMode, UNKNOWN_THIN_ID, UUID_PREFIX};
 use crate::host::{Device, FileId, MappedDevice, ThinTable, mapped_path};
 
 /// The major number of mapped devices. The kernel chooses it when it starts.
@@ -287,6 +287,13 @@ impl Machine {
                 Some(table) => table.pool == pool,
                 None => found.table.is_none() && found.uuid.starts_with(prefix),
             };
+            let has_failed = self.thin_pools.get(pool);
+            let has_failed = has_failed.is_some_and(|it| it.setup.mode == ThinPoolMode::Failed);
+            let id_of = |id| if has_failed { UNKNOWN_THIN_ID } else { id };
+            let table = table.map(|table| ThinTable {
+                id: id_of(table.id),
+                ..table
+            });
             wanted.then(|| found.with_table(table))
         });
         all.collect()

@@ -9,6 +9,7 @@ use super::{folder, mapped_device, thin_pool};
 use crate::backend::PoolBackend;
 use crate::backend::thin::{DEVICE_PREFIX, RECORDS_ID, pool_of_records};
 use crate::error::{Error, ErrorContext, Result};
+use crate::host::mapper::UNKNOWN_THIN_ID;
 use crate::host::{Effect, Host, MappedDevice, Mount};
 use crate::model::PoolDefinition;
 
@@ -30,7 +31,8 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
         .into_iter()
         .filter(|device| device.table.is_some())
         .partition(|device| {
-            id_of(device) == Some(RECORDS_ID) && pool_of_records(&device.uuid).is_some()
+            let is_records = matches!(id_of(device), Some(RECORDS_ID | UNKNOWN_THIN_ID));
+            is_records && pool_of_records(&device.uuid).is_some()
         });
     let busy = |holder: String| Error::Busy {
         subject: format!("pool {}", pool.name),
