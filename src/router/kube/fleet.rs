@@ -112,7 +112,7 @@ impl AgentReports for Agents {
             }
         };
         match answer {
-            // OrphanKind the agent reports from now on decides.
+            // What the agent reports from now on decides.
             Ok(()) => {
                 agent.ask_since(Instant::now()).await;
                 Ok(())
@@ -126,7 +126,7 @@ impl AgentReports for Agents {
     }
 }
 
-/// Asks one pool of an agent after the other. OrphanKind it has not answered within [`AGENT_TIMEOUT`] is
+/// Asks one pool of an agent after the other. What it has not answered within [`AGENT_TIMEOUT`] is
 /// left out.
 async fn stored_by(agent: Arc<Agent>) -> Vec<Stored> {
     let seen = agent.seen();

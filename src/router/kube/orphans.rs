@@ -125,7 +125,7 @@ impl fmt::Display for Orphan {
     }
 }
 
-/// OrphanKind has been unnamed, since when, and whether it was reported.
+/// What has been unnamed, since when, and whether it was reported.
 #[derive(Debug, Default)]
 pub(super) struct Memory(BTreeMap<Orphan, (Instant, bool)>);
 
@@ -162,7 +162,7 @@ impl Memory {
     }
 }
 
-/// OrphanKind the last check has found, if this router leads.
+/// What the last check has found, if this router leads.
 #[derive(Debug, Default)]
 pub(super) struct KnownOrphans {
     counts: Mutex<Option<Orphans>>,

@@ -12,6 +12,7 @@ use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
@@ -106,12 +107,21 @@ fn number_of_name(root: &str) -> Option<u64> {
         return Some(Device::of_loop(number.parse().ok()?).rdev);
     }
     let minor: u32 = name.strip_prefix("/dm-")?.parse().ok()?;
-    let devices = std::fs::read_to_string(DEVICE_NUMBERS).ok()?;
-    Some(makedev(mapper_major(&devices)?, minor.into()))
+    Some(makedev(mapper_major()?, minor.into()))
+}
+
+/// The major number of mapped devices. It does not change while there are any.
+fn mapper_major() -> Option<u64> {
+    static MAJOR: OnceLock<u64> = OnceLock::new();
+    if let Some(major) = MAJOR.get() {
+        return Some(*major);
+    }
+    let major = major_in(&std::fs::read_to_string(DEVICE_NUMBERS).ok()?)?;
+    Some(*MAJOR.get_or_init(|| major))
 }
 
 /// The major number of mapped devices, which the kernel chooses when it loads the device mapper.
-fn mapper_major(devices: &str) -> Option<u64> {
+fn major_in(devices: &str) -> Option<u64> {
     let mut pairs = devices
         .lines()
         .filter_map(|line| line.trim().split_once(' '));
@@ -418,8 +428,8 @@ mod tests {
     fn numbers_of_devices_are_known_by_their_names() {
         let devices =
             "Character devices:\n  1 mem\n\nBlock devices:\n  7 loop\n253 device-mapper\n";
-        assert_eq!(mapper_major(devices), Some(253));
-        assert_eq!(mapper_major("Block devices:\n  7 loop\n"), None);
+        assert_eq!(major_in(devices), Some(253));
+        assert_eq!(major_in("Block devices:\n  7 loop\n"), None);
         let third = Device::of_loop(3).rdev;
         for (root, rdev) in [
             ("/loop3", Some(third)),

@@ -217,8 +217,8 @@ pub fn logical_block_bytes(device: impl AsFd) -> Result<u32> {
 }
 
 /// Takes a read lease on a file: a process that opens it for writing waits until the descriptor is
-/// closed, or for /proc/sys/fs/lease-break-time, and [`has_read_lease`] becomes false. EAGAIN if the file is open for
-/// writing already.
+/// closed, or for /proc/sys/fs/lease-break-time, and [`has_read_lease`] becomes false. EAGAIN if the
+/// file is open for writing already.
 pub fn take_read_lease(file: impl AsFd) -> Result<()> {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is open; both commands take a number.

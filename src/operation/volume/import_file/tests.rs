@@ -249,7 +249,7 @@ fn what_cannot_share_blocks_is_left_to_a_copy() {
     let thin = configured("default=memory-thin:");
     let node = Node::with(MemoryOptions::default(), thin);
     let why = node.obstacle(&node.request());
-    assert!(why.contains("no files"), "{why}");
+    assert!(why.contains("not files"), "{why}");
     assert_eq!(node.listed(), 0);
 }
 

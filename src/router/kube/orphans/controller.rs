@@ -42,7 +42,7 @@ impl OrphanController {
     }
 }
 
-/// OrphanKind is to be done after a check.
+/// What is to be done after a check.
 #[derive(Debug)]
 pub(in crate::router::kube) enum Found {
     /// An orphan that was not reported yet.
@@ -111,7 +111,7 @@ impl Controller for OrphanController {
 }
 
 impl OrphanController {
-    /// OrphanKind follows from requests for deletions. OrphanKind the status of the pools is to show is stored.
+    /// What follows from requests for deletions. What the status of the pools is to show is stored.
     async fn requested(
         &self,
         stored: &[Stored],
@@ -121,7 +121,7 @@ impl OrphanController {
         let now = whole_now();
         let (mut found, mut shown) = (Vec::new(), BTreeMap::new());
         for (id, pool) in self.cluster.pool_objects() {
-            // OrphanKind another node reports of the pool says nothing.
+            // What another node reports of the pool says nothing.
             let node = pool.status.as_ref().map(|status| status.node.clone());
             let is_its = |pool: PoolId, by: &String| pool == id && Some(by) == node.as_ref();
             let mut there = stored.iter().filter(|one| is_its(one.pool, &one.node));

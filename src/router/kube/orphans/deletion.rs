@@ -1,7 +1,7 @@
 //! The deletion of orphans that a person has named in `spec.deleteOrphans` of their Pool object: what the
 //! status of the pool shows of its orphans, and which of them are to be deleted now.
 //!
-//! This is a pure function of the Pool object and of one check. OrphanKind must not be forgotten is in the
+//! This is a pure function of the Pool object and of one check. What must not be forgotten is in the
 //! status: a router that becomes the leader goes on where the one before it has stopped.
 
 use std::collections::BTreeSet;
@@ -44,12 +44,12 @@ const MAX_REQUEST_GAP: SignedDuration = SignedDuration::from_hours(24);
 /// How many orphans the status lists. As many can be named in `spec.deleteOrphans`.
 pub(super) const MAX_LISTED: usize = 100;
 
-/// OrphanKind follows from a check of a pool.
+/// What follows from a check of a pool.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {
-    /// OrphanKind the status shows; `None` if the pool has no orphans.
+    /// What the status shows; `None` if the pool has no orphans.
     pub(super) shown: Option<PoolOrphans>,
-    /// OrphanKind is to be deleted now.
+    /// What is to be deleted now.
     pub(super) due: Vec<Orphan>,
     /// IDs in `spec.deleteOrphans` that are no orphans (any more), or whose request is too old.
     pub(super) settled: Vec<String>,

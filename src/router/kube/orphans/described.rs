@@ -1,4 +1,4 @@
-//! OrphanKind the agent of a pool reports of its orphans, so far as it can be true. The status of the pool has it,
+//! What the agent of a pool reports of its orphans, so far as it can be true. The status of the pool has it,
 //! and a person who adopts an orphan gets a PersistentVolume with it.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::router::kube::pool::{OrphanVolume, PoolOrphan};
 /// Characters of a problem that are kept.
 const MAX_PROBLEM: usize = 300;
 
-/// Adds to the volumes in the list what their agent reports. OrphanKind it reports of others is ignored.
+/// Adds to the volumes in the list what their agent reports. What it reports of others is ignored.
 pub(super) fn described(listed: &mut [PoolOrphan], answer: Vec<DescribedVolume>) {
     let each = answer.into_iter();
     let mut answer: BTreeMap<_, _> = each.map(|one| (one.volume_id.clone(), one)).collect();

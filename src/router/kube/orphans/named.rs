@@ -14,7 +14,7 @@ use crate::router::kube::note;
 use crate::router::kube::own_kind::{GROUP, VERSION};
 use crate::router::kube::unowned::mentions;
 
-/// OrphanKind names an orphan now, or may be about to. An error if that cannot be determined.
+/// What names an orphan now, or may be about to. An error if that cannot be determined.
 pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<String>> {
     let mut kinds = vec![
         GroupVersionKind::gvk("", "v1", "PersistentVolume"),

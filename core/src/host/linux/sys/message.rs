@@ -16,8 +16,8 @@ pub fn receive_with_fds(
     most: usize,
 ) -> Result<(usize, Vec<OwnedFd>)> {
     const FD: usize = size_of::<libc::c_int>();
-    // SAFETY: CMSG_SPACE only calculates.
-    let needed = unsafe { libc::CMSG_SPACE((most * FD) as libc::c_uint) } as usize;
+    // SAFETY: CMSG_LEN only calculates. CMSG_SPACE would have room for one more if `most` is odd.
+    let needed = unsafe { libc::CMSG_LEN((most * FD) as libc::c_uint) } as usize;
     let mut space = vec![0_u64; needed.div_ceil(size_of::<u64>())];
     let mut part = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -81,7 +81,7 @@ mod tests {
         let opened = || (0..1000).filter(|fd| path(*fd) == ours).count();
         // The pipe has two ends.
         assert_eq!(opened(), 2);
-        for (sent, most) in [(3, 8), (8, 8), (9, 8), (60, 8)] {
+        for (sent, most) in [(3, 8), (8, 8), (9, 8), (60, 8), (7, 7), (8, 7)] {
             let fds = vec![read.as_raw_fd(); sent];
             let rights = [ControlMessage::ScmRights(&fds)];
             let bytes = [io::IoSlice::new(b"message")];

@@ -218,7 +218,7 @@ fn a_request_is_listed_however_many_orphans_there_are() {
     assert_eq!(first(&plan).id, "499");
 }
 
-/// OrphanKind happens between two checks.
+/// What happens between two checks.
 #[derive(Clone, Debug)]
 enum Event {
     /// So many minutes pass.
