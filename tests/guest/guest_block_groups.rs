@@ -222,7 +222,7 @@ fn volumes_are_copied_whole_between_a_pool_of_files_and_one_of_lvm() {
                 }
             }
         });
-        end(server);
+        end_pool(server);
         run("umount", &[scratch.join("files").to_str().unwrap()]);
     });
 }

@@ -22,7 +22,7 @@ use slackwater_testkit::guest::{in_guest, in_guest_with};
 use slackwater_testkit::{Scratch, Server, block, eventually, mount};
 use tonic::Code;
 
-use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end, end_pool, runtime};
+use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, runtime};
 use crate::guest_suspended::suspended;
 
 /// The sections in a log, each as `name number`.
@@ -80,7 +80,7 @@ fn driver_and_guard_allocate_nothing_while_writers_of_thin_volumes_wait() {
                 client.delete(&volume.id).await.unwrap();
             }
         });
-        end(server);
+        end_pool(server);
     });
 }
 
