@@ -79,6 +79,9 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(status(checked.sound))
 }
 
+/// How long the opening of a pool may take, whose records are checked after a power cut.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Opens the pools as a driver does, for this one check. No pool is created.
 fn without_driver(
     place: Place,
@@ -108,8 +111,8 @@ fn without_driver(
         alone: true,
         ..Settings::default()
     };
-    // Nothing else opens the pool, however long it takes.
-    let driver = Driver::start_within(settings, interfaces, Duration::MAX)?;
+    // Nothing tries again to open the pool.
+    let driver = Driver::start_within(settings, interfaces, OPENING_TIMEOUT)?;
     let checked = driver.volumes.check_volume(id, repair);
     driver.leave();
     let checked = checked?;

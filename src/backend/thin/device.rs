@@ -247,7 +247,8 @@ impl ThinStore {
             .filter(|it| !it.uuid.starts_with(DEVICE_PREFIX))
         {
             let (device, uuid) = (foreign.device.path.display(), &foreign.uuid);
-            let id = foreign.table.as_ref().map_or(0, |table| table.id);
+            let id = foreign.table.as_ref().map(|table| table.id);
+            let id = id.filter(|id| *id != UNKNOWN_THIN_ID);
             tracing::error!(%device, uuid, id, "another program has mapped a thin device of this pool, whose volume cannot be attached until that device is removed");
         }
         found.retain(|device| own.contains_key(&device.uuid));

@@ -159,8 +159,11 @@ fn devices_on(
         let targets = device.table.as_deref();
         let mut table = targets.and_then(|targets| thin_table(targets, pool, rdev));
         if let Some(bytes) = targets.and_then(failed_bytes) {
-            let used = mapper.dependencies(Selector::Number(device.device.rdev));
-            let used = used.map_err(failed("examine", &it.name))?;
+            let used = match mapper.dependencies(Selector::Number(device.device.rdev)) {
+                // It was removed just now.
+                Err(Errno::ENXIO) => continue,
+                used => used.map_err(failed("examine", &it.name))?,
+            };
             table = used.contains(&rdev).then(|| ThinTable {
                 pool: pool.into(),
                 id: UNKNOWN_THIN_ID,
