@@ -9,7 +9,7 @@ use crate::backend::place::folder;
 use crate::backend::place::pool_fs::PoolFs;
 use crate::backend::shown::find_shown;
 use crate::backend::{Leftovers, PoolSpace};
-use crate::model::{MountRule, PoolId};
+use crate::model::{MountRule, PoolDefinition, PoolId};
 use crate::operation::pools::pool::Former;
 use crate::operation::{Driver, ImageUsage, Pool, Presence, ServingState, usage};
 
@@ -54,6 +54,32 @@ pub struct PoolStatus {
     pub pods: Vec<String>,
 }
 
+impl PoolStatus {
+    /// Of a pool of which only the definition is known, and why it is not served.
+    fn unknown(definition: &PoolDefinition, id: Option<PoolId>, why: String) -> PoolStatus {
+        PoolStatus {
+            name: definition.name.clone(),
+            place: definition.place.to_string(),
+            id,
+            refusal: Some(why),
+            presence: Presence::Unknown,
+            space: None,
+            promisable: None,
+            images: None,
+            volumes: 0,
+            snapshots: 0,
+            bases: 0,
+            damaged: 0,
+            changed: Vec::new(),
+            leftovers: Leftovers::default(),
+            pool_fs: None,
+            shares_blocks: false,
+            any_mount: definition.mount == Some(MountRule::Any),
+            pods: Vec::new(),
+        }
+    }
+}
+
 impl Driver {
     /// The state of each configured pool. A disk that hangs delays the result by [`STATUS_TIMEOUT`]
     /// at most.
@@ -69,22 +95,7 @@ impl Driver {
             } => PoolStatus {
                 presence,
                 pods: self.pods_on(&folder(&definition), was.as_deref()),
-                name: definition.name,
-                place: definition.place.to_string(),
-                id,
-                refusal: Some(why),
-                pool_fs: None,
-                shares_blocks: false,
-                any_mount: definition.mount == Some(MountRule::Any),
-                space: None,
-                promisable: None,
-                images: None,
-                volumes: 0,
-                snapshots: 0,
-                bases: 0,
-                damaged: 0,
-                changed: Vec::new(),
-                leftovers: Leftovers::default(),
+                ..PoolStatus::unknown(&definition, id, why)
             },
         };
         self.pools.states().into_iter().map(status).collect()
@@ -93,28 +104,13 @@ impl Driver {
     fn status_of_served(&self, pool: Arc<Pool>) -> PoolStatus {
         let mut changed = self.usage.changed_devices();
         changed.retain(|changed| changed.pool == pool.id());
-        let definition = &pool.definition;
-        let (name, place) = (definition.name.clone(), definition.place.to_string());
-        let id = pool.id();
+        let (id, why) = (pool.id(), "its disk does not answer".to_string());
         let unknown = PoolStatus {
-            name,
-            place,
-            id: Some(id),
-            refusal: Some("its disk does not answer".into()),
-            presence: Presence::Unknown,
-            space: None,
-            promisable: None,
-            images: None,
-            volumes: 0,
-            snapshots: 0,
-            bases: 0,
-            damaged: 0,
             changed,
             leftovers: pool.leftovers,
             pool_fs: Some(pool.pool_fs.clone()),
             shares_blocks: pool.backend.facts.shares_blocks,
-            any_mount: definition.mount == Some(MountRule::Any),
-            pods: Vec::new(),
+            ..PoolStatus::unknown(&pool.definition, Some(id), why)
         };
         let (known, about) = (unknown.clone(), unknown.name.clone());
         let numbers = Arc::clone(&self.numbers);

@@ -118,19 +118,17 @@ fn entry(
     configured: bool,
 ) -> PoolEntry {
     let known = node.find_pool_at(place);
+    let presence = |of_pool| match node.home.is_none_or(|home| home == of_pool) {
+        true => PoolPresence::Here,
+        false => PoolPresence::OtherHome,
+    };
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory { .. } => (None, None, PoolPresence::Blank),
         PoolPlace::Lvm { pool } => match lvm::look(host, pool) {
             Ok(Some(found)) => {
                 folder = found.folder;
-                let is_ours = node.home.is_none_or(|home| home == found.home);
-                let state = if is_ours {
-                    PoolPresence::Here
-                } else {
-                    PoolPresence::OtherHome
-                };
-                (Some(found.id), Some(found.home), state)
+                (Some(found.id), Some(found.home), presence(found.home))
             }
             Ok(None) if known.is_some() => (known, None, PoolPresence::Absent),
             Ok(None) => (None, None, PoolPresence::Blank),
@@ -139,13 +137,7 @@ fn entry(
         PoolPlace::File { path } => match probe_path(host, path) {
             Ok((inner, Probe::Pool(found))) => {
                 folder = Some(inner);
-                let is_ours = node.home.is_none_or(|home| home == found.home);
-                let state = if is_ours {
-                    PoolPresence::Here
-                } else {
-                    PoolPresence::OtherHome
-                };
-                (Some(found.id), Some(found.home), state)
+                (Some(found.id), Some(found.home), presence(found.home))
             }
             Ok((_, Probe::Blank | Probe::Missing)) if known.is_some() => {
                 (known, None, PoolPresence::Absent)

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::backend::PoolBackend;
+use crate::backend::records::{RecordStore, StoredRecord};
 use crate::error::{Error, Kind, Result};
+use crate::model::id::NameKind;
 use crate::model::{GroupId, PoolId, SnapshotId, VolumeId};
 use crate::operation::{Pool, Pools, ServingState, Snapshot, SnapshotState, Volume};
 use crate::record::{Reverting, SnapshotRecord, VolumeRecord, VolumeState};
@@ -20,6 +23,23 @@ impl Pools {
             Some(pool) => PoolLookup::Pool(pool, id),
             None => PoolLookup::Unknown,
         })
+    }
+
+    /// Finds what was created with a name in the pools that are served on this node.
+    pub(in crate::operation) fn find_named<R: StoredRecord>(
+        &self,
+        kind: NameKind,
+        name: &str,
+        records: for<'a> fn(&'a PoolBackend) -> &'a RecordStore<R>,
+    ) -> Result<Option<(Arc<Pool>, R)>> {
+        for pool in self.serving() {
+            let id = VolumeId::of_name(pool.id(), kind, name);
+            let found = records(&pool.backend).get(id.uuid)?;
+            if let Some(record) = found.filter(R::is_ready) {
+                return Ok(Some((pool, record)));
+            }
+        }
+        Ok(None)
     }
 
     /// The served pool of this ID, or `None` if an administrator has removed it from the node

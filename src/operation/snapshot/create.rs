@@ -112,18 +112,8 @@ impl Snapshots {
         &self,
         name: &str,
     ) -> Result<Option<(Arc<Pool>, SnapshotRecord)>> {
-        for pool in self.pools.serving() {
-            let id = SnapshotId::of_name(pool.id(), NameKind::Snapshot, name);
-            if let Some(record) = pool
-                .backend
-                .snapshots
-                .get(id.uuid)?
-                .filter(|record| record.state == SnapshotState::Ready)
-            {
-                return Ok(Some((pool, record)));
-            }
-        }
-        Ok(None)
+        self.pools
+            .find_named(NameKind::Snapshot, name, |backend| &backend.snapshots)
     }
 
     /// DeleteSnapshot. A snapshot that does not exist counts as deleted. A member is deleted only

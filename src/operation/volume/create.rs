@@ -243,18 +243,8 @@ impl Volumes {
     /// Finds a volume by name in all pools that are served on this node. A pool that is not served
     /// is skipped: the other pools remain usable, and a StorageClass always leads to the same pool.
     pub(super) fn find_name(&self, name: &str) -> Result<Option<(Arc<Pool>, VolumeRecord)>> {
-        for pool in self.pools.serving() {
-            let id = VolumeId::of_name(pool.id(), NameKind::Volume, name);
-            if let Some(record) = pool
-                .backend
-                .volumes
-                .get(id.uuid)?
-                .filter(|record| record.state == VolumeState::Ready)
-            {
-                return Ok(Some((pool, record)));
-            }
-        }
-        Ok(None)
+        self.pools
+            .find_named(NameKind::Volume, name, |backend| &backend.volumes)
     }
 
     /// The first difference between an existing volume and a request with its name, for

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::backend::Leftover;
 use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::lock::Key;
+use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::check_setup;
 use crate::operation::pools::lookup::{PoolLookup, check_fence};
 use crate::operation::snapshot::begun::is_written;
@@ -199,19 +199,27 @@ impl Volumes {
         }
     }
 
+    /// Locks a volume that is being reverted; `None` if the revert has ended.
+    fn lock_reverting(&self, volume_id: &str, uid: Uuid) -> Result<Option<LockedRevert>> {
+        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
+        let lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
+        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
+        let reverting = match stage(volume_id, &record, uid)? {
+            Stage::Begun(reverting) => reverting.clone(),
+            Stage::Done => return Ok(None),
+            Stage::Other => return Err(not_fenced(volume_id, uid)),
+        };
+        Ok(Some((pool, lock, record, reverting)))
+    }
+
     /// Gives a volume its new image, with one write of its record. The fence stays. The former image is
     /// in the trash then, for the cleanup: other members of the group wait for this one. If
     /// `members` are others than it was fenced for, the volume is not switched.
     pub fn switch_revert(&self, volume_id: &str, uid: Uuid, members: Members) -> Result<()> {
-        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
-        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
-        let reverting = match stage(volume_id, &record, uid)? {
-            Stage::Begun(reverting) => reverting,
-            Stage::Done => return Ok(()),
-            Stage::Other => return Err(not_fenced(volume_id, uid)),
+        let Some((pool, _lock, record, reverting)) = self.lock_reverting(volume_id, uid)? else {
+            return Ok(());
         };
-        check_members(volume_id, reverting, members)?;
+        check_members(volume_id, &reverting, members)?;
         // Once the former image is in the trash, its wipe keeps the lock for as long as it takes.
         let _spare = match pool.backend.volumes.get(reverting.spare)? {
             Some(_) => Some(self.pools.locks.acquire(Key::Volume(reverting.spare))?),
@@ -223,35 +231,30 @@ impl Volumes {
                 return Err(Error::refused(format!("volume {volume_id}"), reason));
             };
             // A copy that began before would delay the whole group, and the next one again.
-            self.snapshots.copies.cancel(id.uuid);
-            if self.snapshots.copies.has(id.uuid) {
+            self.snapshots.copies.cancel(record.uuid);
+            if self.snapshots.copies.has(record.uuid) {
                 return Err(Error::pending(format!("a copy of volume {volume_id}")));
             }
             // A device of another program would keep showing the former image.
             self.refuse_if_used(&pool, &record, volume_id)?;
             pool.backend.switch(&record, &whole)?;
         }
-        let ended = pool.backend.end_switch(id.uuid);
+        let ended = pool.backend.end_switch(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        self.usage.no_longer_small(id.uuid);
+        self.usage.no_longer_small(record.uuid);
         Ok(())
     }
 
     /// Lifts the fence of a revert whose volume has its new image, durably and for good.
     pub fn end_revert(&self, volume_id: &str, uid: Uuid) -> Result<()> {
-        let (pool, id, _) = self.pools.get_volume_even_if_fenced(volume_id)?;
-        let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.get_volume_even_if_fenced(volume_id)?;
-        let reverting = match stage(volume_id, &record, uid)? {
-            Stage::Begun(reverting) => reverting,
-            Stage::Done => return Ok(()),
-            Stage::Other => return Err(not_fenced(volume_id, uid)),
+        let Some((pool, _lock, record, reverting)) = self.lock_reverting(volume_id, uid)? else {
+            return Ok(());
         };
         if !reverting.is_switched {
             let reason = "it does not have its new image yet";
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
-        let ended = pool.backend.end_switch(id.uuid);
+        let ended = pool.backend.end_switch(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
         pool.backend.update(&ended_by(&record, uid, true))
     }
@@ -387,6 +390,9 @@ impl Volumes {
         }
     }
 }
+
+/// The pool, the lock and the record of a volume that is being reverted.
+type LockedRevert = (Arc<Pool>, LockGuard, VolumeRecord, Reverting);
 
 /// How far a revert of a volume is.
 enum Stage<'a> {

@@ -90,14 +90,27 @@ impl InCluster {
         ids
     }
 
-    /// The number of moves in each phase, if this router leads.
+    /// The number of moves in each phase, if this router leads and has read them.
     pub(super) fn count_moves(&self) -> Option<BTreeMap<&'static str, u64>> {
+        let moves = self.moves();
+        let phases = moves.values().map(|object| {
+            let status = object.status.as_ref();
+            status.map(|it| it.phase).unwrap_or_default().word()
+        });
+        self.count_phases(MOVES, phases)
+    }
+
+    /// How often there is each phase, if this router leads and has read the objects of this kind.
+    pub(super) fn count_phases(
+        &self,
+        kind: &'static str,
+        phases: impl Iterator<Item = &'static str>,
+    ) -> Option<BTreeMap<&'static str, u64>> {
         let mut counts = BTreeMap::new();
-        for object in self.moves().values() {
-            let phase = object.status.as_ref().map(|status| status.phase);
-            *counts.entry(phase.unwrap_or_default().word()).or_default() += 1;
+        for phase in phases {
+            *counts.entry(phase).or_default() += 1;
         }
-        self.is_leader().then_some(counts)
+        (self.is_leader() && self.following.is_complete(kind)).then_some(counts)
     }
 }
 

@@ -68,12 +68,12 @@ impl InCluster {
 
     /// The number of reverts in each phase, if this router leads and has read them.
     pub(super) fn count_reverts(&self) -> Option<BTreeMap<&'static str, u64>> {
-        let mut counts = BTreeMap::new();
-        for object in self.reverts().values() {
-            let phase = object.status.as_ref().map(|status| status.phase);
-            *counts.entry(phase.unwrap_or_default().word()).or_default() += 1;
-        }
-        (self.is_leader() && self.following.is_complete(REVERTS)).then_some(counts)
+        let reverts = self.reverts();
+        let phases = reverts.values().map(|object| {
+            let status = object.status.as_ref();
+            status.map(|it| it.phase).unwrap_or_default().word()
+        });
+        self.count_phases(REVERTS, phases)
     }
 }
 
