@@ -71,7 +71,6 @@ pub type ReadBlock<'a> = dyn Fn(u64) -> std::result::Result<Vec<u8>, HostError> 
 #[derive(Clone, Copy)]
 struct Source<'a> {
     read: &'a ReadBlock<'a>,
-    /// The number of blocks.
     blocks: u64,
 }
 
@@ -123,7 +122,6 @@ pub struct Metadata<'a> {
     superblock: Superblock,
     /// The block of that superblock.
     block: u64,
-    /// The number of blocks of data.
     data_blocks: u64,
 }
 

@@ -81,7 +81,6 @@ pub enum Request {
     /// The first message, with the descriptors of `members` members and the lock of the journal
     /// entry.
     Begin {
-        /// Number of members.
         members: u32,
         /// Time limit from the first FIFREEZE until everything is resumed and thawed.
         freeze: Duration,

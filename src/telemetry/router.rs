@@ -103,7 +103,6 @@ pub struct Orphans {
 
 /// What is read from a router at each scrape.
 pub trait RouterView: Send + Sync + 'static {
-    /// All its agents.
     fn agents(&self) -> Vec<AgentStatus>;
     /// The cluster; none if agents are configured by address.
     fn cluster(&self) -> Option<ClusterStatus>;

@@ -68,7 +68,6 @@ pub enum ThinPoolMode {
     ReadWrite,
     /// It has no free block of data. It returns to [`ThinPoolMode::ReadWrite`] when it has.
     OutOfData,
-    /// Only reads.
     ReadOnly,
     /// Nothing.
     Failed,

@@ -68,10 +68,7 @@ pub enum PoolPlace {
         path: PathBuf,
     },
     /// Thin devices of a thin pool that an administrator has created with LVM.
-    Lvm {
-        /// The thin pool.
-        pool: ThinPoolName,
-    },
+    Lvm { pool: ThinPoolName },
     /// Simulated; it ends with the process.
     Memory {
         /// Images are thin devices instead of files.

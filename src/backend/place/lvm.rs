@@ -232,7 +232,6 @@ pub fn set_home(host: &dyn Host, pool: &PoolDefinition, home: HomeId) -> Result<
     changed
 }
 
-/// The thin pool of a definition.
 pub fn thin_pool(pool: &PoolDefinition) -> Result<&ThinPoolName> {
     match &pool.place {
         PoolPlace::Lvm { pool } => Ok(pool),

@@ -237,7 +237,6 @@ pub fn make_pool_of_kind(
     Ok(record)
 }
 
-/// The record of a new pool.
 pub fn new_record(host: &dyn Host, name: &str, (id, home): (PoolId, HomeId)) -> PoolRecord {
     PoolRecord {
         id,

@@ -32,9 +32,7 @@ pub struct PoolStatus {
     pub promisable: Option<u64>,
     /// The blocks of its images, if it is served and they were counted.
     pub images: Option<ImageUsage>,
-    /// Number of volumes.
     pub volumes: u64,
-    /// Number of snapshots.
     pub snapshots: u64,
     /// Number of hidden bases.
     pub bases: u64,

@@ -29,7 +29,6 @@ const PAUSE_FACTOR: u32 = 19;
 /// What is reported of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeReport {
-    /// Its ID.
     pub id: VolumeId,
     /// The name of its pool in the configuration.
     pub pool: String,

@@ -71,7 +71,6 @@ impl Snapshots {
     }
 }
 
-/// The request for the snapshot of a clone.
 pub fn request_for_clone(volume_id: &str, clone: &str) -> CreateSnapshot {
     CreateSnapshot {
         name: snapshot_name_for_clone(clone),

@@ -44,7 +44,6 @@ pub(in crate::operation) fn sources(ids: &[String]) -> Result<Vec<VolumeId>> {
     parsed.collect()
 }
 
-/// The ID of the member of a group that is the snapshot of a volume.
 pub fn member_of(group: GroupId, source: VolumeId) -> SnapshotId {
     let name = format!("{group}\n{source}");
     SnapshotId::of_name(source.pool, NameKind::Member, &name)

@@ -77,7 +77,6 @@ pub struct BeginRevert {
 /// What a revert has to know of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RevertedVolume {
-    /// It exists.
     pub exists: bool,
     /// How many of its reverts have ended.
     pub number: u64,
@@ -461,7 +460,6 @@ fn spare_name(reverting: &Reverting) -> String {
     format!("revert-{}", reverting.spare)
 }
 
-/// The fences of reverts in a pool.
 pub(in crate::operation) fn fences_of(pool: &Arc<Pool>) -> Vec<RevertFence> {
     let of = |uuid| VolumeId {
         pool: pool.id(),

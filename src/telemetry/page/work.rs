@@ -30,7 +30,6 @@ pub struct WorkRow {
     pub reported: Option<When>,
     /// Volumes of which it is done; `None` if it is about one.
     pub done_volumes: Option<u64>,
-    /// All of its volumes.
     pub volumes: Option<u64>,
     pub done_bytes: u64,
     pub total_bytes: u64,

@@ -24,7 +24,6 @@ pub struct World {
     pub problem: Option<String>,
     /// All Pool objects.
     pub pools: Vec<Pool>,
-    /// All agents.
     pub agents: Vec<Agent>,
     /// The PersistentVolumes that are bound to a claim.
     pub claims: Vec<Claim>,

@@ -56,7 +56,6 @@ pub struct TreeContent {
     /// What is not copied: the path below the directory, and what it is. At most [`LISTED`] mount
     /// points, and as many other entries.
     pub skipped: Vec<(PathBuf, &'static str)>,
-    /// The number of all that is not copied.
     pub not_copied: u64,
     /// How many of the list are no mount points, and how many are.
     listed: [usize; 2],

@@ -134,7 +134,6 @@ pub fn device_mapper(control: impl AsFd, command: u8, buffer: &mut [u64]) -> Res
     Errno::result(result).map(drop)
 }
 
-/// The bytes of words.
 pub fn bytes_of(words: &mut [u64]) -> &mut [u8] {
     let length = size_of_val(words);
     // SAFETY: the words are valid and borrowed for as long as the bytes are, and every pattern of

@@ -22,7 +22,6 @@ const MAX_REPORTED: usize = 10;
 /// A volume that has added bytes to its pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrownVolume {
-    /// Its ID.
     pub id: VolumeId,
     /// With its snapshots. A lower bound if its blocks are not compared with those of its snapshots.
     pub bytes: u64,
