@@ -138,8 +138,9 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 	$(CARGO) test --locked --no-fail-fast --features fault --test simulated 2>&1 | tee $(LOGS)/$@.log | $(WITHOUT_PASSED)
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
-# trials, whose number is printed; `make soak` has all of them. Only a quarter of the usual inputs is fuzzed. What
-# needs root, or a download other than helm, and the tests of the plugin and the populators are left out. Many tests run at once, because most of their time they wait.
+# trials, whose number is printed; `make soak` has all of them. Only a quarter of the usual inputs is fuzzed. Left
+# out are tests that need root or a download other than helm, and those of the plugin and the populators. Many tests
+# run at once, because most of their time they wait.
 # With a little optimization the unit tests take less than half the processor time, and a build after a change
 # takes as long as without. The first build takes several minutes more, so `make test` does without it.
 quick: export FUZZ_INPUTS ?= 5000

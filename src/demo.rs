@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<bool> {
         .enable_all()
         .build()
         .map_err(|error| Failed::of("start", &error))?;
-    runtime.block_on(run_trial(options, &base))
+    runtime.block_on(run_at(options, &base))
 }
 
 /// The directory in which the demo's own is created, with links resolved, because the driver
@@ -105,7 +105,7 @@ fn base(options: &Options) -> Result<PathBuf> {
         .map_err(|error| Failed::new("demo", format!("--dir {}: {error}", base.display())))
 }
 
-async fn run_trial(options: &Options, base: &Path) -> Result<bool> {
+async fn run_at(options: &Options, base: &Path) -> Result<bool> {
     // From here on a signal causes a cleanup.
     let signal = server::signal().map_err(|error| Failed::of("wait for signals", &error))?;
     let mut signal = std::pin::pin!(signal);
@@ -207,12 +207,12 @@ impl Stage {
             return Err(Failed::new("driver", "it has no client"));
         };
         for trial in &mut self.trials {
-            trial.run_trial(progress, client).await?;
+            trial.run(progress, client).await?;
             if !keep {
                 trial.tear_down(progress, client).await?;
             }
         }
-        self.group.run_trial(progress, client).await
+        self.group.run(progress, client).await
     }
 
     fn calls(&self) -> u64 {

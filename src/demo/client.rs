@@ -1,5 +1,6 @@
 //! The client of CSI: the calls that a cluster's sidecars and kubelet make.
 
+use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,8 @@ use crate::service::status::code_name;
 
 /// Name of the demo's node.
 pub(super) const NODE: &str = "demo";
-/// Opening a pool with a few files takes milliseconds.
+/// Opening a pool with a few files takes milliseconds; the records of a new pool of LVM are written
+/// first.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The timeout of the sidecars; a driver that hangs must not keep the demo from cleaning up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -166,8 +168,11 @@ impl Client {
         let begun = Instant::now();
         let answer = loop {
             match self.controller.create_volume(request.clone()).await {
+                // A status with a source is of the connection: the driver has ended.
                 Err(status)
-                    if status.code() == Code::Unavailable && begun.elapsed() < START_TIMEOUT =>
+                    if status.code() == Code::Unavailable
+                        && status.source().is_none()
+                        && begun.elapsed() < START_TIMEOUT =>
                 {
                     tokio::time::sleep(POLL_INTERVAL).await;
                 }

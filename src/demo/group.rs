@@ -65,11 +65,7 @@ impl Group {
         }
     }
 
-    pub(super) async fn run_trial(
-        &mut self,
-        progress: &mut Progress,
-        client: &mut Client,
-    ) -> Result<()> {
+    pub(super) async fn run(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
         progress
             .step(NAME, "create three volumes and start writers", async {
                 for (kind, bytes) in KINDS {

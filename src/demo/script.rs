@@ -84,11 +84,7 @@ impl Trial {
     }
 
     /// The steps from creation to comparison.
-    pub(super) async fn run_trial(
-        &mut self,
-        progress: &mut Progress,
-        client: &mut Client,
-    ) -> Result<()> {
+    pub(super) async fn run(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
         let label = self.label;
         let name = format!("demo-{label}");
         let (kind, size) = (self.kind, self.size);

@@ -114,14 +114,15 @@ fn a_thin_pool_whose_disk_died_is_unserved_until_it_is_repaired() {
             nix::unistd::sync();
             write_at(&raw.target, 0, 1);
             replace(&format!("0 {} error", sectors.trim()));
+            // This lets the kernel commit the metadata, and so the pool fails, before the driver
+            // notices anything.
+            run("dmsetup", &["status"]);
+            end_pods(&client, [&files, &raw, &well]).await;
             until("the pool is not served", async || {
                 let refused = refusal(&client).await;
                 refused.is_some_and(|why| why.contains("its disk is dead"))
             })
             .await;
-            // This lets the kernel commit the metadata, and so the pool fails.
-            run("dmsetup", &["status"]);
-            end_pods(&client, [&files, &raw, &well]).await;
             run("dmsetup", &["status"]);
             [files, raw, well]
         });

@@ -104,7 +104,7 @@ fn fail_writes_of_metadata(device: &str, work: impl FnOnce()) {
 }
 
 /// Uses a volume whose blocks no snapshot shares while its pool is read-only: only new blocks need
-/// metadata, and the records have all of theirs.
+/// metadata, and every block of the records is allocated.
 fn use_mapped_blocks(server: &Server, volume: &Volume) {
     let written = || assert!(touch(&volume.target, 0..16), "{}", server.log());
     written();

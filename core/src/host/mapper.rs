@@ -17,7 +17,7 @@ pub const FILLING_SUFFIX: &str = "-filling";
 
 /// The largest ID of a thin device.
 pub const MAX_THIN_ID: u32 = (1 << 24) - 1;
-/// The ID in the table of a device whose pool has failed: the kernel shows the ID no more.
+/// The ID in the table of a device whose pool has failed, which the kernel does not show.
 pub const UNKNOWN_THIN_ID: u32 = u32::MAX;
 
 /// Bytes that are in use, of all bytes.
@@ -138,6 +138,13 @@ pub struct ThinTable {
     pub id: u32,
     /// The length in bytes.
     pub bytes: u64,
+}
+
+impl ThinTable {
+    /// The ID; `None` if the kernel does not show it because the pool has failed.
+    pub fn known_id(&self) -> Option<u32> {
+        Some(self.id).filter(|id| *id != UNKNOWN_THIN_ID)
+    }
 }
 
 /// The table of a mapped device that shows another block device from its first byte.

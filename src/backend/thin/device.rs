@@ -12,7 +12,7 @@ use crate::backend::mapped::{object_of_device, suspended_by_others};
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
-use crate::host::mapper::{FILLING_SUFFIX, UNKNOWN_THIN_ID};
+use crate::host::mapper::FILLING_SUFFIX;
 use crate::host::{self, Device, DeviceHold, Effect, MappedDevice, ThinTable, mapped_path};
 use crate::model::Allocation;
 use crate::model::size::image_bytes;
@@ -247,8 +247,7 @@ impl ThinStore {
             .filter(|it| !it.uuid.starts_with(DEVICE_PREFIX))
         {
             let (device, uuid) = (foreign.device.path.display(), &foreign.uuid);
-            let id = foreign.table.as_ref().map(|table| table.id);
-            let id = id.filter(|id| *id != UNKNOWN_THIN_ID);
+            let id = foreign.table.as_ref().and_then(ThinTable::known_id);
             tracing::error!(%device, uuid, id, "another program has mapped a thin device of this pool, whose volume cannot be attached until that device is removed");
         }
         found.retain(|device| own.contains_key(&device.uuid));
@@ -294,10 +293,7 @@ impl ThinStore {
         let found = self.mapped_of(uuid);
         let mut found = found.context(|| format!("find the devices of {uuid}"))?;
         found.retain(|device| device.uuid != second);
-        let id_of = |device: &MappedDevice| {
-            let id = device.table.as_ref().map(|table| table.id);
-            id.filter(|id| *id != UNKNOWN_THIN_ID)
-        };
+        let id_of = |device: &MappedDevice| device.table.as_ref().and_then(ThinTable::known_id);
         let shown = || found.iter().find(|it| it.uuid == own).and_then(id_of);
         let recorded = || self.find_image(Image::Volume(uuid)).ok().flatten();
         let id = id.or_else(shown);

@@ -31,8 +31,8 @@ impl Driver {
     /// Opens the pools, takes their locks and detaches unused loop devices that a crash left. The
     /// other cleanups are done by [`Driver::clean`], [`Driver::wipe`] and
     /// [`Driver::resolve_groups`]. A pool that cannot be served is refused, with its name, and does
-    /// not delay the others. It is an error only if no pool is served, none is known and none may be
-    /// served later, which is a mistake in the definitions.
+    /// not delay the others. It is an error only if no pool is served or known, and each is a mistake
+    /// in its definition or is held by another process.
     pub fn start(settings: Settings, interfaces: CutInterfaces) -> Result<Driver> {
         Driver::start_within(settings, interfaces, disk::DISK_TIMEOUT)
     }
@@ -88,7 +88,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Opens the pools, or returns what is wrong with a definition if no pool is or may be served.
+    /// Opens the pools, or returns what is wrong with one of them: see [`Driver::start`].
     fn open_all(&self, hanging: &BTreeSet<String>, max_wait: Duration) -> Result<()> {
         let (mut wrong, mut may_come) = (None, false);
         let deadline = Instant::now().checked_add(max_wait);

@@ -14,7 +14,8 @@ impl Dial for Nowhere {
     }
 }
 
-fn agents() -> Agents {
+/// A set whose agents are never reached.
+pub(in crate::router) fn agents() -> Agents {
     Agents::new(Arc::new(Nowhere), "csi.slackwater.dev")
 }
 

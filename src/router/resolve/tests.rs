@@ -3,17 +3,7 @@
 use uuid::Uuid;
 
 use super::*;
-use crate::router::agents::{Agents, Dial};
-
-struct Nowhere;
-
-#[tonic::async_trait]
-impl Dial for Nowhere {
-    async fn dial(&self, node: &str, _address: &str) -> Result<tonic::transport::Channel> {
-        let why = "no connection is made in this test";
-        Err(Error::unreachable(node, why))
-    }
-}
+use crate::router::agents::tests::agents;
 
 /// What an agent reports of an attempt with these members, of which it has the first.
 fn reported(attempt: &str, state: State, own: &str, all: &[&str]) -> GetGroupResponse {
@@ -32,7 +22,7 @@ fn reported(attempt: &str, state: State, own: &str, all: &[&str]) -> GetGroupRes
 
 #[tokio::test]
 async fn an_invented_attempt_decides_nothing_about_another_one() {
-    let agents = Agents::new(Arc::new(Nowhere), "csi.slackwater.dev");
+    let agents = agents();
     let nodes = ["a", "b", "liar"];
     agents.set(nodes.map(|node| (node.to_string(), format!("{node}:1"))));
     let group = GroupId(Uuid::from_u128(1));
@@ -61,7 +51,7 @@ async fn an_invented_attempt_decides_nothing_about_another_one() {
 
 #[tokio::test]
 async fn an_attempt_is_not_committed_before_its_first_member() {
-    let agents = Agents::new(Arc::new(Nowhere), "csi.slackwater.dev");
+    let agents = agents();
     agents.set(["a", "b"].map(|node| (node.to_string(), format!("{node}:1"))));
     let group = GroupId(Uuid::from_u128(1));
     let all = &["first", "second"];

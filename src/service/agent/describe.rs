@@ -38,13 +38,13 @@ impl DescriptionCache {
 
     /// The result of a new query, or the last one if the new query takes too long.
     async fn query(&self, driver: Arc<Driver>) -> Option<Arc<Description>> {
-        let descriptions = self.clone();
+        let cache = self.clone();
         let query = async {
-            let refreshing = descriptions.refreshing.clone().lock_owned().await;
+            let refreshing = cache.refreshing.clone().lock_owned().await;
             let described = tokio::task::spawn_blocking(move || {
-                let _looking = refreshing;
+                let _refreshing = refreshing;
                 let description = Arc::new(driver.describe());
-                *descriptions.last() = Some(description.clone());
+                *cache.last() = Some(description.clone());
                 description
             });
             described.await.ok()

@@ -110,7 +110,8 @@ fn number_of_name(root: &str) -> Option<u64> {
     Some(makedev(mapper_major()?, minor.into()))
 }
 
-/// The major number of mapped devices. It does not change while there are any.
+/// The major number of mapped devices, which the kernel chooses when it loads the device mapper. It
+/// does not change while there are any.
 fn mapper_major() -> Option<u64> {
     static MAJOR: OnceLock<u64> = OnceLock::new();
     if let Some(major) = MAJOR.get() {
@@ -120,7 +121,6 @@ fn mapper_major() -> Option<u64> {
     Some(*MAJOR.get_or_init(|| major))
 }
 
-/// The major number of mapped devices, which the kernel chooses when it loads the device mapper.
 fn major_in(devices: &str) -> Option<u64> {
     let mut pairs = devices
         .lines()

@@ -9,8 +9,7 @@ use super::{folder, mapped_device, thin_pool};
 use crate::backend::PoolBackend;
 use crate::backend::thin::{DEVICE_PREFIX, RECORDS_ID, pool_of_records};
 use crate::error::{Error, ErrorContext, Result};
-use crate::host::mapper::UNKNOWN_THIN_ID;
-use crate::host::{Effect, Host, MappedDevice, Mount};
+use crate::host::{Effect, Host, MappedDevice, Mount, ThinTable};
 use crate::model::PoolDefinition;
 
 /// Who holds records that are in use, although this process sees no mount of them.
@@ -26,12 +25,12 @@ pub fn release(host: &dyn Host, pool: &PoolDefinition) -> Result<bool> {
     let mapped = thin_pool(pool)?.mapped();
     let doing = || format!("release pool {}", pool.name);
     let devices = host.mapped_devices(mapped, DEVICE_PREFIX).context(doing)?;
-    let id_of = |device: &MappedDevice| device.table.as_ref().map(|table| table.id);
+    let id_of = |device: &MappedDevice| device.table.as_ref().and_then(ThinTable::known_id);
     let (own, others): (Vec<_>, Vec<_>) = devices
         .into_iter()
         .filter(|device| device.table.is_some())
         .partition(|device| {
-            let is_records = matches!(id_of(device), Some(RECORDS_ID | UNKNOWN_THIN_ID));
+            let is_records = matches!(id_of(device), None | Some(RECORDS_ID));
             is_records && pool_of_records(&device.uuid).is_some()
         });
     let busy = |holder: String| Error::Busy {
