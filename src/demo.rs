@@ -10,7 +10,9 @@
 //! signal. Then the demo *checks* loop devices, mounts, files and processes, and reports whether
 //! something is left.
 
-mod client;
+mod calls;
+pub mod client;
+mod data;
 mod group;
 mod leak_check;
 mod process;
@@ -18,8 +20,7 @@ mod progress;
 mod scratch_pool;
 mod script;
 mod thin_pool;
-mod writer;
-mod writers;
+pub mod writers;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -28,7 +29,7 @@ use crate::error::chain;
 use crate::model::ThinPoolName;
 use crate::server;
 
-use client::Client;
+use calls::Calls;
 use group::Group;
 use process::Process;
 use progress::Progress;
@@ -133,7 +134,7 @@ async fn run_at(options: &Options, base: &Path) -> Result<bool> {
     if !matches!(ending, Ending::Done) {
         progress.note("cleaning up");
     }
-    let calls = stage.calls();
+    let calls = stage.count();
     let left = stage.tear_down(&mut progress).await;
     for thing in &left {
         progress.note(&format!("LEFT BEHIND: {thing}"));
@@ -170,7 +171,7 @@ async fn until(
 struct Stage {
     pool: ScratchPool,
     process: Option<Process>,
-    client: Option<Client>,
+    calls: Option<Calls>,
     trials: Vec<Trial>,
     group: Group,
 }
@@ -183,7 +184,7 @@ impl Stage {
         Ok(Stage {
             pool,
             process: None,
-            client: None,
+            calls: None,
             trials,
             group,
         })
@@ -195,40 +196,40 @@ impl Stage {
         progress
             .step("pool", pool.how(), async { pool.set_up() })
             .await?;
-        let (pool, process, client) = (&self.pool, &mut self.process, &mut self.client);
+        let (pool, process, calls) = (&self.pool, &mut self.process, &mut self.calls);
         progress
             .step("driver", "start, and wait until it is ready", async {
                 let started = process.insert(Process::start(pool)?);
-                let client = client.insert(Client::connect(&pool.socket(), started).await?);
-                client.plugin().await
+                let calls = calls.insert(Calls::connect(&pool.socket(), started).await?);
+                calls.plugin().await
             })
             .await?;
-        let Some(client) = &mut self.client else {
+        let Some(calls) = &mut self.calls else {
             return Err(Failed::new("driver", "it has no client"));
         };
         for trial in &mut self.trials {
-            trial.run(progress, client).await?;
+            trial.run(progress, calls).await?;
             if !keep {
-                trial.tear_down(progress, client).await?;
+                trial.tear_down(progress, calls).await?;
             }
         }
-        self.group.run(progress, client).await
+        self.group.run(progress, calls).await
     }
 
-    fn calls(&self) -> u64 {
-        self.client.as_ref().map_or(0, |client| client.calls)
+    fn count(&self) -> u64 {
+        self.calls.as_ref().map_or(0, |calls| calls.count)
     }
 
     /// Removes everything, through the driver if it still answers, and returns what is left.
     async fn tear_down(mut self, progress: &mut Progress) -> Vec<String> {
-        if let Some(client) = &mut self.client {
-            self.group.take_down(client).await;
+        if let Some(calls) = &mut self.calls {
+            self.group.take_down(calls).await;
             for trial in &self.trials {
-                trial.take_down(client).await;
+                trial.take_down(calls).await;
             }
-            client.delete_all().await;
+            calls.delete_all().await;
         }
-        drop(self.client.take());
+        drop(self.calls.take());
         if let Some(process) = self.process.take() {
             let stopped = progress.step("driver", "stop", process.stop()).await;
             // The screen reports a driver that had to be killed.

@@ -1,352 +1,313 @@
-//! The client of CSI: the calls that a cluster's sidecars and kubelet make.
+//! A client of CSI, with a method for each call that a sidecar or the kubelet makes.
+//!
+//! Tests and benchmarks use it too, through the testkit: the demo is part of the released program,
+//! which the testkit is not.
 
-use std::error::Error;
+use std::collections::HashMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status};
+use tonic::transport::{Channel, Endpoint, Error};
+use tonic::{Response, Status};
 
-use super::process::Process;
-use super::{Failed, Result};
+use crate::csi;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::group_controller_client::GroupControllerClient;
 use crate::csi::identity_client::IdentityClient;
 use crate::csi::node_client::NodeClient;
 use crate::csi::volume_capability::access_mode::Mode;
 use crate::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use crate::csi::volume_content_source::{SnapshotSource, Type};
+use crate::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use crate::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerPublishVolumeRequest,
-    ControllerUnpublishVolumeRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest,
-    DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest, GetPluginInfoRequest,
-    ListSnapshotsRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest,
-    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability, VolumeContentSource, VolumeUsage,
+    CapacityRange, VolumeCapability, VolumeContentSource, VolumeGroupSnapshot, VolumeUsage,
 };
-use crate::model::FsType;
-use crate::service::status::code_name;
 
-/// Name of the demo's node.
-pub(super) const NODE: &str = "demo";
-/// Opening a pool with a few files takes milliseconds; the records of a new pool of LVM are written
-/// first.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// The timeout of the sidecars; a driver that hangs must not keep the demo from cleaning up.
-const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// A running driver answers Probe at once.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A volume and where it is used.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Use<'a> {
-    pub(super) id: &'a str,
-    pub(super) kind: Option<FsType>,
-    pub(super) staging: &'a Path,
-    pub(super) target: &'a Path,
+/// A client of one driver.
+#[derive(Clone, Debug)]
+pub struct Client {
+    channel: Channel,
 }
 
-pub(super) struct Client {
-    identity: IdentityClient<Channel>,
-    controller: ControllerClient<Channel>,
-    node: NodeClient<Channel>,
-    groups: GroupControllerClient<Channel>,
-    pub(super) calls: u64,
+/// A capability to mount; "" selects the driver's default file system.
+pub fn mount(fs: &str) -> VolumeCapability {
+    let mount = MountVolume {
+        fs_type: fs.into(),
+        ..Default::default()
+    };
+    capability(AccessType::Mount(mount), Mode::SingleNodeWriter)
 }
 
-/// The capability of a kind; `None` is a raw block device.
-fn capability(kind: Option<FsType>) -> VolumeCapability {
+/// A capability for a raw block device.
+pub fn block() -> VolumeCapability {
+    capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeWriter)
+}
+
+/// A capability with any access type and mode.
+pub fn capability(access_type: AccessType, mode: Mode) -> VolumeCapability {
     VolumeCapability {
-        access_type: Some(match kind {
-            Some(fs) => AccessType::Mount(MountVolume {
-                fs_type: fs.name().into(),
-                ..Default::default()
-            }),
-            None => AccessType::Block(BlockVolume {}),
-        }),
-        access_mode: Some(AccessMode {
-            mode: Mode::SingleNodeWriter.into(),
-        }),
+        access_type: Some(access_type),
+        access_mode: Some(AccessMode { mode: mode.into() }),
     }
 }
 
-fn at_least(bytes: u64) -> Result<Option<CapacityRange>> {
-    let required_bytes =
-        i64::try_from(bytes).map_err(|error| Failed::of("capacity_range", &error))?;
-    Ok(Some(CapacityRange {
-        required_bytes,
-        limit_bytes: 0,
-    }))
+/// A snapshot as the source of a volume.
+pub fn from_snapshot(id: &str) -> VolumeContentSource {
+    let snapshot_id = id.to_string();
+    VolumeContentSource {
+        r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
+    }
 }
 
-fn text(path: &Path) -> String {
+/// A volume as the source of another.
+pub fn from_volume(id: &str) -> VolumeContentSource {
+    let volume_id = id.to_string();
+    VolumeContentSource {
+        r#type: Some(Type::Volume(VolumeSource { volume_id })),
+    }
+}
+
+/// The map of a request's parameters.
+pub fn parameters(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(key, value)| (key.to_string(), value.to_string()))
+        .collect()
+}
+
+/// A range with a lower limit only.
+pub fn at_least(bytes: u64) -> CapacityRange {
+    CapacityRange {
+        required_bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+        limit_bytes: 0,
+    }
+}
+
+/// A path in a request.
+pub fn path_text(path: &Path) -> String {
     path.display().to_string()
 }
 
+/// The endpoint of a driver's socket.
+pub fn endpoint(socket: &Path) -> Result<Endpoint, Error> {
+    Endpoint::from_shared(format!("unix://{}", socket.display()))
+}
+
 impl Client {
-    /// Waits until the driver is ready.
-    pub(super) async fn connect(socket: &Path, driver: &mut Process) -> Result<Client> {
-        const STEP: &str = "connect";
-        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
-        let endpoint = endpoint
-            .map_err(|error| Failed::of(STEP, &error))?
-            .timeout(CALL_TIMEOUT);
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = driver.try_wait() {
-                return Err(Failed::new(
-                    STEP,
-                    format!("the driver exited with {status}"),
-                ));
-            }
-            let problem = match endpoint.connect().await {
-                Ok(channel) => {
-                    let mut client = Client {
-                        identity: IdentityClient::new(channel.clone()),
-                        controller: ControllerClient::new(channel.clone()),
-                        node: NodeClient::new(channel.clone()),
-                        groups: GroupControllerClient::new(channel),
-                        calls: 0,
-                    };
-                    match client.is_ready().await {
-                        Ok(true) => return Ok(client),
-                        Ok(false) => "it is not ready".to_string(),
-                        Err(failed) => failed.to_string(),
-                    }
-                }
-                Err(error) => crate::error::chain(&error),
-            };
-            if begun.elapsed() > START_TIMEOUT {
-                return Err(Failed::new(STEP, problem));
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+    /// Uses a channel of the caller.
+    pub fn over(channel: Channel) -> Client {
+        Client { channel }
     }
 
-    fn answer<T>(
-        &mut self,
-        call: &str,
-        answer: std::result::Result<Response<T>, Status>,
-    ) -> Result<T> {
-        self.calls += 1;
-        answer.map(Response::into_inner).map_err(|status| {
-            let cause = format!("{}: {}", code_name(status.code()), status.message());
-            Failed::new(call, cause)
-        })
+    /// The channel that the client uses.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
     }
 
-    async fn is_ready(&mut self) -> Result<bool> {
-        let answer = self.identity.probe(ProbeRequest {}).await;
-        Ok(self.answer("Probe", answer)?.ready.unwrap_or(true))
+    /// The client of the controller's service.
+    pub fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel())
     }
 
-    /// The name and version of the driver.
-    pub(super) async fn plugin(&mut self) -> Result<String> {
-        let answer = self.identity.get_plugin_info(GetPluginInfoRequest {}).await;
-        let info = self.answer("GetPluginInfo", answer)?;
-        Ok(format!("{} {}", info.name, info.vendor_version))
+    /// The client of the node's service.
+    pub fn node(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel())
     }
 
-    /// CreateVolume, from a snapshot if one is given; returns the ID. Repeated while the pool is not
-    /// served, as a provisioner does: the records of a large pool of LVM may still be written.
-    pub(super) async fn create(
-        &mut self,
+    /// The client of the identity service.
+    pub fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel())
+    }
+
+    /// The client of the group controller's service.
+    pub fn groups(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.channel())
+    }
+
+    /// Whether Probe reports readiness within ten seconds.
+    pub async fn is_ready(&self) -> bool {
+        let mut identity = self.identity();
+        let probe = tokio::time::timeout(PROBE_TIMEOUT, identity.probe(csi::ProbeRequest {}));
+        matches!(probe.await, Ok(Ok(answer)) if answer.get_ref().ready != Some(false))
+    }
+
+    /// CreateVolume. Returns the ID.
+    pub async fn create(
+        &self,
         name: &str,
-        kind: Option<FsType>,
-        bytes: u64,
-        snapshot: Option<String>,
-    ) -> Result<String> {
-        let source = snapshot.map(|snapshot_id| VolumeContentSource {
-            r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
-        });
-        let request = CreateVolumeRequest {
+        size: u64,
+        capability: VolumeCapability,
+        parameters: &[(&str, &str)],
+    ) -> Result<String, Status> {
+        let created = self.create_volume(name, size, capability, None, parameters);
+        created.await.map(|volume| volume.volume_id)
+    }
+
+    /// CreateVolume from a source.
+    pub async fn create_from(
+        &self,
+        name: &str,
+        size: u64,
+        capability: VolumeCapability,
+        source: VolumeContentSource,
+        parameters: &[(&str, &str)],
+    ) -> Result<csi::Volume, Status> {
+        self.create_volume(name, size, capability, Some(source), parameters)
+            .await
+    }
+
+    pub(super) async fn create_volume(
+        &self,
+        name: &str,
+        size: u64,
+        capability: VolumeCapability,
+        source: Option<VolumeContentSource>,
+        pairs: &[(&str, &str)],
+    ) -> Result<csi::Volume, Status> {
+        let request = csi::CreateVolumeRequest {
             name: name.into(),
-            capacity_range: at_least(bytes)?,
-            volume_capabilities: vec![capability(kind)],
+            capacity_range: Some(at_least(size)),
+            volume_capabilities: vec![capability],
             volume_content_source: source,
+            parameters: parameters(pairs),
             ..Default::default()
         };
-        let begun = Instant::now();
-        let answer = loop {
-            match self.controller.create_volume(request.clone()).await {
-                // A status with a source is of the connection: the driver has ended.
-                Err(status)
-                    if status.code() == Code::Unavailable
-                        && status.source().is_none()
-                        && begun.elapsed() < START_TIMEOUT =>
-                {
-                    tokio::time::sleep(POLL_INTERVAL).await;
-                }
-                answer => break answer,
-            }
-        };
-        let created = self.answer("CreateVolume", answer)?.volume;
-        created
-            .map(|volume| volume.volume_id)
-            .ok_or_else(|| Failed::new("CreateVolume", "the answer has no volume"))
-    }
-
-    /// CreateVolumeGroupSnapshot with hooks; returns its ID and those of its members.
-    pub(super) async fn group(
-        &mut self,
-        name: &str,
-        volumes: Vec<String>,
-    ) -> Result<(String, Vec<String>)> {
-        let request = CreateVolumeGroupSnapshotRequest {
-            name: name.into(),
-            source_volume_ids: volumes,
-            parameters: [("consistency".to_string(), "application".to_string())].into(),
-            ..Default::default()
-        };
-        let answer = self.groups.create_volume_group_snapshot(request).await;
-        let created = self.answer("CreateVolumeGroupSnapshot", answer)?;
-        let created = created.group_snapshot.unwrap_or_default();
-        let members = created
-            .snapshots
-            .into_iter()
-            .map(|member| member.snapshot_id);
-        Ok((created.group_snapshot_id, members.collect()))
-    }
-
-    /// DeleteVolumeGroupSnapshot.
-    pub(super) async fn delete_group(&mut self, id: &str, members: Vec<String>) -> Result<()> {
-        let request = DeleteVolumeGroupSnapshotRequest {
-            group_snapshot_id: id.into(),
-            snapshot_ids: members,
-            ..Default::default()
-        };
-        let answer = self.groups.delete_volume_group_snapshot(request).await;
-        self.answer("DeleteVolumeGroupSnapshot", answer).map(drop)
-    }
-
-    /// ControllerPublish, NodeStage and NodePublish, as for a pod that starts.
-    pub(super) async fn bring_up(&mut self, volume: Use<'_>) -> Result<()> {
-        let request = ControllerPublishVolumeRequest {
-            volume_id: volume.id.into(),
-            node_id: NODE.into(),
-            volume_capability: Some(capability(volume.kind)),
-            ..Default::default()
-        };
-        let answer = self.controller.controller_publish_volume(request).await;
-        let attached = self.answer("ControllerPublishVolume", answer)?;
-        let publish_context = attached.publish_context;
-        let request = NodeStageVolumeRequest {
-            volume_id: volume.id.into(),
-            publish_context: publish_context.clone(),
-            staging_target_path: text(volume.staging),
-            volume_capability: Some(capability(volume.kind)),
-            ..Default::default()
-        };
-        let answer = self.node.node_stage_volume(request).await;
-        self.answer("NodeStageVolume", answer)?;
-        let request = NodePublishVolumeRequest {
-            volume_id: volume.id.into(),
-            publish_context,
-            staging_target_path: text(volume.staging),
-            target_path: text(volume.target),
-            volume_capability: Some(capability(volume.kind)),
-            ..Default::default()
-        };
-        let answer = self.node.node_publish_volume(request).await;
-        self.answer("NodePublishVolume", answer).map(drop)
-    }
-
-    /// The calls of a pod that ends: NodeUnpublish, NodeUnstage and ControllerUnpublish.
-    pub(super) async fn take_down(&mut self, volume: Use<'_>) -> Result<()> {
-        let request = NodeUnpublishVolumeRequest {
-            volume_id: volume.id.into(),
-            target_path: text(volume.target),
-        };
-        let answer = self.node.node_unpublish_volume(request).await;
-        self.answer("NodeUnpublishVolume", answer)?;
-        let request = NodeUnstageVolumeRequest {
-            volume_id: volume.id.into(),
-            staging_target_path: text(volume.staging),
-        };
-        let answer = self.node.node_unstage_volume(request).await;
-        self.answer("NodeUnstageVolume", answer)?;
-        let request = ControllerUnpublishVolumeRequest {
-            volume_id: volume.id.into(),
-            node_id: NODE.into(),
-            ..Default::default()
-        };
-        let answer = self.controller.controller_unpublish_volume(request).await;
-        self.answer("ControllerUnpublishVolume", answer).map(drop)
-    }
-
-    /// NodeGetVolumeStats; returns the bytes.
-    pub(super) async fn stats(&mut self, volume: Use<'_>) -> Result<VolumeUsage> {
-        let request = NodeGetVolumeStatsRequest {
-            volume_id: volume.id.into(),
-            volume_path: text(volume.target),
-            ..Default::default()
-        };
-        let answer = self.node.node_get_volume_stats(request).await;
-        let stats = self.answer("NodeGetVolumeStats", answer)?;
-        let bytes = stats.usage.into_iter().next();
-        bytes.ok_or_else(|| Failed::new("NodeGetVolumeStats", "the answer has no usage"))
-    }
-
-    /// ControllerExpand and NodeExpand.
-    pub(super) async fn grow(&mut self, volume: Use<'_>, bytes: u64) -> Result<()> {
-        let request = ControllerExpandVolumeRequest {
-            volume_id: volume.id.into(),
-            capacity_range: at_least(bytes)?,
-            volume_capability: Some(capability(volume.kind)),
-            ..Default::default()
-        };
-        let answer = self.controller.controller_expand_volume(request).await;
-        let grown = self.answer("ControllerExpandVolume", answer)?;
-        if !grown.node_expansion_required {
-            return Ok(());
-        }
-        let request = NodeExpandVolumeRequest {
-            volume_id: volume.id.into(),
-            volume_path: text(volume.target),
-            staging_target_path: text(volume.staging),
-            capacity_range: at_least(bytes)?,
-            volume_capability: Some(capability(volume.kind)),
-            ..Default::default()
-        };
-        let answer = self.node.node_expand_volume(request).await;
-        self.answer("NodeExpandVolume", answer).map(drop)
+        let answer = self.controller().create_volume(request).await?.into_inner();
+        answer.volume.ok_or_else(|| incomplete("volume"))
     }
 
     /// DeleteVolume.
-    pub(super) async fn delete(&mut self, id: &str) -> Result<()> {
-        let request = DeleteVolumeRequest {
+    pub async fn delete(&self, id: &str) -> Result<(), Status> {
+        let request = csi::DeleteVolumeRequest {
             volume_id: id.into(),
             ..Default::default()
         };
-        let answer = self.controller.delete_volume(request).await;
-        self.answer("DeleteVolume", answer).map(drop)
+        self.controller().delete_volume(request).await.map(drop)
     }
 
-    /// Deletes every listed volume, also volumes whose creation was not answered. The check at the
-    /// end reports what cannot be deleted.
-    pub(super) async fn delete_all(&mut self) {
-        let answer = self
-            .controller
-            .list_volumes(ListVolumesRequest::default())
-            .await;
-        let Ok(list) = self.answer("ListVolumes", answer) else {
-            return;
+    /// NodeStageVolume.
+    pub async fn stage(
+        &self,
+        id: &str,
+        staging: &Path,
+        capability: VolumeCapability,
+    ) -> Result<(), Status> {
+        let request = csi::NodeStageVolumeRequest {
+            volume_id: id.into(),
+            staging_target_path: path_text(staging),
+            volume_capability: Some(capability),
+            ..Default::default()
         };
-        let answer = self
-            .controller
-            .list_snapshots(ListSnapshotsRequest::default())
-            .await;
-        let snapshots = self.answer("ListSnapshots", answer).unwrap_or_default();
-        for snapshot in snapshots
-            .entries
-            .into_iter()
-            .filter_map(|entry| entry.snapshot)
-        {
-            let _ = self
-                .delete_group(&snapshot.group_snapshot_id, Vec::new())
-                .await;
-        }
-        for volume in list.entries.into_iter().filter_map(|entry| entry.volume) {
-            let _ = self.delete(&volume.volume_id).await;
+        self.node().node_stage_volume(request).await.map(drop)
+    }
+
+    /// NodeUnstageVolume.
+    pub async fn unstage(&self, id: &str, staging: &Path) -> Result<(), Status> {
+        let request = csi::NodeUnstageVolumeRequest {
+            volume_id: id.into(),
+            staging_target_path: path_text(staging),
+        };
+        self.node().node_unstage_volume(request).await.map(drop)
+    }
+
+    /// NodePublishVolume.
+    pub async fn publish(
+        &self,
+        id: &str,
+        staging: &Path,
+        target: &Path,
+        capability: VolumeCapability,
+        readonly: bool,
+    ) -> Result<(), Status> {
+        let request = csi::NodePublishVolumeRequest {
+            volume_id: id.into(),
+            staging_target_path: path_text(staging),
+            target_path: path_text(target),
+            volume_capability: Some(capability),
+            readonly,
+            ..Default::default()
+        };
+        self.node().node_publish_volume(request).await.map(drop)
+    }
+
+    /// NodeUnpublishVolume.
+    pub async fn unpublish(&self, id: &str, target: &Path) -> Result<(), Status> {
+        let request = csi::NodeUnpublishVolumeRequest {
+            volume_id: id.into(),
+            target_path: path_text(target),
+        };
+        self.node().node_unpublish_volume(request).await.map(drop)
+    }
+
+    /// NodeGetVolumeStats: (total, used) in bytes.
+    pub async fn stats(&self, id: &str, path: &Path) -> Result<(u64, u64), Status> {
+        let request = csi::NodeGetVolumeStatsRequest {
+            volume_id: id.into(),
+            volume_path: path_text(path),
+            ..Default::default()
+        };
+        let answer = self.node().node_get_volume_stats(request).await;
+        let bytes = |usage: VolumeUsage| (usage.total.unsigned_abs(), usage.used.unsigned_abs());
+        let usage = answer.map(Response::into_inner)?.usage.into_iter().next();
+        usage.map(bytes).ok_or_else(|| incomplete("usage"))
+    }
+
+    /// ListVolumes with all pages. Returns the IDs.
+    pub async fn list(&self) -> Result<Vec<String>, Status> {
+        let (mut ids, mut token) = (Vec::new(), String::new());
+        loop {
+            let request = csi::ListVolumesRequest {
+                max_entries: 0,
+                starting_token: token,
+            };
+            let page = self.controller().list_volumes(request).await?.into_inner();
+            let volumes = page.entries.into_iter().filter_map(|entry| entry.volume);
+            ids.extend(volumes.map(|volume| volume.volume_id));
+            token = page.next_token;
+            if token.is_empty() {
+                return Ok(ids);
+            }
         }
     }
+
+    /// CreateVolumeGroupSnapshot.
+    pub async fn group(
+        &self,
+        name: &str,
+        volumes: &[String],
+        pairs: &[(&str, &str)],
+    ) -> Result<VolumeGroupSnapshot, Status> {
+        let request = csi::CreateVolumeGroupSnapshotRequest {
+            name: name.into(),
+            source_volume_ids: volumes.to_vec(),
+            parameters: parameters(pairs),
+            ..Default::default()
+        };
+        let answer = self.groups().create_volume_group_snapshot(request).await?;
+        let group = answer.into_inner().group_snapshot;
+        group.ok_or_else(|| incomplete("group_snapshot"))
+    }
+
+    /// DeleteVolumeGroupSnapshot.
+    pub async fn delete_group(&self, id: &str, members: &[String]) -> Result<(), Status> {
+        let request = csi::DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.into(),
+            snapshot_ids: members.to_vec(),
+            ..Default::default()
+        };
+        let mut groups = self.groups();
+        groups.delete_volume_group_snapshot(request).await.map(drop)
+    }
+}
+
+/// The IDs of a group's members.
+pub fn members(group: &VolumeGroupSnapshot) -> Vec<String> {
+    let each = group.snapshots.iter();
+    each.map(|snapshot| snapshot.snapshot_id.clone()).collect()
+}
+
+fn incomplete(field: &str) -> Status {
+    Status::internal(format!("the reply of the driver has no {field}"))
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::client::{Client, Use};
+use super::calls::{Calls, Use};
 use super::progress::Progress;
 use super::writers::{self, Writers};
 use super::{Failed, Result};
@@ -47,7 +47,7 @@ pub(super) struct Group {
     callers: PathBuf,
     /// The directory in which writers and hook communicate.
     marker_dir: PathBuf,
-    tide: Option<Writers>,
+    writers: Option<Writers>,
     volumes: Vec<Volume>,
     restored: Vec<Volume>,
     group: Option<(String, Vec<String>)>,
@@ -58,74 +58,79 @@ impl Group {
         Group {
             callers: callers.to_path_buf(),
             marker_dir: marker_dir.to_path_buf(),
-            tide: None,
+            writers: None,
             volumes: Vec::new(),
             restored: Vec::new(),
             group: None,
         }
     }
 
-    pub(super) async fn run(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
+    pub(super) async fn run(&mut self, progress: &mut Progress, calls: &mut Calls) -> Result<()> {
         progress
             .step(NAME, "create three volumes and start writers", async {
                 for (kind, bytes) in KINDS {
                     let name = format!("demo-group-{}", kind.name());
-                    let id = client.create(&name, Some(kind), bytes, None).await?;
+                    let id = calls.create(&name, Some(kind), bytes, None).await?;
                     let volume = self.place(&name, id, kind)?;
                     self.volumes.push(volume);
-                    up(&self.volumes, client).await?;
+                    up(&self.volumes, calls).await?;
                 }
                 let roots = roots(&self.volumes);
                 let failed = |error| Failed::of("write", &error);
-                self.tide = Some(Writers::start(&roots, &self.marker_dir).map_err(failed)?);
+                self.writers =
+                    Some(Writers::start(&roots, Some(&self.marker_dir)).map_err(failed)?);
                 Ok("ext4, xfs and btrfs".into())
             })
             .await?;
-        self.cut(progress, client).await?;
+        self.cut(progress, calls).await?;
         progress
             .step(NAME, "restore all three snapshots", async {
                 let (_, snapshots) = self.group.clone().unwrap_or_default();
                 for ((kind, bytes), snapshot) in KINDS.into_iter().zip(snapshots) {
                     let name = format!("demo-restored-{}", kind.name());
-                    let id = client
-                        .create(&name, Some(kind), bytes, Some(snapshot))
+                    let id = calls
+                        .create(&name, Some(kind), bytes, Some(&snapshot))
                         .await?;
                     let volume = self.place(&name, id, kind)?;
                     self.restored.push(volume);
-                    up(&self.restored, client).await?;
+                    up(&self.restored, calls).await?;
                 }
                 Ok(String::new())
             })
             .await?;
         progress
             .step(NAME, "verify the order of writes", async {
-                writers::judge(&roots(&self.restored))
+                writers::check(&roots(&self.restored))
                     .map_err(|sentence| Failed::new("compare", sentence))
             })
             .await?;
         progress
             .step(NAME, "unpublish and delete all", async {
-                self.tear_down(client).await?;
+                self.tear_down(calls).await?;
                 Ok(String::new())
             })
             .await
     }
 
-    async fn cut(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
+    async fn cut(&mut self, progress: &mut Progress, calls: &mut Calls) -> Result<()> {
         progress
             .step(NAME, "quiesce, freeze, cut, thaw, release", async {
-                let Some(tide) = &self.tide else {
+                let Some(writers) = &self.writers else {
                     return Err(Failed::new("cut", "no writer is running"));
                 };
-                while tide.counts() < LEAST {
+                while writers.counts() < LEAST {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
-                tide.forget_stall();
-                let ids = self.volumes.iter().map(|volume| volume.id.clone());
-                self.group = Some(client.group("demo-group", ids.collect()).await?);
-                let stall = tide.stall();
-                let counts = tide.counts();
-                while tide.counts() == counts {
+                writers.reset_stall();
+                let ids: Vec<_> = self
+                    .volumes
+                    .iter()
+                    .map(|volume| volume.id.clone())
+                    .collect();
+                self.group = Some(calls.group("demo-group", &ids).await?);
+                let stall = writers.stall();
+                let counts = writers.counts();
+                while writers.counts() == counts {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
                 Ok(format!(
@@ -151,34 +156,34 @@ impl Group {
         Ok(volume)
     }
 
-    async fn tear_down(&mut self, client: &mut Client) -> Result<()> {
-        self.tide = None;
+    async fn tear_down(&mut self, calls: &mut Calls) -> Result<()> {
+        self.writers = None;
         for volumes in [&mut self.restored, &mut self.volumes] {
             while let Some(volume) = volumes.last() {
-                client.take_down(volume.used()).await?;
-                client.delete(&volume.id).await?;
+                calls.take_down(volume.used()).await?;
+                calls.delete(&volume.id).await?;
                 volumes.pop();
             }
         }
         if let Some((id, members)) = self.group.take() {
-            client.delete_group(&id, members).await?;
+            calls.delete_group(&id, &members).await?;
         }
         Ok(())
     }
 
     /// After an error or a signal: removes as much as possible.
-    pub(super) async fn take_down(&mut self, client: &mut Client) {
-        self.tide = None;
+    pub(super) async fn take_down(&mut self, calls: &mut Calls) {
+        self.writers = None;
         for volume in self.restored.iter().chain(&self.volumes) {
-            let _ = client.take_down(volume.used()).await;
+            let _ = calls.take_down(volume.used()).await;
         }
     }
 }
 
 /// Publishes the last volume.
-async fn up(volumes: &[Volume], client: &mut Client) -> Result<()> {
+async fn up(volumes: &[Volume], calls: &mut Calls) -> Result<()> {
     match volumes.last() {
-        Some(volume) => client.bring_up(volume.used()).await,
+        Some(volume) => calls.bring_up(volume.used()).await,
         None => Ok(()),
     }
 }

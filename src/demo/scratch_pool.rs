@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::client::NODE;
+use super::calls::NODE;
 use super::thin_pool::ThinPool;
 use super::{Failed, Result};
 use crate::backend::file::{IMAGE, mapped_above};

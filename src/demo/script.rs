@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::client::{Client, Use};
+use super::calls::{Calls, Use};
 use super::progress::Progress;
-use super::{Failed, Result, writer};
+use super::{Failed, Result, data};
 use crate::host::linux;
 use crate::model::FsType;
 use crate::model::size::{Human, MIB};
@@ -84,48 +84,44 @@ impl Trial {
     }
 
     /// The steps from creation to comparison.
-    pub(super) async fn run(&mut self, progress: &mut Progress, client: &mut Client) -> Result<()> {
+    pub(super) async fn run(&mut self, progress: &mut Progress, calls: &mut Calls) -> Result<()> {
         let label = self.label;
         let name = format!("demo-{label}");
         let (kind, size) = (self.kind, self.size);
         let id = &mut self.id;
         progress
             .step(label, "create", async {
-                *id = client.create(&name, kind, size, None).await?;
+                *id = calls.create(&name, kind, size, None).await?;
                 Ok(Human(size).to_string())
             })
             .await?;
         progress
             .step(label, "attach, stage, publish", async {
                 self.make_folders()?;
-                client.bring_up(self.used()).await?;
+                calls.bring_up(self.used()).await?;
                 Ok(self.target.display().to_string())
             })
             .await?;
         let mut written = 0;
         progress
             .step(label, "write and sync", async {
-                let sum = writer::write(&self.place(), WRITTEN, self.seed);
+                let sum = data::write(&self.place(), WRITTEN, self.seed);
                 written = sum.map_err(|error| Failed::of("write", &error))?;
-                let usage = client.stats(self.used()).await?;
-                Ok(format!(
-                    "{}, {}",
-                    Human(WRITTEN),
-                    of(usage.used, usage.total)
-                ))
+                let (total, used) = calls.stats(self.used()).await?;
+                Ok(format!("{}, {}", Human(WRITTEN), usage(used, total)))
             })
             .await?;
-        self.grow(progress, client).await?;
+        self.grow(progress, calls).await?;
         progress
             .step(label, "unpublish, unstage, publish again", async {
-                client.take_down(self.used()).await?;
-                client.bring_up(self.used()).await?;
+                calls.take_down(self.used()).await?;
+                calls.bring_up(self.used()).await?;
                 Ok(String::new())
             })
             .await?;
         progress
             .step(label, "compare with the written data", async {
-                let found = writer::checksum(&self.place(), WRITTEN);
+                let found = data::checksum(&self.place(), WRITTEN);
                 let found = found.map_err(|error| Failed::of("read", &error))?;
                 if found != written {
                     return Err(Failed::new(
@@ -138,7 +134,7 @@ impl Trial {
             .await
     }
 
-    async fn grow(&self, progress: &mut Progress, client: &mut Client) -> Result<()> {
+    async fn grow(&self, progress: &mut Progress, calls: &mut Calls) -> Result<()> {
         const DOING: &str = "grow while in use";
         if self.kind == Some(FsType::Ext4) && !linux::has_capability(linux::SYS_RESOURCE) {
             let why = "growing a mounted ext4 needs CAP_SYS_RESOURCE, which this process lacks";
@@ -147,9 +143,9 @@ impl Trial {
         }
         progress
             .step(self.label, DOING, async {
-                let before = self.bytes(client).await?;
-                client.grow(self.used(), self.grown).await?;
-                let after = self.bytes(client).await?;
+                let before = self.bytes(calls).await?;
+                calls.grow(self.used(), self.grown).await?;
+                let after = self.bytes(calls).await?;
                 if after <= before {
                     let cause = format!("{} before, {} after", Human(before), Human(after));
                     return Err(Failed::new("grow", cause));
@@ -164,33 +160,28 @@ impl Trial {
     }
 
     /// The size that a pod sees: that of the file system, or of the device.
-    async fn bytes(&self, client: &mut Client) -> Result<u64> {
+    async fn bytes(&self, calls: &mut Calls) -> Result<u64> {
         if self.kind.is_none() {
-            return writer::device_bytes(&self.target).map_err(|error| Failed::of("read", &error));
+            return data::device_bytes(&self.target).map_err(|error| Failed::of("read", &error));
         }
-        let usage = client.stats(self.used()).await?;
-        Ok(usage.total.unsigned_abs())
+        Ok(calls.stats(self.used()).await?.0)
     }
 
     /// Unpublishes and deletes the volume.
-    pub(super) async fn tear_down(
-        &self,
-        progress: &mut Progress,
-        client: &mut Client,
-    ) -> Result<()> {
+    pub(super) async fn tear_down(&self, progress: &mut Progress, calls: &mut Calls) -> Result<()> {
         progress
             .step(self.label, "unpublish, unstage, detach, delete", async {
-                client.take_down(self.used()).await?;
-                client.delete(&self.id).await?;
+                calls.take_down(self.used()).await?;
+                calls.delete(&self.id).await?;
                 Ok(String::new())
             })
             .await
     }
 
     /// After an error, a signal or `--keep`: unpublishes as far as possible.
-    pub(super) async fn take_down(&self, client: &mut Client) {
+    pub(super) async fn take_down(&self, calls: &mut Calls) {
         if !self.id.is_empty() {
-            let _ = client.take_down(self.used()).await;
+            let _ = calls.take_down(self.used()).await;
         }
     }
 
@@ -206,10 +197,9 @@ impl Trial {
     }
 }
 
-fn of(used: i64, total: i64) -> String {
-    let total = Human(total.unsigned_abs());
+fn usage(used: u64, total: u64) -> String {
     match used {
-        0 => format!("a device of {total}"),
-        used => format!("{} of {total} used", Human(used.unsigned_abs())),
+        0 => format!("a device of {}", Human(total)),
+        used => format!("{} of {} used", Human(used), Human(total)),
     }
 }

@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::node::{GIB, definition, volume_uuid};
 use crate::snapshots::{from_snapshot, members};
-use crate::writers::{WRITERS, Writers, is_consistent, shown};
+use crate::writers::{WRITERS, Writers, counts_in, is_consistent};
 use crate::{
     Client, Disk, Scratch, Server, WAIT_TIMEOUT, binary, eventually, free_port, mount, run,
     slackwater,
@@ -432,7 +432,7 @@ impl Cluster {
                 .unwrap();
             let id = &restored.volume_id;
             agent.client.stage(id, &staging, cap).await.unwrap();
-            for (row, counter) in found.iter_mut().zip(shown(&staging)) {
+            for (row, counter) in found.iter_mut().zip(counts_in(&staging)) {
                 row.push(counter);
             }
             agent.client.unstage(id, &staging).await.unwrap();

@@ -1,48 +1,19 @@
 //! Short methods of the CSI client for snapshots, groups and volumes created from them.
 
-use std::collections::HashMap;
-
-use slackwater::csi::group_controller_client::GroupControllerClient;
+use slackwater::csi;
 use slackwater::csi::snapshot_metadata_client::SnapshotMetadataClient;
-use slackwater::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use slackwater::csi::{self, CapacityRange, VolumeCapability, VolumeContentSource};
+use slackwater::demo::client;
 use tonic::Status;
 use tonic::transport::Channel;
 
 use super::Client;
 
-fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
-    pairs
-        .iter()
-        .map(|(key, value)| (key.to_string(), value.to_string()))
-        .collect()
-}
-
-/// A snapshot as a source.
-pub fn from_snapshot(id: &str) -> VolumeContentSource {
-    let snapshot_id = id.to_string();
-    VolumeContentSource {
-        r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id })),
-    }
-}
-
-/// A volume as a source.
-pub fn from_volume(id: &str) -> VolumeContentSource {
-    let volume_id = id.to_string();
-    VolumeContentSource {
-        r#type: Some(Type::Volume(VolumeSource { volume_id })),
-    }
-}
+pub use client::{from_snapshot, from_volume, members};
 
 impl Client {
-    /// The group controller's stub.
-    pub fn groups(&self) -> GroupControllerClient<Channel> {
-        GroupControllerClient::new(self.channel.clone())
-    }
-
     /// The stub of change tracking.
     pub fn metadata(&self) -> SnapshotMetadataClient<Channel> {
-        SnapshotMetadataClient::new(self.channel.clone())
+        SnapshotMetadataClient::new(self.channel())
     }
 
     /// CreateSnapshot.
@@ -55,7 +26,7 @@ impl Client {
         let request = csi::CreateSnapshotRequest {
             name: name.into(),
             source_volume_id: volume.into(),
-            parameters: map(parameters),
+            parameters: client::parameters(parameters),
             ..Default::default()
         };
         let answer = self.controller().create_snapshot(request).await?;
@@ -122,47 +93,6 @@ impl Client {
             .collect())
     }
 
-    /// CreateVolume from a source.
-    pub async fn create_from(
-        &self,
-        name: &str,
-        size: u64,
-        capability: VolumeCapability,
-        source: VolumeContentSource,
-        parameters: &[(&str, &str)],
-    ) -> Result<csi::Volume, Status> {
-        let request = csi::CreateVolumeRequest {
-            name: name.into(),
-            capacity_range: Some(CapacityRange {
-                required_bytes: size as i64,
-                limit_bytes: 0,
-            }),
-            volume_capabilities: vec![capability],
-            parameters: map(parameters),
-            volume_content_source: Some(source),
-            ..Default::default()
-        };
-        let answer = self.controller().create_volume(request).await?;
-        Ok(answer.into_inner().volume.unwrap())
-    }
-
-    /// CreateVolumeGroupSnapshot.
-    pub async fn group(
-        &self,
-        name: &str,
-        volumes: &[String],
-        parameters: &[(&str, &str)],
-    ) -> Result<csi::VolumeGroupSnapshot, Status> {
-        let request = csi::CreateVolumeGroupSnapshotRequest {
-            name: name.into(),
-            source_volume_ids: volumes.to_vec(),
-            parameters: map(parameters),
-            ..Default::default()
-        };
-        let answer = self.groups().create_volume_group_snapshot(request).await?;
-        Ok(answer.into_inner().group_snapshot.unwrap())
-    }
-
     /// GetVolumeGroupSnapshot.
     pub async fn get_group(
         &self,
@@ -177,21 +107,4 @@ impl Client {
         let answer = self.groups().get_volume_group_snapshot(request).await?;
         Ok(answer.into_inner().group_snapshot.unwrap())
     }
-
-    /// DeleteVolumeGroupSnapshot.
-    pub async fn delete_group(&self, id: &str, members: &[String]) -> Result<(), Status> {
-        let request = csi::DeleteVolumeGroupSnapshotRequest {
-            group_snapshot_id: id.into(),
-            snapshot_ids: members.to_vec(),
-            ..Default::default()
-        };
-        let mut groups = self.groups();
-        groups.delete_volume_group_snapshot(request).await.map(drop)
-    }
-}
-
-/// The IDs of a group's members.
-pub fn members(group: &csi::VolumeGroupSnapshot) -> Vec<String> {
-    let each = group.snapshots.iter();
-    each.map(|snapshot| snapshot.snapshot_id.clone()).collect()
 }

@@ -8,11 +8,10 @@
 )]
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 use slackwater_testkit::guest::{in_guest, rounds};
 use slackwater_testkit::snapshots::members;
-use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
+use slackwater_testkit::writers::{WRITERS, Writers, counts_in, is_consistent};
 use slackwater_testkit::{Client, Scratch, Server, block, mount};
 
 use crate::guest_lvm::{DISKS, POOL, Volume, create_pool, created, end_pool, restore, runtime};
@@ -40,7 +39,7 @@ async fn counters(
     for (volume, snapshot) in volumes.iter().zip(snapshots) {
         let restored = restore(scratch, client, snapshot, volume.how.clone()).await;
         restored.up(client).await;
-        found.push(shown(&restored.target));
+        found.push(counts_in(&restored.target));
         restored.down(client).await;
         client.delete(&restored.id).await.unwrap();
     }
@@ -62,14 +61,14 @@ pub(crate) async fn violations(
     let mut wrong = 0;
     for cut in 0..cuts {
         let name = format!("{}-{cut}-{in_sequence}", ids.len());
-        let before = writers.rounds.load(Ordering::Relaxed);
+        let before = writers.counts();
         let group = match in_sequence {
             true => client.in_sequence(&name, &ids).await,
             false => client.group(&name, &ids, &[]).await.unwrap(),
         };
         let found = counters(scratch, client, volumes, &members(&group)).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
-        let after = writers.rounds.load(Ordering::Relaxed);
+        let after = writers.counts();
         assert!(after > before, "the writers continue after each cut");
         client.delete_all_of(&group).await;
         if in_sequence && wrong > 0 {

@@ -9,7 +9,7 @@ use slackwater_testkit::cluster::{Agent, Cluster, Volume};
 use slackwater_testkit::disk::content_digest;
 use slackwater_testkit::node::{check_pattern, write_pattern};
 use slackwater_testkit::snapshots::{from_snapshot, from_volume};
-use slackwater_testkit::writers::{Writers, shown};
+use slackwater_testkit::writers::{Writers, counts_in};
 use slackwater_testkit::{Sweep, WAIT_TIMEOUT, eventually, mount};
 use tonic::{Code, Status};
 
@@ -80,7 +80,7 @@ async fn a_clone_on_another_node_is_identical_to_its_volume() {
     let staged = target.client.stage(&made.volume_id, &staging, mount(FS));
     staged.await.unwrap();
     check_pattern(&staging.join("file"), 7, DATA);
-    let counts = shown(&staging);
+    let counts = counts_in(&staging);
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
     let unstaged = target.client.unstage(&made.volume_id, &staging);
     unstaged.await.unwrap();

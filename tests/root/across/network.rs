@@ -1,6 +1,5 @@
 //! The network between router and agent is cut while the file systems are frozen.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slackwater_testkit::cluster::{Cluster, ids};
@@ -22,9 +21,9 @@ async fn a_node_that_is_cut_off_thaws_by_itself_and_no_snapshot_is_kept() {
     // All file systems are frozen, and the router sends nothing.
     eventually("all are frozen", || {
         let frozen = |agent: &slackwater_testkit::cluster::Agent| agent.frozen() == 1;
-        let before = writers.rounds.load(Ordering::Relaxed);
+        let before = writers.counts();
         std::thread::sleep(Duration::from_millis(400));
-        let stands = writers.rounds.load(Ordering::Relaxed) == before;
+        let stands = writers.counts() == before;
         stands && cluster.agents.iter().all(frozen)
     });
     cluster.agents[1].wire.cut();

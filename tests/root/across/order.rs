@@ -1,6 +1,5 @@
 //! Write order across nodes: volumes of several agents are frozen at one moment.
 
-use std::sync::atomic::Ordering;
 
 use slackwater_testkit::cluster::{Cluster, ids};
 use slackwater_testkit::snapshots::members;
@@ -32,7 +31,7 @@ async fn violations(
         }
         let found = cluster.counters(&volumes, &group).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
-        let writes = writers.rounds.load(Ordering::Relaxed);
+        let writes = writers.counts();
         assert!(writes > last, "the writers continue after each cut");
         last = writes;
         assert_eq!(members(&group).len(), volumes.len());

@@ -2,14 +2,13 @@
 //! cut at one moment, no volume is ahead of the one before it, and none is more than one behind.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 
 use super::{GIB, Node, rounds};
 use slackwater_testkit::mount;
 use slackwater_testkit::snapshots::{from_snapshot, members};
-pub use slackwater_testkit::writers::{WRITERS, Writers, is_consistent, shown};
+pub use slackwater_testkit::writers::{WRITERS, Writers, counts_in, is_consistent};
 
 /// The minimum size of xfs.
 const SIZE: u64 = GIB / 2;
@@ -40,13 +39,13 @@ pub async fn counters(node: &Node, volumes: &[Volume], snapshots: &[String]) -> 
         let id = create.await.unwrap().volume_id;
         let stage = node.client.stage(&id, &staging, capability);
         stage.await.unwrap();
-        let shown = shown(&staging);
+        let counts = counts_in(&staging);
         node.unstage_and_delete(&id, &staging).await;
-        shown
+        counts
     });
-    let shown = join_all(restored).await;
+    let counts = join_all(restored).await;
     (0..WRITERS)
-        .map(|writer| shown.iter().map(|counters| counters[writer]).collect())
+        .map(|writer| counts.iter().map(|counters| counters[writer]).collect())
         .collect()
 }
 
@@ -82,7 +81,7 @@ async fn violations(node: &Node, kinds: &[&'static str], cuts: usize, in_sequenc
         };
         let found = counters(node, &volumes, &members(&group)).await;
         wrong += usize::from(!found.iter().all(|row| is_consistent(row)));
-        let writes = writers.rounds.load(Ordering::Relaxed);
+        let writes = writers.counts();
         assert!(writes > last, "the writers continue after each cut");
         last = writes;
         client.delete_all_of(&group).await;
