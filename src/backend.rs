@@ -22,9 +22,9 @@ use uuid::Uuid;
 
 pub use copier::{Copier, CopyCost, CopyMode};
 pub use handle::ImageHandle;
-pub use pool::shares::{Family, FamilyBytes, VolumeBytes};
+pub use pool::shares::{Family, LineageBytes, VolumeBytes};
 pub use pool::{OpenResult, PoolBackend};
-pub use store::{Devices, Facts, FindPublished, Watched};
+pub use store::{Devices, FindPublished, StoreProperties, Watched};
 
 use crate::error::Result;
 use crate::host::{Device, DeviceHold, ThinPoolStatus};
@@ -62,7 +62,7 @@ pub struct PoolSpace {
     /// `snapshots`.
     pub bases: u64,
     /// What `own` would be without hidden bases.
-    pub own_without_bases: u64,
+    pub not_in_snapshots_or_bases: u64,
     /// Bytes that are promised: the sizes of all volumes, thin and thick, and the bytes that copies
     /// of snapshots in progress will fill.
     pub promised: u64,
@@ -77,11 +77,11 @@ impl PoolSpace {
     /// An upper bound of the space after all hidden bases were released: which of their blocks no
     /// other image has is unknown.
     pub fn without_bases(self) -> PoolSpace {
-        let most = self.total.saturating_sub(self.own_without_bases);
+        let most = self.total.saturating_sub(self.not_in_snapshots_or_bases);
         let freed = self.available.saturating_add(self.bases).min(most);
         PoolSpace {
             available: freed.max(self.available),
-            own: self.own_without_bases,
+            own: self.not_in_snapshots_or_bases,
             bases: 0,
             ..self
         }

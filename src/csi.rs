@@ -88,7 +88,7 @@ mod tests {
         DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
     }
 
-    fn marked_secret(field: &FieldDescriptor) -> bool {
+    fn is_marked_secret(field: &FieldDescriptor) -> bool {
         let pool = field.parent_pool();
         let mark = pool.get_extension_by_name("csi.v1.csi_secret").unwrap();
         field.options().get_extension(&mark).as_bool() == Some(true)
@@ -98,7 +98,11 @@ mod tests {
     fn filled(message: &MessageDescriptor) -> DynamicMessage {
         let mut all = DynamicMessage::new(message.clone());
         for field in message.fields() {
-            let word = if marked_secret(&field) { SECRET } else { PLAIN };
+            let word = if is_marked_secret(&field) {
+                SECRET
+            } else {
+                PLAIN
+            };
             let value = if field.is_map() {
                 let mut map: HashMap<MapKey, Value> = HashMap::new();
                 map.insert(
@@ -140,7 +144,7 @@ mod tests {
                 !printed.contains(SECRET),
                 "{name} prints a secret: {printed}"
             );
-            if descriptor.fields().any(|field| marked_secret(&field)) {
+            if descriptor.fields().any(|field| is_marked_secret(&field)) {
                 with_secrets += 1;
                 assert!(printed.contains("secrets: <1 redacted>"), "{printed}");
             }

@@ -35,7 +35,7 @@ pub use slackwater_guard as guard;
 
 pub use abort::AbortHandle;
 pub use local::Room;
-pub(crate) use quiet::copy_quiet;
+pub(crate) use quiet::copy_unused;
 pub use retry::Attempt;
 
 /// How a member is used while it is cut.
@@ -69,7 +69,7 @@ pub struct CutMember {
     pub in_use: Use,
     /// Why it is in use as a raw device that the guard cannot suspend, and what helps; `None` if it can,
     /// or need not.
-    pub unsuspendable: Option<String>,
+    pub unsuspendable_reason: Option<String>,
     /// Set when its copy was emptied because the pool needed the space: the cut is then lost.
     pub emptied: Arc<AtomicBool>,
 }

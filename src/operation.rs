@@ -39,17 +39,16 @@ pub use pools::pool::{Pool, Presence, ServingState};
 pub use request::*;
 pub use snapshot::Snapshots;
 pub use snapshot::archive::{
-    ArchiveReader, ArchiveWriter, Content, ContentFacts, Manifest, archive_content,
-    content_identity,
+    ArchiveReader, ArchiveWriter, Content, ContentInfo, Manifest, archive_content, content_identity,
 };
 pub use snapshot::attempt::VerifiedCut;
 pub use snapshot::cut_counts::{CutCounts, LongFreeze};
 pub use snapshot::for_clone::{request_for_clone, snapshot_id_for_clone};
 pub use snapshot::group::{of_another_moment, same_members, same_request};
-pub use snapshot::lend::Loan;
+pub use snapshot::lend::OutgoingRead;
 pub use snapshot::members::member_of;
 pub use snapshot::remote::{
-    Checksum, Offer, Purpose, Ranges, RemoteSnapshot, SentRange, SnapshotSource, Ticket, Wanted,
+    Checksum, Offer, Purpose, Ranges, RemoteSnapshot, SnapshotRange, SnapshotSource, Ticket, Wanted,
 };
 pub use snapshot::resolve::{GroupDecision, GroupHere, GroupMember};
 pub use snapshot::running::{CopyKind, CopyOf, CopyStatus};
@@ -61,8 +60,10 @@ pub use usage::not_grown::NotGrown;
 pub use usage::published::ChangedDevice;
 pub use volume::Volumes;
 pub use volume::describe::{DescribedVolume, MAX_DESCRIBED};
-pub use volume::moving::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
-pub use volume::reverting::{BeginRevert, Members, RevertFence, RevertedVolume};
+pub use volume::moving::{
+    MoveContentStatus, MoveSnapshotStatus, MovingState, VolumeMoveStatus, snapshot_name,
+};
+pub use volume::reverting::{BeginRevert, Members, RevertFence, VolumeRevertStatus};
 
 pub use crate::host::Piece;
 
@@ -106,7 +107,7 @@ pub struct Settings {
 
 impl Settings {
     /// Whether the blocks of volumes are counted: a router shows them, or metrics have them.
-    fn counts_blocks(&self) -> bool {
+    fn should_count_blocks(&self) -> bool {
         !self.alone || self.metrics_per_volume
     }
 }
@@ -124,7 +125,7 @@ pub struct Driver {
     /// The other operations on volumes.
     pub volumes: Volumes,
     /// Queries to pools whose disks may hang.
-    questions: node::disk::PoolQuestions,
+    questions: node::disk::PoolQueries,
     /// Numbers of volumes for metrics.
-    numbers: Arc<node::volume_usage::VolumeNumbers>,
+    numbers: Arc<node::volume_usage::VolumeStatistics>,
 }

@@ -34,9 +34,9 @@ use crate::operation::Driver;
 pub(crate) use deadline::{max_wait, timeout};
 use ids::Ids;
 pub use peer::{Callers, PeerDial, PeerService, Peers};
-use pulse::Pulse;
-use request::Classed;
+use pulse::PrerequisiteCheck;
 pub use request::ONLY_POOL;
+use request::WithClassWarning;
 pub use rpc::Rpc;
 pub use status::status;
 
@@ -47,7 +47,7 @@ pub struct Service {
     driver: Arc<Driver>,
     alpha: Alpha,
     descriptions: agent::DescriptionCache,
-    pulse: Pulse,
+    pulse: PrerequisiteCheck,
     peers: Option<Peers>,
 }
 
@@ -62,7 +62,7 @@ impl Service {
             driver,
             alpha,
             descriptions,
-            pulse: Pulse::default(),
+            pulse: PrerequisiteCheck::default(),
             peers: None,
         }
     }
@@ -87,7 +87,7 @@ impl Service {
         let outcome = match args {
             Ok(args) => {
                 let work = move |driver: &Driver| work(driver, &args);
-                self.driver.detach_in(rpc.class(), work).await
+                self.driver.run_blocking_in(rpc.class(), work).await
             }
             Err(error) => Err(error),
         };
@@ -106,7 +106,7 @@ pub(crate) fn log_and_unwrap<M: Ids + Debug>(request: Request<M>) -> M {
 
 /// Logs a warning, once per call, if the class of a request contains `deletionPolicy` as a
 /// parameter.
-pub(crate) fn warn_misplaced_policy<T>(request: Classed<T>) -> T {
+pub(crate) fn warn_misplaced_policy<T>(request: WithClassWarning<T>) -> T {
     if request.slip {
         tracing::warn!(
             "ignoring parameters.deletionPolicy: it is a field of the class next to its parameters; move it there"

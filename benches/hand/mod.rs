@@ -314,7 +314,7 @@ impl Hand {
     }
 
     pub fn stats(&self, target: &Path) {
-        self.host.space_caller(target).expect("statfs");
+        self.host.space_csi_path(target).expect("statfs");
     }
 
     pub fn unpublish(&self, target: &Path) {

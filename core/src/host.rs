@@ -108,7 +108,7 @@ pub struct BackingFs {
     pub sector: u32,
     /// The smallest logical block size with which a file that shares no blocks can use direct I/O,
     /// in bytes.
-    pub least_sector: u32,
+    pub min_sector: u32,
     /// Whether files can share blocks (FICLONE), tested with unnamed files.
     pub shares_blocks: bool,
     /// Whether files created in the directory are overwritten in place. On btrfs this is the case
@@ -461,7 +461,7 @@ pub trait Host: Send + Sync + 'static {
     }
     /// Whether the LVM of this machine lists a physical volume with this UUID: with its own
     /// configuration, or with one that ignores no device.
-    fn lvm_lists(&self, uuid: &str, _ignore_nothing: bool) -> Result<bool> {
+    fn is_listed_by_lvm(&self, uuid: &str, _ignore_nothing: bool) -> Result<bool> {
         Err(no_thin_pools(uuid))
     }
     /// The volume groups with this name, including those of other machines; `None` where LVM is not
@@ -485,11 +485,11 @@ pub trait Host: Send + Sync + 'static {
     fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool>;
     /// Whether a mounted file system is smaller than its device by more than its own rounding, so
     /// that it should be grown.
-    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool>;
+    fn should_grow(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool>;
 
     /// Whether the ext4 file system on a larger device can be grown by [`Effect::GrowUnmounted`]
     /// without moving data or metadata.
-    fn grows_unmounted(&self, device: &Device) -> Result<bool>;
+    fn can_grow_unmounted(&self, device: &Device) -> Result<bool>;
 
     /// Checks a CSI staging or target path: it must be absolute, below an allowed directory, and
     /// without symbolic links. Its parent must exist. The error text is meant for the caller.
@@ -500,9 +500,9 @@ pub trait Host: Send + Sync + 'static {
         Ok(path.to_path_buf())
     }
     /// lstat of a CSI path; `None` if nothing exists there.
-    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>>;
+    fn stat_csi_path(&self, path: &Path) -> Result<Option<FileStat>>;
     /// statfs of a CSI path.
-    fn space_caller(&self, path: &Path) -> Result<Space>;
+    fn space_csi_path(&self, path: &Path) -> Result<Space>;
 
     /// The kernel's id of this boot.
     fn boot_id(&self) -> Result<Uuid>;

@@ -27,6 +27,6 @@ pub use pool::{PoolDefinition, PoolOptions, PoolPlace};
 pub use raw_block::RawBlock;
 pub use size::CapacityRange;
 pub use snapshot::{Level, Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
-pub use snapshot_room::SnapshotRoom;
+pub use snapshot_room::SnapshotSpacePolicy;
 pub use thin_pool_name::ThinPoolName;
 pub use trim_interval::TrimInterval;

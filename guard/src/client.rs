@@ -140,7 +140,7 @@ impl Session {
             }
             (Some(_), _) => failed(GONE),
             // Nothing in this session is frozen.
-            (None, Some(guard)) if !self.0.others_rely_on_it() => {
+            (None, Some(guard)) if !self.0.is_needed_by_others() => {
                 let _ = guard.kill();
                 failed(SILENT)
             }

@@ -38,7 +38,7 @@ enum Ending {
 /// Serves a session until everything in it is thawed.
 pub(super) fn keep(shared: &Arc<Shared>) {
     match fault::without_memory("driver", "keeper", || listen(shared)) {
-        Ending::Finished => finish(shared, all_thawed(shared)),
+        Ending::Finished => finish(shared, is_everything_thawed(shared)),
         Ending::Dead => {
             // The connection ends only after all threads of the guard, and so their FIFREEZEs, have
             // ended.
@@ -203,7 +203,7 @@ fn note(shared: &Shared, reply: Reply) {
 }
 
 /// Whether the guard's last resumes and FITHAWs left nothing suspended or frozen.
-fn all_thawed(shared: &Shared) -> bool {
+fn is_everything_thawed(shared: &Shared) -> bool {
     let state = shared.state();
     state.answers.iter().all(|answers| match answers.thawed {
         Some((errno, _)) => errno == 0 || errno == Errno::EINVAL as i32,
@@ -215,14 +215,14 @@ fn all_thawed(shared: &Shared) -> bool {
 /// killed.
 fn kill(shared: &Shared) {
     if let Some(guard) = &shared.guard
-        && !shared.others_rely_on_it()
+        && !shared.is_needed_by_others()
     {
         let _ = guard.kill();
     }
 }
 
 /// Whether the guard cannot freeze any more: then the result of FITHAW is final.
-fn guard_has_ended(shared: &Shared) -> bool {
+fn has_guard_ended(shared: &Shared) -> bool {
     let mut bytes = [0; MESSAGE_BYTES];
     loop {
         match shared.channel.receive(&mut bytes) {
@@ -315,7 +315,7 @@ fn collect(shared: &Shared, answers: &Receiver<bool>, waited_for: usize, is_late
 /// Whether the guard has answered the pings of the last [`KILL_DELAY`]. Pings it once more.
 fn is_alive(shared: &Shared) -> bool {
     // Its answers are read.
-    guard_has_ended(shared);
+    has_guard_ended(shared);
     let silent_since = shared.state().silent_since;
     shared.ping();
     silent_since.is_none_or(|since| since.elapsed() < KILL_DELAY)
@@ -384,7 +384,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
         }
         // Checked before the FITHAW, so that the FITHAW covers everything that was frozen before
         // the guard's exit.
-        let final_word = guard_has_ended(shared);
+        let final_word = has_guard_ended(shared);
         let thawed = release(shared, at).is_ok();
         if thawed {
             let mut state = shared.state();

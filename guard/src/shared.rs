@@ -158,7 +158,7 @@ impl Shared {
     }
 
     /// Whether the guard must stay alive for another session, which may have something frozen.
-    pub(super) fn others_rely_on_it(&self) -> bool {
+    pub(super) fn is_needed_by_others(&self) -> bool {
         let journal = self.journal();
         // If the journal cannot be read, such a session may exist.
         journal

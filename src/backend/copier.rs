@@ -56,7 +56,7 @@ pub trait Copier: Send + Sync {
 
     /// How many ranges a pass must copy for another pass to gain anything: while it copies fewer,
     /// it takes longer to find them than to copy them, and the next pass finds as many.
-    fn worthwhile(&self) -> u64;
+    fn min_useful_ranges(&self) -> u64;
 
     /// Declares that the next [`Copier::copy_delta`] is the last one, and allocates all the memory
     /// that it needs.

@@ -21,7 +21,7 @@ pub use unlocked::read_all;
 
 use super::mapped::UnusedTables;
 use super::records::{TRASH, VOLUMES, part};
-use super::store::{Facts, ImageSize, NewImage, Store};
+use super::store::{ImageSize, NewImage, Store, StoreProperties};
 use super::{Copier, Image, ImageHandle};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{self, Budget, Device, Effect, Extent, FileStat, ForeignFile, Host, Space};
@@ -62,7 +62,7 @@ pub(super) struct FileStore {
     /// The path through the pinned descriptor, for all accesses.
     root: PathBuf,
     is_btrfs: bool,
-    facts: Facts,
+    facts: StoreProperties,
     /// The extent size hint of new volumes in bytes, if the pool's definition sets one.
     extent: Option<u64>,
     tables: UnusedTables,
@@ -79,7 +79,7 @@ impl FileStore {
         let fs_name = backing.fs_name.as_str();
         // Other file systems may accept a reservation and a clone without keeping either promise
         // (ZFS, bcachefs, f2fs, nilfs2).
-        let (refuses_thick, refuses_zeroing) = match fs_name {
+        let (thick_refusal, zeroing_refusal) = match fs_name {
             "xfs" | "ext4" | "ext3" | "ext2" => (None, None),
             "btrfs" => (
                 Some("btrfs copies on write, even where blocks are reserved"),
@@ -92,14 +92,14 @@ impl FileStore {
                 Some("only xfs and ext4 are known to overwrite blocks in place"),
             ),
         };
-        let facts = Facts {
+        let facts = StoreProperties {
             shares_blocks: backing.shares_blocks,
             default_block_size: backing.sector,
-            least_block_size: backing.least_sector,
-            refuses_thick,
+            min_block_size: backing.min_sector,
+            thick_refusal,
             unshares: true,
             reserves_by_writing: false,
-            refuses_zeroing,
+            zeroing_refusal,
             largest: match fs_name {
                 "ext4" | "ext3" | "ext2" => LARGEST_ON_EXT4,
                 _ => size::MAX,
@@ -143,7 +143,7 @@ impl FileStore {
 }
 
 impl Store for FileStore {
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> StoreProperties {
         self.facts
     }
 
@@ -156,7 +156,7 @@ impl Store for FileStore {
         self.perform(Effect::Trim { path })
     }
 
-    fn take_number(&self) -> Result<u32> {
+    fn allocate_id(&self) -> Result<u32> {
         Ok(0)
     }
 

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::file::FileStore;
 use super::records::{Folder, POOL_FILE, RecordStore, write_lock};
-use super::store::{Devices, Facts, Store};
+use super::store::{Devices, Store, StoreProperties};
 use super::thin::ThinStore;
 use super::{Copier, Image, ImageHandle, PoolKind};
 use crate::error::{ErrorContext, Result};
@@ -33,7 +33,7 @@ use room::Growing;
 pub struct PoolBackend {
     pub record: PoolRecord,
     /// What does not change while the pool is open.
-    pub facts: Facts,
+    pub facts: StoreProperties,
     pub folder: Arc<Folder>,
     pub volumes: RecordStore<VolumeRecord>,
     pub snapshots: RecordStore<SnapshotRecord>,
@@ -155,7 +155,7 @@ impl PoolBackend {
     }
 
     /// Returns the copier of an image of this pool, which may be in use, into a prepared image. All
-    /// members of a cut share `budget`. Requires [`Facts::shares_blocks`].
+    /// members of a cut share `budget`. Requires [`StoreProperties::shares_blocks`].
     pub fn copier(
         &self,
         source: Image,

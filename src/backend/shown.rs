@@ -42,7 +42,7 @@ pub fn find_shown(host: &dyn Host, mount: &Mount) -> Option<ShownVolume> {
 /// Whether a mount shows a device of a kind that volumes have: any loop device, or a mapped device of
 /// this driver. If its pool is not served, it is a mount of a volume. A node whose device was removed
 /// shows nothing any more.
-pub fn shows_volume(host: &dyn Host, mount: &Mount) -> bool {
+pub fn is_volume_mount(host: &dyn Host, mount: &Mount) -> bool {
     loop_of(mount).is_some() || mapped_of(host, mount).is_some() || is_removed(host, mount)
 }
 

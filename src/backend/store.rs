@@ -16,23 +16,23 @@ use crate::record::VolumeRecord;
 
 /// What does not change while a pool is open.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts {
+pub struct StoreProperties {
     /// Whether images can share blocks. Otherwise snapshots are full copies.
     pub shares_blocks: bool,
     /// The logical block size if the storage class does not set one.
     pub default_block_size: u32,
     /// The smallest logical block size that a storage class may set: the one that the pool's disk
     /// supports.
-    pub least_block_size: u32,
+    pub min_block_size: u32,
     /// Why this pool cannot have thick volumes; `None` if it can.
-    pub refuses_thick: Option<&'static str>,
+    pub thick_refusal: Option<&'static str>,
     /// Whether un-shared blocks are overwritten in place. Otherwise the first write to each block
     /// after a snapshot needs a free one, for which space is kept in the accounts.
     pub unshares: bool,
     /// Whether the blocks of thick volumes are reserved by writing them, which takes as long as a copy.
     pub reserves_by_writing: bool,
     /// Why writing zeros would not overwrite the old blocks; `None` if it would.
-    pub refuses_zeroing: Option<&'static str>,
+    pub zeroing_refusal: Option<&'static str>,
     /// The maximum size of an image in bytes.
     pub largest: u64,
 }
@@ -70,7 +70,7 @@ pub(super) struct DeletedImage {
 /// The images of one pool. A directory of the pool exists for each of them, which contains its
 /// record.
 pub(super) trait Store: Devices {
-    fn facts(&self) -> Facts;
+    fn facts(&self) -> StoreProperties;
     /// The total and the free space.
     fn space(&self) -> host::Result<Space>;
     /// The space for maps, without what is reserved, if the kind of pool has it apart from data.
@@ -86,7 +86,7 @@ pub(super) trait Store: Devices {
 
     /// Takes a number for a new image, which is stored in its record. It stays taken until the
     /// process ends, because a deleted record may come back with a power loss.
-    fn take_number(&self) -> Result<u32>;
+    fn allocate_id(&self) -> Result<u32>;
     /// `None` if the image does not exist.
     fn size(&self, image: Image) -> host::Result<Option<ImageSize>>;
     /// The sizes of several images, in their order.
@@ -111,7 +111,7 @@ pub(super) trait Store: Devices {
     fn create(&self, image: Image, new: NewImage) -> host::Result<()>;
     /// Opens the image of a volume to reserve blocks beyond what its users can write, up to `length`.
     /// Returns it with the offset from which on no user can write. Requires
-    /// [`Facts::reserves_by_writing`].
+    /// [`StoreProperties::reserves_by_writing`].
     fn open_beyond(&self, image: Image, _length: u64) -> Result<(ImageHandle, u64)> {
         let refused = HostError::errno("reserve", part(image), Errno::EOPNOTSUPP);
         Err(refused).context(|| format!("extend the image of {image}"))
@@ -144,7 +144,7 @@ pub(super) trait Store: Devices {
     fn clone_file(&self, _file: &dyn ForeignFile, image: Image) -> host::Result<()> {
         Err(HostError::errno("clone to", part(image), Errno::EOPNOTSUPP))
     }
-    /// Requires [`Facts::shares_blocks`].
+    /// Requires [`StoreProperties::shares_blocks`].
     fn copier(&self, source: Image, copy: Image, budget: &Arc<Budget>) -> Result<Box<dyn Copier>>;
 
     /// Gives a volume the image of its spare, and the spare that of the volume, durably. The records say

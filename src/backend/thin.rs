@@ -26,7 +26,7 @@ pub use self::recorded::recorded_ids;
 use self::recorded::{ThinImage, image_in, objects};
 use super::mapped::UnusedTables;
 use super::records::{SNAPSHOTS, TRASH, VOLUMES, part};
-use super::store::{DeletedImage, Facts, ImageSize, NewImage, Store};
+use super::store::{DeletedImage, ImageSize, NewImage, Store, StoreProperties};
 use super::{Copier, Image, ImageHandle, MetadataSpace};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::{self, Budget, Device, DeviceHold, Effect, FileId, Host, Space, ThinMessage};
@@ -84,7 +84,7 @@ pub(super) struct ThinStore {
     prefix: String,
     /// The device number of the thin pool.
     rdev: u64,
-    facts: Facts,
+    facts: StoreProperties,
     numbers: Mutex<Numbers>,
     /// Held while a device is looked for and created.
     activating: Arc<Mutex<()>>,
@@ -100,16 +100,16 @@ impl ThinStore {
         id: PoolId,
     ) -> host::Result<ThinStore> {
         let sector = host.backing_fs(root)?.sector;
-        let facts = Facts {
+        let facts = StoreProperties {
             shares_blocks: true,
             default_block_size: sector,
-            least_block_size: sector,
-            refuses_thick: None,
+            min_block_size: sector,
+            thick_refusal: None,
             // dm-thin compares times and counts no references: a write to a block that was once
             // shared needs a free block, even if the other image has given it up.
             unshares: false,
             reserves_by_writing: true,
-            refuses_zeroing: Some(
+            zeroing_refusal: Some(
                 "a thin pool writes to new blocks where blocks are shared, and the old blocks would keep their data",
             ),
             largest: size::MAX,
@@ -201,7 +201,7 @@ impl ThinStore {
 }
 
 impl Store for ThinStore {
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> StoreProperties {
         self.facts
     }
 
@@ -233,7 +233,7 @@ impl Store for ThinStore {
         Ok(())
     }
 
-    fn take_number(&self) -> Result<u32> {
+    fn allocate_id(&self) -> Result<u32> {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.take((self.host.as_ref(), &self.root), &self.pool, || {
             self.shown()
@@ -322,7 +322,7 @@ impl Store for ThinStore {
         }
     }
 
-    /// It would not help: see [`Facts::unshares`].
+    /// It would not help: see [`StoreProperties::unshares`].
     fn unshare(&self, _: Image, _: u64, _: u64) -> host::Result<()> {
         Ok(())
     }

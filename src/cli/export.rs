@@ -12,7 +12,7 @@ use super::{Failure, block_on, print};
 use crate::agent::import_request::Options;
 use crate::agent::{ExportRequest, ImportRequest};
 use crate::config::{BadConfig, Endpoint, Given};
-use crate::model::size::{Human, parse_size};
+use crate::model::size::{HumanBytes, parse_size};
 use crate::server::admin;
 
 /// Bytes of stdin in one message.
@@ -118,7 +118,7 @@ pub(super) fn import(arguments: ImportArguments) -> Result<ExitCode, Failure> {
         print::json(&json!({ "volumes": volumes.collect::<Vec<Value>>() }));
     } else {
         let rows = made.volumes.iter().map(|one| {
-            let size = Human(one.size_bytes).to_string();
+            let size = HumanBytes(one.size_bytes).to_string();
             [one.volume_id.clone(), size, word(one.is_complete).into()]
         });
         print::table(["ID", "SIZE", "STATE"], &rows.collect::<Vec<_>>());

@@ -23,8 +23,8 @@ use crate::config::{BadConfig, Endpoint};
 use crate::error::{self, Error};
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::FsType;
-use crate::model::size::Human;
-use crate::operation::{ContentFacts, archive_content};
+use crate::model::size::HumanBytes;
+use crate::operation::{ContentInfo, archive_content};
 use crate::server::admin;
 use folder::Folder;
 use sharing::Sharing;
@@ -107,7 +107,11 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     // Volumes have whole blocks.
     let size = size.next_multiple_of(ZERO_BLOCK);
-    eprintln!("{}: {}, {found}", arguments.from.display(), Human(bytes));
+    eprintln!(
+        "{}: {}, {found}",
+        arguments.from.display(),
+        HumanBytes(bytes)
+    );
     let options = Options {
         name: arguments.name.clone(),
         pool: arguments.to_pool.clone(),
@@ -119,7 +123,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         let (name, pool) = (&arguments.name, &arguments.to_pool);
         eprintln!(
             "would become volume {name} of {} in pool {pool}, {sharing}; add --yes to import it",
-            Human(size)
+            HumanBytes(size)
         );
         return Ok(ExitCode::SUCCESS);
     }
@@ -206,7 +210,7 @@ impl Input {
 fn import(
     socket: &Path,
     mut source: Source,
-    facts: ContentFacts,
+    facts: ContentInfo,
     options: Options,
 ) -> Result<Volume, Failure> {
     let (to, messages) = mpsc::channel(4);
@@ -263,7 +267,7 @@ impl Write for Messages {
         self.sent += length as u64;
         if self.shown.elapsed() >= PROGRESS_INTERVAL {
             self.shown = Instant::now();
-            eprintln!("{} sent", Human(self.sent));
+            eprintln!("{} sent", HumanBytes(self.sent));
         }
         Ok(length)
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Failure, Place, print, real_host, status};
 use crate::model::VolumeId;
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::operation::pools::inventory::{
     self, Inventory, PoolPresence, SnapshotEntry, VolumeEntry,
 };
@@ -118,8 +118,8 @@ fn row(entry: &VolumeEntry) -> [String; 7] {
         id(entry),
         entry.record.name.escape_debug().to_string(),
         entry.pool.clone(),
-        Human(entry.record.size).to_string(),
-        Human(entry.allocated).to_string(),
+        HumanBytes(entry.record.size).to_string(),
+        HumanBytes(entry.allocated).to_string(),
         formatted_as(entry).unwrap_or("-").into(),
         state(entry).into(),
     ]
@@ -136,7 +136,7 @@ fn thin_row(entry: &VolumeEntry) -> Option<[String; 5]> {
         id(entry),
         entry.record.claim.clone().unwrap_or_else(|| "-".into()),
         thin.id.to_string(),
-        Human(entry.allocated).to_string(),
+        HumanBytes(entry.allocated).to_string(),
         device_name(&thin.device),
     ])
 }
@@ -165,7 +165,7 @@ fn snapshot_row(entry: &SnapshotEntry) -> [String; 7] {
         entry.record.name.escape_debug().to_string(),
         entry.pool.clone(),
         source,
-        Human(entry.record.size).to_string(),
+        HumanBytes(entry.record.size).to_string(),
         entry.record.level.to_string(),
         snapshot_state(entry).into(),
     ]

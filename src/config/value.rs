@@ -14,7 +14,9 @@ use serde::{Deserialize, Deserializer};
 use super::BadConfig;
 use crate::model::size::{MIB, parse_size};
 use crate::model::snapshot::parse_duration;
-use crate::model::{MountRule, PoolDefinition, PoolOptions, RawBlock, SnapshotRoom, TrimInterval};
+use crate::model::{
+    MountRule, PoolDefinition, PoolOptions, RawBlock, SnapshotSpacePolicy, TrimInterval,
+};
 
 /// Deserializes a key of the file whose text is parsed like its flag.
 pub(super) fn one<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
@@ -345,7 +347,7 @@ struct PoolTable {
     #[serde(default, deserialize_with = "size")]
     image: Option<u64>,
     #[serde(default)]
-    snapshots: Option<SnapshotRoom>,
+    snapshots: Option<SnapshotSpacePolicy>,
     #[serde(default, deserialize_with = "size")]
     extent: Option<u64>,
     #[serde(default)]

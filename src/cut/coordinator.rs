@@ -33,7 +33,7 @@ pub struct Used {
     /// "namespace/name" of its claim, if known.
     pub claim: Option<String>,
     /// Why it is published as a raw device whose writers nothing can stop, and what helps.
-    pub unsuspendable: Option<String>,
+    pub unsuspendable_reason: Option<String>,
 }
 
 /// Refuses a group if several of its volumes are in use, on any nodes, and they cannot all be
@@ -56,7 +56,7 @@ pub fn admit(used: &[Used], level: Level, parameters: &SnapshotParameters) -> Re
     }
     let mut raw = used
         .iter()
-        .filter_map(|used| Some((&used.volume_id, used.unsuspendable.as_ref()?)));
+        .filter_map(|used| Some((&used.volume_id, used.unsuspendable_reason.as_ref()?)));
     raw.next().map_or(Ok(()), |(volume, why)| {
         let reason = format!(
             "it is published as a raw block device that cannot be suspended together with other volumes in use: {why}; or snapshot it alone"
@@ -98,7 +98,7 @@ pub fn run(
     let plan = plan(context.hooks, spec)?;
     let mut workers = StepWorkers::new(jobs(participants))?;
     let ready = readiness(&mut workers, plan.level)?;
-    judge_stall(ready.stall, ready.most_extents.as_ref(), spec.parameters)?;
+    check_stall(ready.stall, ready.most_extents.as_ref(), spec.parameters)?;
 
     let mut stats = CutStats::default();
     // This step comes before any application is held, and does everything that is possible by then
@@ -234,7 +234,7 @@ fn readiness(workers: &mut Participants, level: Level) -> Result<Readiness> {
 }
 
 /// Refuses a cut that would block writers for too long, before any application is quiesced.
-fn judge_stall(
+fn check_stall(
     stall: Duration,
     most_extents: Option<&(String, u64)>,
     parameters: &SnapshotParameters,
@@ -304,7 +304,7 @@ fn freeze_and_cut(
     stats: &mut CutStats,
 ) -> Result<u64> {
     let (stall, most_extents) = prepared(workers, CutStep::Prepare, stats)?;
-    judge_stall(stall, most_extents.as_ref(), parameters)?;
+    check_stall(stall, most_extents.as_ref(), parameters)?;
     if ready.frozen > 0 {
         context.disturbed.set(true);
     }

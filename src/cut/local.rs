@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
 use super::guard::{MAX_DESCRIPTORS, MAX_MEMBERS};
 use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
-use super::quiet::copy_quiet;
+use super::quiet::copy_unused;
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
 use super::{AbortHandle, CutInterfaces, CutMember, Use};
@@ -134,11 +134,11 @@ impl Local {
     }
 
     /// Clones the whole images of members that are not in use, one after the other.
-    fn clone_quiet(&self) -> Result<u64> {
+    fn clone_unused(&self) -> Result<u64> {
         let mut extents = 0;
         for (_, member) in self.of_way(MemberMode::Quiet) {
             let (id, copier) = (&member.target.volume_id, &*member.copier);
-            extents += copy_quiet(&*self.freezer, id, copier, self.limits.freeze)?;
+            extents += copy_unused(&*self.freezer, id, copier, self.limits.freeze)?;
         }
         Ok(extents)
     }
@@ -223,8 +223,10 @@ impl Local {
             let ranges = self.all(CloneStep::Delta)?.extents;
             done += ranges;
             let held = self.of_way(MemberMode::Held);
-            let worthwhile: u64 = held.map(|(_, member)| member.copier.worthwhile()).sum();
-            if ranges <= FEW_RANGES.max(worthwhile) {
+            let min_useful_ranges: u64 = held
+                .map(|(_, member)| member.copier.min_useful_ranges())
+                .sum();
+            if ranges <= FEW_RANGES.max(min_useful_ranges) {
                 break;
             }
         }
@@ -426,7 +428,7 @@ impl Local {
     pub(super) fn ahead(&mut self, hooks: bool) -> Result<Prepared> {
         self.is_ahead = true;
         let mut done = Prepared {
-            extents: self.clone_quiet()?,
+            extents: self.clone_unused()?,
             ..Prepared::default()
         };
         if self.to_hold.is_empty() {

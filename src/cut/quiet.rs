@@ -15,7 +15,7 @@ use crate::host::{self, DeviceHold, FreezeMember, Freezer};
 ///
 /// If a running copy, for example to another node, reads the image through a mapped device, the guard
 /// suspends that device for this copy. So it is resumed even if this process dies.
-pub(crate) fn copy_quiet(
+pub(crate) fn copy_unused(
     freezer: &dyn Freezer,
     id: &str,
     copier: &dyn Copier,

@@ -38,7 +38,7 @@ pub struct Subject<'a> {
 impl Subject<'_> {
     /// Whether this is a single volume whose class accepts level `crash`, which freezes nothing,
     /// instead of this level.
-    fn takes_crash(&self, level: Level) -> bool {
+    fn can_fall_back_to_crash(&self, level: Level) -> bool {
         let falls = OnQuiesceFailure::Degrade(Level::Crash);
         let is_single = self.volumes.len() == 1;
         is_single && level > Level::Crash && self.parameters.on_quiesce_failure == falls
@@ -89,7 +89,9 @@ pub fn retry<T>(
             Err(error) if is_failed_try(&error) => error,
             // Another program has frozen the volume, so its image is at one point in time already.
             // A further attempt would not find it thawed.
-            Err(error @ Error::Busy { .. }) if disturbed.get() && subject.takes_crash(level) => {
+            Err(error @ Error::Busy { .. })
+                if disturbed.get() && subject.can_fall_back_to_crash(level) =>
+            {
                 why = format!("{level} was requested: {}", chain(&error));
                 (level, failed) = (Level::Crash, 0);
                 continue;

@@ -140,11 +140,11 @@ fn nothing_of_the_clone_ahead_runs_while_an_application_is_held() {
 fn an_application_is_held_for_more_passes_only_while_each_leaves_less() {
     // Number of ranges that each pass clones, the number that makes another pass worthwhile, and
     // the number of passes before and after the hooks.
-    for (ranges, worthwhile, passes) in
+    for (ranges, min_useful_ranges, passes) in
         [(2_000, 2_500, 1), (3_000, 2_500, 3), (60, 0, 1), (70, 0, 3)]
     {
         let world = World::with_hooks(&["db"]);
-        world.set_ranges(ranges, worthwhile);
+        world.set_ranges(ranges, min_useful_ranges);
         tried(&world, &[mounted("a")], Level::Application).unwrap();
         let log = world.log();
         let count = |log: &[String]| log.iter().filter(|line| *line == "clone_rest a").count();

@@ -14,7 +14,7 @@ use crate::host::linux::LinuxHost;
 use crate::host::{
     Device, Done, Effect, FileId, Host, LoopSpec, LoopStatus, Mount, MountSpec, attach_loop,
 };
-use crate::model::size::{GIB, Human, MIB};
+use crate::model::size::{GIB, HumanBytes, MIB};
 use crate::model::{FsType, ThinPoolName};
 
 /// Sparse: only what the volumes contain is ever written.
@@ -49,8 +49,8 @@ impl ScratchPool {
                 format!(
                     "{} has {} available, but {} are needed; give another directory with --dir",
                     base.display(),
-                    Human(space.available),
-                    Human(NEEDED_BYTES)
+                    HumanBytes(space.available),
+                    HumanBytes(NEEDED_BYTES)
                 ),
             ));
         }
@@ -191,7 +191,7 @@ impl ScratchPool {
         drop(hold);
         Ok(format!(
             "{} of xfs on {}",
-            Human(POOL_BYTES),
+            HumanBytes(POOL_BYTES),
             device.path.display()
         ))
     }

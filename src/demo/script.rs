@@ -7,7 +7,7 @@ use super::progress::Progress;
 use super::{Failed, Result, data};
 use crate::host::linux;
 use crate::model::FsType;
-use crate::model::size::{Human, MIB};
+use crate::model::size::{HumanBytes, MIB};
 
 /// Number of steps of one volume, for the progress bar.
 const STEPS: usize = 7;
@@ -92,7 +92,7 @@ impl Trial {
         progress
             .step(label, "create", async {
                 *id = calls.create(&name, kind, size, None).await?;
-                Ok(Human(size).to_string())
+                Ok(HumanBytes(size).to_string())
             })
             .await?;
         progress
@@ -108,7 +108,7 @@ impl Trial {
                 let sum = data::write(&self.place(), WRITTEN, self.seed);
                 written = sum.map_err(|error| Failed::of("write", &error))?;
                 let (total, used) = calls.stats(self.used()).await?;
-                Ok(format!("{}, {}", Human(WRITTEN), usage(used, total)))
+                Ok(format!("{}, {}", HumanBytes(WRITTEN), usage(used, total)))
             })
             .await?;
         self.grow(progress, calls).await?;
@@ -147,13 +147,14 @@ impl Trial {
                 calls.grow(self.used(), self.grown).await?;
                 let after = self.bytes(calls).await?;
                 if after <= before {
-                    let cause = format!("{} before, {} after", Human(before), Human(after));
+                    let cause =
+                        format!("{} before, {} after", HumanBytes(before), HumanBytes(after));
                     return Err(Failed::new("grow", cause));
                 }
                 Ok(format!(
                     "from {} to {}",
-                    Human(self.size),
-                    Human(self.grown)
+                    HumanBytes(self.size),
+                    HumanBytes(self.grown)
                 ))
             })
             .await
@@ -199,7 +200,7 @@ impl Trial {
 
 fn usage(used: u64, total: u64) -> String {
     match used {
-        0 => format!("a device of {}", Human(total)),
-        used => format!("{} of {} used", Human(used), Human(total)),
+        0 => format!("a device of {}", HumanBytes(total)),
+        used => format!("{} of {} used", HumanBytes(used), HumanBytes(total)),
     }
 }

@@ -8,7 +8,7 @@ use crate::backend::place::lvm;
 use crate::backend::thin::{DEVICE_PREFIX, TRANSACTION_ID};
 use crate::error::{HostError, chain};
 use crate::host::{Effect, Host, ThinMessage};
-use crate::model::size::{Human, MIB};
+use crate::model::size::{HumanBytes, MIB};
 use crate::model::{PoolDefinition, ThinPoolName};
 use crate::record::{self, NodeRecord};
 
@@ -52,19 +52,19 @@ impl ThinPool {
             Some(found) => Some(format!("was used before: {found}")),
             None => {
                 let is_small = status.data.total < NEEDED_BYTES;
-                is_small.then(|| format!("has {}", Human(status.data.total)))
+                is_small.then(|| format!("has {}", HumanBytes(status.data.total)))
             }
         };
         if let Some(problem) = problem {
             let advice = format!(
                 "{name} {problem}; give one of at least {} that was never used: lvcreate --type thin-pool --size SIZE --name NAME {}",
-                Human(NEEDED_BYTES),
+                HumanBytes(NEEDED_BYTES),
                 name.group()
             );
             return Err(Failed::new(doing, advice));
         }
         self.is_taken = true;
-        Ok(format!("{} of {name}", Human(status.data.total)))
+        Ok(format!("{} of {name}", HumanBytes(status.data.total)))
     }
 
     /// Deletes all thin devices, and gives up the claim. The driver has ended, and nothing is mounted. A

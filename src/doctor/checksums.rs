@@ -51,7 +51,7 @@ mod tests {
                 fs_name: fs_name.into(),
                 mount_point: "/srv/pool".into(),
                 sector: 4096,
-                least_sector: 4096,
+                min_sector: 4096,
                 shares_blocks: true,
                 in_place,
             };

@@ -12,7 +12,7 @@ use crate::backend::place::make;
 use crate::error::{Result, chain};
 use crate::host::mapper::Usage;
 use crate::host::{Host, ThinPoolStatus};
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::model::{PoolDefinition, ThinPoolName};
 use crate::operation::pools::inventory::{self, Inventory};
 use crate::record::NodeRecord;
@@ -122,9 +122,13 @@ fn group(host: &dyn Host, pool: &PoolDefinition, name: &ThinPoolName) -> Option<
 /// The space of the thin pool, unless there is enough.
 fn room(pool: &PoolDefinition, (what, usage, reserved): (&str, Usage, u64), fix: String) -> Check {
     let subject = format!("{}: {what}", subject(pool));
-    let mut found = format!("{} of {} free", Human(usage.free()), Human(usage.total));
+    let mut found = format!(
+        "{} of {} free",
+        HumanBytes(usage.free()),
+        HumanBytes(usage.total)
+    );
     if reserved > 0 {
-        let reserved = Human(reserved);
+        let reserved = HumanBytes(reserved);
         found += &format!(", of which thick volumes and their snapshots may take {reserved}");
     }
     let available = usage.free().saturating_sub(reserved);

@@ -139,7 +139,7 @@ fn write_label(host: &dyn Host, name: &ThinPoolName, uuid: &str) -> Result<Strin
 /// Whether LVM ignores the physical volume, although it could see it.
 fn is_ignored(host: &dyn Host, volume: &str) -> Result<bool> {
     let lists = |ignore_nothing| {
-        let listed = host.lvm_lists(volume, ignore_nothing);
+        let listed = host.is_listed_by_lvm(volume, ignore_nothing);
         listed.context(|| "list physical volumes".into())
     };
     for _ in 0..TRIES {

@@ -9,7 +9,7 @@ use crate::backend::records::VOLUMES;
 use crate::error::{Result, chain};
 use crate::host::{BackingFs, Host};
 use crate::model::pool::WAY_OUT;
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 use crate::operation::pools::inventory::{self, Inventory};
 use crate::operation::pools::node_record;
@@ -135,7 +135,7 @@ fn unmounted_image(pool: &PoolDefinition, path: &Path, record: &ImageRecord) -> 
         subject,
         format!(
             "{} reserved in {}, not mounted here: run doctor while the pool is served, in the mount namespace of its driver",
-            Human(record.size),
+            HumanBytes(record.size),
             path.display()
         ),
     )
@@ -163,8 +163,8 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
             subject,
             format!(
                 "only {} of its {} are reserved: writes can fail when the disk is full",
-                Human(reserved),
-                Human(found.size)
+                HumanBytes(reserved),
+                HumanBytes(found.size)
             ),
             "another program punched holes into pool.img: keep the disk from filling up, and move the volumes to a new pool",
         ));
@@ -173,13 +173,17 @@ fn image(host: &dyn Host, pool: &PoolDefinition, outer: &Path) -> Option<Check> 
     if wanted > found.size {
         return Some(Check::warn(
             subject,
-            format!("{}, but {} are requested", Human(found.size), Human(wanted)),
+            format!(
+                "{}, but {} are requested",
+                HumanBytes(found.size),
+                HumanBytes(wanted)
+            ),
             "restart the driver; if that does not help, see its log",
         ));
     }
     Some(Check::ok(
         subject,
-        format!("{} of xfs, fully reserved", Human(found.size)),
+        format!("{} of xfs, fully reserved", HumanBytes(found.size)),
     ))
 }
 
@@ -333,7 +337,11 @@ fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
     let subject = format!("{}: space", subject(pool));
     match host.space(path) {
         Ok(space) => {
-            let found = format!("{} of {} free", Human(space.available), Human(space.total));
+            let found = format!(
+                "{} of {} free",
+                HumanBytes(space.available),
+                HumanBytes(space.total)
+            );
             if space.available < space.total / 100 * LITTLE_ROOM_PERCENT {
                 Check::warn(subject, found, "delete volumes, or enlarge the file system")
             } else {

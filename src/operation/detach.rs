@@ -226,12 +226,12 @@ impl Driver {
         self: &Arc<Self>,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.detach_in(WorkClass::Node, work).await
+        self.run_blocking_in(WorkClass::Node, work).await
     }
 
     /// Like [`Driver::detach`], within the limit of a class. While the call waits for its turn it
     /// holds neither a lock nor a thread.
-    pub async fn detach_in<T: Send + 'static>(
+    pub async fn run_blocking_in<T: Send + 'static>(
         self: &Arc<Self>,
         class: WorkClass,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,

@@ -107,7 +107,7 @@ pub struct VolumePage {
 
 /// Arguments of GetCapacity.
 #[derive(Clone, Debug)]
-pub struct AskCapacity {
+pub struct GetCapacity {
     /// The requested capabilities; if empty, any.
     pub capabilities: Vec<Capability>,
     /// The class parameters.
@@ -197,7 +197,7 @@ pub struct PublishEphemeral {
 
 /// Arguments of NodeGetVolumeStats.
 #[derive(Clone, Debug)]
-pub struct AskStats {
+pub struct GetVolumeStats {
     /// The volume ID, as received.
     pub volume_id: String,
     /// The staging path or a target path.
@@ -225,7 +225,7 @@ pub struct Stats {
 
 /// Arguments of NodeExpandVolume.
 #[derive(Clone, Debug)]
-pub struct ExpandNode {
+pub struct NodeExpandVolume {
     /// The volume ID, as received.
     pub volume_id: String,
     /// The staging path or a target path.
@@ -417,7 +417,7 @@ pub enum FileImport {
 
 /// Arguments of GetMetadataAllocated (without a base) and GetMetadataDelta.
 #[derive(Clone, Debug)]
-pub struct AskMetadata {
+pub struct GetMetadata {
     /// The ID of the base snapshot, as received; `None` requests all allocated ranges.
     pub base_snapshot_id: Option<String>,
     /// The ID of the snapshot, as received.

@@ -324,9 +324,11 @@ impl Router {
                 false => Some(target.claim).filter(|claim| !claim.is_empty()),
             },
             volume_id: target.volume_id,
-            unsuspendable: target.raw.then(|| match target.unsuspendable.is_empty() {
-                true => EARLIER_AGENT.into(),
-                false => target.unsuspendable,
+            unsuspendable_reason: target.raw.then(|| {
+                match target.unsuspendable_reason.is_empty() {
+                    true => EARLIER_AGENT.into(),
+                    false => target.unsuspendable_reason,
+                }
             }),
         });
         Ok(used.collect())

@@ -111,14 +111,15 @@ impl Router {
             let verdict = answer.entries.iter().try_for_each(about);
             self.checked(&agent, verdict)?;
             if message.snapshot_id.is_empty() {
-                self.hide(&mut answer.entries, &self.groups_in_part()).await;
+                self.hide(&mut answer.entries, &self.uncommitted_groups())
+                    .await;
             }
             return Ok(answer);
         }
         // This comes before the list: a group that is not incomplete now is complete when it is
         // listed.
         self.agents.ask_all_now().await;
-        let in_part = self.groups_in_part();
+        let in_part = self.uncommitted_groups();
         let id = |entry: &list_snapshots_response::Entry| {
             let snapshot = entry.snapshot.as_ref();
             let id = snapshot.map(|snapshot| snapshot.snapshot_id.clone());

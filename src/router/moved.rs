@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::error::Result;
 use crate::model::id::NameKind;
 use crate::model::{PoolId, SnapshotId, VolumeId};
-use crate::operation::{MovedVolume, snapshot_name};
+use crate::operation::{VolumeMoveStatus, snapshot_name};
 
 /// Which snapshot of a move: one of those before the fence, or the last one.
 pub type Round = Option<u32>;
@@ -30,7 +30,7 @@ pub struct TargetPool {
     pub node: String,
     pub home: String,
     /// Bytes that may still be promised to volumes.
-    pub promisable: u64,
+    pub provisionable: u64,
     /// Why no volume can be moved to it now; `None` if one can.
     pub problem: Option<String>,
 }
@@ -70,7 +70,7 @@ pub trait MovingVolumes: Send + Sync + 'static {
 
     /// The state of a volume, and which of these snapshots exist. Everything on a pool that is marked
     /// as lost is absent.
-    async fn look(&self, volume: VolumeId, snapshots: &[SnapshotId]) -> Result<MovedVolume>;
+    async fn look(&self, volume: VolumeId, snapshots: &[SnapshotId]) -> Result<VolumeMoveStatus>;
 
     /// Sets the fence of a move, or lifts it.
     async fn fence(&self, volume: VolumeId, mover: Uuid, lift: bool) -> Result<()>;

@@ -27,7 +27,9 @@ use crate::csi::{
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState, snapshot_name};
+use crate::operation::{
+    MoveContentStatus, MoveSnapshotStatus, MovingState, VolumeMoveStatus, snapshot_name,
+};
 use crate::service::{Rpc, request};
 
 /// How long one call for the last copy lasts. The copy continues afterwards, and the next call joins it.
@@ -51,9 +53,9 @@ impl MovingVolumes for Router {
         each.collect()
     }
 
-    async fn look(&self, volume: VolumeId, snapshots: &[SnapshotId]) -> Result<MovedVolume> {
+    async fn look(&self, volume: VolumeId, snapshots: &[SnapshotId]) -> Result<VolumeMoveStatus> {
         let Owner::Agent(agent) = self.owner(&volume.to_string()).await? else {
-            return Ok(MovedVolume::default());
+            return Ok(VolumeMoveStatus::default());
         };
         let asked = LookForMoveRequest {
             volume_id: volume.to_string(),
@@ -212,7 +214,7 @@ impl Router {
                 name: pool.name.clone(),
                 node: agent.node().to_string(),
                 home: description.home.clone(),
-                promisable: u64::try_from(pool.promisable_bytes).unwrap_or(0),
+                provisionable: u64::try_from(pool.promisable_bytes).unwrap_or(0),
                 problem,
             })
         });
@@ -276,7 +278,7 @@ fn like(
     })
 }
 
-fn seen(found: LookForMoveResponse) -> std::result::Result<MovedVolume, String> {
+fn seen(found: LookForMoveResponse) -> std::result::Result<VolumeMoveStatus, String> {
     let uid = |text: &str| match text {
         "" => Ok(None),
         uid => uid
@@ -291,19 +293,19 @@ fn seen(found: LookForMoveResponse) -> std::result::Result<MovedVolume, String> 
         State::Ready => MovingState::Ready,
     };
     let snapshots = found.snapshots.into_iter();
-    Ok(MovedVolume {
+    Ok(VolumeMoveStatus {
         state,
         size: found.size_bytes,
         copied: found.copied_bytes,
         fenced,
         lifted,
         user: Some(found.user).filter(|user| !user.is_empty()),
-        content: (found.content_identity != 0).then_some(MovedContent {
+        content: (found.content_identity != 0).then_some(MoveContentStatus {
             identity: found.content_identity,
             is_whole: found.content_is_whole,
         }),
         snapshots: snapshots
-            .map(|one| MovedSnapshot {
+            .map(|one| MoveSnapshotStatus {
                 id: one.snapshot_id,
                 is_ready: one.ready,
                 identity: one.identity,

@@ -23,7 +23,7 @@ impl Router {
         let descriptions = self.descriptions();
         let groups = descriptions.iter().flat_map(|description| {
             description
-                .unsettled_groups
+                .groups_in_doubt
                 .iter()
                 .take(MAX_RESOLVED_AT_ONCE)
         });

@@ -353,13 +353,13 @@ impl Router {
     /// Groups of which an agent last reported uncommitted members, each with the nodes whose agents
     /// reported that. The members of a group are committed one after the other; until all are, the
     /// group is in no list.
-    pub(super) fn groups_in_part(&self) -> InPart {
+    pub(super) fn uncommitted_groups(&self) -> InPart {
         let mut groups = InPart::new();
         for description in self.descriptions() {
             for group in description
                 .busy_groups
                 .iter()
-                .chain(&description.unsettled_groups)
+                .chain(&description.groups_in_doubt)
             {
                 let nodes = groups.entry(group.clone()).or_default();
                 nodes.insert(description.node_name.clone());

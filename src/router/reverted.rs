@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{Members, RevertedVolume};
+use crate::operation::{Members, VolumeRevertStatus};
 
 /// A step of the revert of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum RevertStep {
 pub trait RevertingVolumes: Send + Sync + 'static {
     /// The state of a volume that is, or is to be, reverted to a snapshot. Everything on a pool that is
     /// marked as lost is absent.
-    async fn look(&self, volume: VolumeId, snapshot: SnapshotId) -> Result<RevertedVolume>;
+    async fn look(&self, volume: VolumeId, snapshot: SnapshotId) -> Result<VolumeRevertStatus>;
 
     /// Does a step.
     async fn step(&self, volume: VolumeId, uid: Uuid, step: RevertStep) -> Result<()>;

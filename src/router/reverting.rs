@@ -13,7 +13,7 @@ use crate::agent::revert_request::Step;
 use crate::agent::{LookForRevertRequest, LookForRevertResponse, RevertRequest};
 use crate::error::{Error, Result};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{Members, RevertedVolume};
+use crate::operation::{Members, VolumeRevertStatus};
 
 /// How long one call lasts. A copy, and the wipe of a former image, continue afterwards, and the next
 /// call finds what they have done.
@@ -27,9 +27,9 @@ fn within<M>(message: M) -> Request<M> {
 
 #[tonic::async_trait]
 impl RevertingVolumes for Router {
-    async fn look(&self, volume: VolumeId, snapshot: SnapshotId) -> Result<RevertedVolume> {
+    async fn look(&self, volume: VolumeId, snapshot: SnapshotId) -> Result<VolumeRevertStatus> {
         let Owner::Agent(agent) = self.owner(&volume.to_string()).await? else {
-            return Ok(RevertedVolume::default());
+            return Ok(VolumeRevertStatus::default());
         };
         let asked = LookForRevertRequest {
             volume_id: volume.to_string(),
@@ -90,7 +90,7 @@ fn set_members(asked: &mut RevertRequest, members: Members) {
     asked.members_digest = members.digest.map(|it| it.to_string()).unwrap_or_default();
 }
 
-fn seen(found: LookForRevertResponse) -> std::result::Result<RevertedVolume, String> {
+fn seen(found: LookForRevertResponse) -> std::result::Result<VolumeRevertStatus, String> {
     let uid = |text: &str| match text {
         "" => Ok(None),
         uid => uid
@@ -100,7 +100,7 @@ fn seen(found: LookForRevertResponse) -> std::result::Result<RevertedVolume, Str
     };
     let (fenced, ended) = (uid(&found.fenced_by)?, uid(&found.ended)?);
     let text = |text: String| Some(text).filter(|text| !text.is_empty());
-    Ok(RevertedVolume {
+    Ok(VolumeRevertStatus {
         exists: found.exists,
         number: found.number,
         fenced,
@@ -129,7 +129,7 @@ mod tests {
             user: "a pod".into(),
             ..LookForRevertResponse::default()
         };
-        let read = RevertedVolume {
+        let read = VolumeRevertStatus {
             exists: true,
             number: 3,
             fenced: Some(uid),

@@ -86,7 +86,7 @@ impl Work {
         let chores: [fn(&Driver, PoolId); 2] = [Driver::resolve_groups, Driver::clean];
         let served = driver.served();
         let each = served.iter().flat_map(|pool| {
-            let one = |chore| done(driver.clone(), chore, *pool);
+            let one = |task| done(driver.clone(), task, *pool);
             chores.map(one)
         });
         // Reaching the time limit is not an error.
@@ -125,13 +125,13 @@ impl Work {
     }
 }
 
-async fn every_tick(driver: &Arc<Driver>, what: &str, chore: fn(&Driver)) {
+async fn every_tick(driver: &Arc<Driver>, what: &str, task: fn(&Driver)) {
     let mut ticks = ticks();
     ticks.tick().await;
     loop {
         ticks.tick().await;
         let driver = driver.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || chore(&driver)).await {
+        if let Err(error) = tokio::task::spawn_blocking(move || task(&driver)).await {
             tracing::error!(%error, task = what, "failed to run a periodic task");
         }
     }
@@ -171,26 +171,26 @@ async fn for_pools(driver: &Arc<Driver>, begin: impl Fn(PoolId) -> JoinHandle<()
 /// Cleans up what calls have left; groups, whose first member may be on another pool, concurrently
 /// with the rest. This counts as an operation: a shutdown waits for running cleanups, and starts no
 /// others.
-async fn clean(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
+async fn clean(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
     for_pools(driver, |pool| {
-        tokio::spawn(done(driver.clone(), chore, pool))
+        tokio::spawn(done(driver.clone(), task, pool))
     })
     .await;
 }
 
 /// Discards free blocks on disks or images. A shutdown does not wait for it: nothing depends on it,
 /// and it is repeated.
-async fn beside(driver: &Arc<Driver>, chore: fn(&Driver, PoolId)) {
+async fn beside(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
     let begin = |pool| {
         let driver = driver.clone();
-        tokio::task::spawn_blocking(move || chore(&driver, pool))
+        tokio::task::spawn_blocking(move || task(&driver, pool))
     };
     for_pools(driver, begin).await;
 }
 
-async fn done(driver: Arc<Driver>, chore: fn(&Driver, PoolId), pool: PoolId) {
+async fn done(driver: Arc<Driver>, task: fn(&Driver, PoolId), pool: PoolId) {
     let done = driver.detach(move |driver| {
-        chore(driver, pool);
+        task(driver, pool);
         Ok(())
     });
     if let Err(error) = done.await {

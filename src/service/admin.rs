@@ -52,7 +52,7 @@ impl Admin for Service {
             ..DeleteOne::default()
         };
         self.run(Rpc::DeleteSnapshot, id, move |driver: &Driver, id| {
-            driver.snapshots.delete_alone(id, &how)
+            driver.snapshots.delete_without_router(id, &how)
         })
         .await?;
         answer(DeleteSnapshotResponse {})
@@ -69,7 +69,7 @@ impl Admin for Service {
         let driver = self.driver.clone();
         tokio::spawn(async move {
             let work = move |driver: &Driver| driver.snapshots.export(&asked, &mut output);
-            let done = driver.detach_in(WorkClass::Long, work).await;
+            let done = driver.run_blocking_in(WorkClass::Long, work).await;
             if let Err(error) = done {
                 // If the reader is gone, there is no one to tell.
                 let _ = to.send(Err(status(Rpc::CreateSnapshot, &error))).await;
@@ -100,7 +100,7 @@ impl Admin for Service {
         });
         let input = Input::new(read, self.driver.clone());
         let work = move |driver: &Driver| driver.volumes.import(&asked, Box::new(input));
-        let made = self.driver.detach_in(WorkClass::Long, work).await;
+        let made = self.driver.run_blocking_in(WorkClass::Long, work).await;
         let made = made.map_err(|error| status(Rpc::CreateVolume, &error))?;
         answer(ImportResponse {
             volumes: made.iter().map(imported).collect(),
@@ -114,7 +114,7 @@ impl Admin for Service {
         let asked = import_file(request.get_ref());
         let asked = asked.map_err(|error| status(Rpc::CreateVolume, &error))?;
         let work = move |driver: &Driver| driver.volumes.import_file(&asked);
-        let made = self.driver.detach_in(WorkClass::Long, work).await;
+        let made = self.driver.run_blocking_in(WorkClass::Long, work).await;
         let made = made.map_err(|error| status(Rpc::CreateVolume, &error))?;
         let (volume, obstacle) = match made {
             FileImport::Shared(volume) => (Some(imported(&volume)), String::new()),

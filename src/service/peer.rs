@@ -26,8 +26,8 @@ use crate::agent::{
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::operation::{
-    Checksum, Driver, Key, Loan, Offer, Purpose, RemoteSnapshot, SentRange, Ticket, Wanted,
-    WorkClass, request_for_clone,
+    Checksum, Driver, Key, Offer, OutgoingRead, Purpose, RemoteSnapshot, SnapshotRange, Ticket,
+    Wanted, WorkClass, request_for_clone,
 };
 use client::PeerSource;
 
@@ -102,14 +102,14 @@ impl Peer for PeerService {
 /// does not know CRC-32.
 async fn send(
     driver: Arc<Driver>,
-    loan: Loan,
+    loan: OutgoingRead,
     crc32: bool,
     to: mpsc::Sender<std::result::Result<ReadResponse, Status>>,
 ) {
     let mut rest = Some(loan);
     while let Some(mut loan) = rest.take() {
         let read = driver.detach(move |driver| {
-            let range = driver.snapshots.read_loan(&mut loan)?;
+            let range = driver.snapshots.read_next(&mut loan)?;
             Ok((loan, range.map(|range| response(range, crc32))))
         });
         let message = match read.await {
@@ -127,7 +127,7 @@ async fn send(
     }
 }
 
-fn response(range: SentRange, crc32: bool) -> ReadResponse {
+fn response(range: SnapshotRange, crc32: bool) -> ReadResponse {
     let checksum = range.checksum.unwrap_or_else(|| match crc32 {
         true => Checksum::crc32(&range.changed, &range.pieces),
         false => Checksum::sha256(&range.changed, &range.pieces),
@@ -264,7 +264,7 @@ impl Service {
         let left = until.saturating_duration_since(Instant::now());
         self.driver.wait_until_free(&lock, left).await;
         let driver = self.driver.clone();
-        let work = driver.detach_in(WorkClass::Long, move |driver| {
+        let work = driver.run_blocking_in(WorkClass::Long, move |driver| {
             driver.volumes.receive_volume(&args, remote)
         });
         let done = match timeout_at(until, work).await {

@@ -17,22 +17,22 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The last result, and since when the next one has been awaited.
 #[derive(Default)]
-struct Beat {
+struct CheckState {
     found: Option<Vec<String>>,
     waiting: Option<Instant>,
 }
 
 /// Checks periodically which prerequisites this host lacks, one check at a time.
 #[derive(Clone)]
-pub(super) struct Pulse {
-    beat: Arc<Mutex<Beat>>,
+pub(super) struct PrerequisiteCheck {
+    beat: Arc<Mutex<CheckState>>,
     ended: watch::Sender<()>,
     stuck: Duration,
 }
 
-impl Default for Pulse {
-    fn default() -> Pulse {
-        Pulse {
+impl Default for PrerequisiteCheck {
+    fn default() -> PrerequisiteCheck {
+        PrerequisiteCheck {
             beat: Arc::default(),
             ended: watch::Sender::new(()),
             stuck: STUCK_AFTER,
@@ -40,7 +40,7 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
+impl PrerequisiteCheck {
     /// The missing prerequisites of this host: the result of a check that begins now, or, while all
     /// threads are busy, the last result.
     ///
@@ -94,7 +94,7 @@ impl Pulse {
         tokio::task::spawn_blocking(move || {
             let found = look();
             let mut beat = pulse.beat.lock().unwrap_or_else(PoisonError::into_inner);
-            *beat = Beat {
+            *beat = CheckState {
                 found: Some(found),
                 waiting: None,
             };
@@ -117,7 +117,7 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let pulse = Pulse::default();
+            let pulse = PrerequisiteCheck::default();
             let lacks = |what: &str| {
                 let found = vec![what.to_string()];
                 move || found
@@ -131,7 +131,7 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(pulse.find(lacks("c")).await.unwrap(), ["b"]);
             }
-            let impatient = Pulse {
+            let impatient = PrerequisiteCheck {
                 stuck: Duration::ZERO,
                 ..pulse.clone()
             };

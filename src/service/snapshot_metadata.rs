@@ -15,12 +15,12 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Status};
 use tracing::Instrument;
 
-use super::request::metadata::{self, Streamed};
+use super::request::metadata::{self, MetadataStream};
 use super::{Rpc, RpcResult, Service, answer, log_and_unwrap, status};
 use crate::csi;
 use crate::csi::snapshot_metadata_server::SnapshotMetadata;
 use crate::error::{Error, Result};
-use crate::operation::{AskMetadata, Driver, MetadataPage};
+use crate::operation::{Driver, GetMetadata, MetadataPage};
 
 /// Number of messages that may wait for the caller; each may have some 100 KiB.
 const AHEAD: usize = 2;
@@ -66,8 +66,8 @@ impl<T> Stream for Messages<T> {
 struct Filler<T> {
     driver: Arc<Driver>,
     rpc: Rpc,
-    ask: AskMetadata,
-    in_message: usize,
+    ask: GetMetadata,
+    ranges_per_message: usize,
     message: fn(i64, Vec<csi::BlockMetadata>) -> T,
     to: mpsc::Sender<Sent<T>>,
 }
@@ -78,7 +78,7 @@ impl<T> Filler<T> {
         let mut page = first;
         let mut sent = false;
         loop {
-            for ranges in page.ranges.chunks(self.in_message) {
+            for ranges in page.ranges.chunks(self.ranges_per_message) {
                 sent = true;
                 if !self.send(&page, ranges).await {
                     return;
@@ -122,10 +122,13 @@ impl Service {
     async fn stream<T: Send + 'static>(
         &self,
         rpc: Rpc,
-        asked: Result<Streamed>,
+        asked: Result<MetadataStream>,
         message: fn(i64, Vec<csi::BlockMetadata>) -> T,
     ) -> RpcResult<BoxStream<T>> {
-        let Streamed { ask, in_message } = asked.map_err(|error| status(rpc, &error))?;
+        let MetadataStream {
+            ask,
+            ranges_per_message,
+        } = asked.map_err(|error| status(rpc, &error))?;
         let first = self
             .run(rpc, Ok(ask.clone()), |driver, args| {
                 driver.snapshots.snapshot_metadata(args)
@@ -136,7 +139,7 @@ impl Service {
             driver: self.driver.clone(),
             rpc,
             ask,
-            in_message,
+            ranges_per_message,
             message,
             to,
         };

@@ -238,7 +238,7 @@ fn expand_node() {
     ] {
         let mut steps = staged(config);
         steps.push(Step::Expand(V, 2 * SIZE));
-        sweep(&steps, Step::ExpandNode(V));
+        sweep(&steps, Step::NodeExpandVolume(V));
     }
 }
 

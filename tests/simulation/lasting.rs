@@ -8,7 +8,7 @@ use std::time::Duration;
 use slackwater::error::chain;
 use slackwater::host::memory::{Hung, Unreadable};
 use slackwater::model::VolumeParameters;
-use slackwater::operation::{AskCapacity, PublishVolume, StageVolume};
+use slackwater::operation::{GetCapacity, PublishVolume, StageVolume};
 
 use super::{OTHER, POOL, Simulation, VolumeConfig, create, settings, staging, target, text};
 
@@ -178,7 +178,7 @@ impl Simulation {
             pool: Some(pool.into()),
             ..VolumeParameters::default()
         };
-        let request = AskCapacity {
+        let request = GetCapacity {
             parameters,
             capabilities: Vec::new(),
             topology: None,

@@ -9,8 +9,8 @@ use slackwater::host::memory::MemoryHost;
 use slackwater::model::SnapshotParameters;
 use slackwater::model::size::MIB;
 use slackwater::operation::{
-    Checksum, CreateSnapshot, CreateVolume, Driver, Loan, Purpose, Ranges, RemoteSnapshot,
-    SentRange, Settings, SnapshotSource, StageVolume, Ticket, Wanted,
+    Checksum, CreateSnapshot, CreateVolume, Driver, OutgoingRead, Purpose, Ranges, RemoteSnapshot,
+    Settings, SnapshotRange, SnapshotSource, StageVolume, Ticket, Wanted,
 };
 use slackwater::record::ContentSource;
 
@@ -83,7 +83,7 @@ pub fn remote_snapshot() -> &'static str {
 /// The agent of the other machine, without a network.
 struct Direct(Ticket);
 
-struct DirectRanges(Loan);
+struct DirectRanges(OutgoingRead);
 
 impl SnapshotSource for Direct {
     fn node(&self) -> &str {
@@ -105,8 +105,8 @@ impl SnapshotSource for Direct {
 }
 
 impl Ranges for DirectRanges {
-    fn next(&mut self) -> Result<Option<SentRange>> {
-        let mut range = remote().driver.snapshots.read_loan(&mut self.0)?;
+    fn next(&mut self) -> Result<Option<SnapshotRange>> {
+        let mut range = remote().driver.snapshots.read_next(&mut self.0)?;
         if let Some(range) = &mut range {
             let sent = Checksum::crc32(&range.changed, &range.pieces);
             range.checksum.get_or_insert(sent);

@@ -7,7 +7,8 @@ use slackwater::model::{
     VolumeParameters, Wipe,
 };
 use slackwater::operation::{
-    Driver, ExpandNode, ExpandVolume, ModifyVolume, PublishEphemeral, PublishVolume, StageVolume,
+    Driver, ExpandVolume, ModifyVolume, NodeExpandVolume, PublishEphemeral, PublishVolume,
+    StageVolume,
 };
 use slackwater::service::{Rpc, status};
 
@@ -100,7 +101,7 @@ pub enum Step {
     Delete(&'static str),
     Modify(&'static str, Wipe),
     Expand(&'static str, u64),
-    ExpandNode(&'static str),
+    NodeExpandVolume(&'static str),
     Stage(&'static str),
     /// The same, with the capability of another kind of volume.
     StageAs(&'static str, VolumeConfig),
@@ -164,7 +165,7 @@ impl Step {
                 Rpc::ControllerModifyVolume
             }
             Step::Expand(..) => Rpc::ControllerExpandVolume,
-            Step::ExpandNode(_) => Rpc::NodeExpandVolume,
+            Step::NodeExpandVolume(_) => Rpc::NodeExpandVolume,
             Step::Stage(_) | Step::StageAs(..) => Rpc::NodeStageVolume,
             Step::Unstage(_) => Rpc::NodeUnstageVolume,
             Step::Publish(..) | Step::PublishAs(..) | Step::PublishInline(..) => {
@@ -272,9 +273,9 @@ impl Simulation {
     fn call_node(&self, driver: &Driver, step: &Step) -> Result<String> {
         let done = |()| String::from("done");
         match step {
-            Step::ExpandNode(name) => driver
+            Step::NodeExpandVolume(name) => driver
                 .volumes
-                .expand_node(&ExpandNode {
+                .expand_node(&NodeExpandVolume {
                     volume_id: self.id(name),
                     volume_path: text(&staging(name)),
                     capacity: None,

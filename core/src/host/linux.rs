@@ -298,7 +298,7 @@ impl Host for LinuxHost {
         thin::thin_devices(pool)
     }
 
-    fn lvm_lists(&self, uuid: &str, ignore_nothing: bool) -> Result<bool> {
+    fn is_listed_by_lvm(&self, uuid: &str, ignore_nothing: bool) -> Result<bool> {
         lvm::lists(uuid, ignore_nothing)
     }
 
@@ -359,26 +359,26 @@ impl Host for LinuxHost {
         check::is_unclean(device, fs)
     }
 
-    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+    fn should_grow(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         growth::wanted(&self.folders, device, mount_point, fs)
     }
 
-    fn grows_unmounted(&self, device: &Device) -> Result<bool> {
-        growth::grows_unmounted(device)
+    fn can_grow_unmounted(&self, device: &Device) -> Result<bool> {
+        growth::can_grow_unmounted(device)
     }
 
     fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
         self.folders.check(path)
     }
 
-    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
+    fn stat_csi_path(&self, path: &Path) -> Result<Option<FileStat>> {
         match self.folders.find("stat", path)? {
             Some(place) => place.stat(),
             None => Ok(None),
         }
     }
 
-    fn space_caller(&self, path: &Path) -> Result<Space> {
+    fn space_csi_path(&self, path: &Path) -> Result<Space> {
         let place = self.folders.place("statfs", path)?;
         let (open, _) = place.open("statfs", &[crate::host::FileKind::Dir])?;
         files::space_of(open, path)

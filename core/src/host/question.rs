@@ -9,12 +9,12 @@ use std::time::Duration;
 
 /// The queries that hang, by subject. While a query hangs, no second one about the same subject
 /// starts; otherwise each poll would leave another thread behind.
-pub struct Questions<K>(Mutex<BTreeMap<K, JoinHandle<()>>>);
+pub struct TimedQueries<K>(Mutex<BTreeMap<K, JoinHandle<()>>>);
 
-impl<K: Ord> Questions<K> {
+impl<K: Ord> TimedQueries<K> {
     /// Creates an empty set.
-    pub const fn new() -> Questions<K> {
-        Questions(Mutex::new(BTreeMap::new()))
+    pub const fn new() -> TimedQueries<K> {
+        TimedQueries(Mutex::new(BTreeMap::new()))
     }
 
     /// Runs a query and returns its result; `None` if it does not return within `max_wait`, or if
@@ -55,9 +55,9 @@ impl<K: Ord> Questions<K> {
     }
 }
 
-impl<K: Ord> Default for Questions<K> {
-    fn default() -> Questions<K> {
-        Questions::new()
+impl<K: Ord> Default for TimedQueries<K> {
+    fn default() -> TimedQueries<K> {
+        TimedQueries::new()
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_question_that_hangs_is_not_asked_again_until_it_ends() {
-        let questions = Questions::new();
+        let questions = TimedQueries::new();
         assert_eq!(questions.ask("a", LONG, || 1), Some(1));
         let (end, wait) = channel::<()>();
         assert_eq!(questions.ask("a", SHORT, move || wait.recv()), None);

@@ -101,12 +101,12 @@ impl SessionOutput {
 
     /// The beginning of its stderr, in one line.
     pub fn stderr_excerpt(&self) -> String {
-        speakable(&String::from_utf8_lossy(&self.stderr))
+        one_line_excerpt(&String::from_utf8_lossy(&self.stderr))
     }
 }
 
 /// The beginning of a program's output in one line, without control characters and repeated blanks.
-pub fn speakable(text: &str) -> String {
+pub fn one_line_excerpt(text: &str) -> String {
     let plain: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
@@ -155,7 +155,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_output_of_a_program_becomes_one_short_line(text in any::<String>()) {
-            let excerpt = speakable(&text);
+            let excerpt = one_line_excerpt(&text);
             prop_assert!(excerpt.chars().count() <= MAX_EXCERPT_CHARS + 3);
             prop_assert!(!excerpt.chars().any(char::is_control));
         }

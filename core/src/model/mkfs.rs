@@ -169,7 +169,7 @@ pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error>
                     "changes how the machine reacts to errors of the file system",
                 );
             }
-            (FsType::Ext4, "-O") if value.split(',').any(leaves_no_journal) => {
+            (FsType::Ext4, "-O") if value.split(',').any(is_without_journal) => {
                 return refuse(flag, "removes the journal");
             }
             _ => {}
@@ -180,7 +180,7 @@ pub fn check_new(field: &str, fs: FsType, words: &[String]) -> Result<(), Error>
 
 /// Whether a feature of ext4, as `-O` takes it in each of its spellings, removes the journal; a
 /// feature named by its bit counts as the journal.
-fn leaves_no_journal(feature: &str) -> bool {
+fn is_without_journal(feature: &str) -> bool {
     let name = feature
         .trim_start_matches(['^', '-', '+'])
         .to_ascii_lowercase();

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use super::capability::FsType;
 use super::parameters::is_pool_name;
-use super::size::{self, Human, image_bytes};
-use super::{MountRule, RawBlock, SnapshotRoom, ThinPoolName, TrimInterval};
+use super::size::{self, HumanBytes, image_bytes};
+use super::{MountRule, RawBlock, SnapshotSpacePolicy, ThinPoolName, TrimInterval};
 
 /// The definition of one pool (`--pool`).
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct PoolDefinition {
     pub image: Option<u64>,
     /// Whether snapshots may use the space that is guaranteed to volumes; if not set, the pool's
     /// record decides.
-    pub snapshots: Option<SnapshotRoom>,
+    pub snapshots: Option<SnapshotSpacePolicy>,
     /// Size of the extents that xfs allocates to new images; if not set, the file system decides.
     pub extent: Option<u64>,
     /// How many times the capacity of the pool may be provisioned to thin volumes.
@@ -46,7 +46,7 @@ pub struct PoolOptions {
     /// See [`PoolDefinition::image`]; not yet rounded up.
     pub image: Option<u64>,
     /// See [`PoolDefinition::snapshots`].
-    pub snapshots: Option<SnapshotRoom>,
+    pub snapshots: Option<SnapshotSpacePolicy>,
     /// See [`PoolDefinition::extent`]; not yet checked.
     pub extent: Option<u64>,
     /// See [`PoolDefinition::overcommit`]; 1 if not set.
@@ -201,7 +201,7 @@ fn check_image(place: &PoolPlace, bytes: u64) -> Result<u64, String> {
     if bytes < least {
         return Err(format!(
             "image={bytes} is too small for xfs; give at least {}",
-            Human(least)
+            HumanBytes(least)
         ));
     }
     if bytes > size::MAX {
@@ -511,7 +511,7 @@ mod tests {
             path in "(/[a-zA-Z0-9 =:._-]{1,12}){1,4}",
             init: bool,
             image in proptest::option::of(300 * size::MIB..1 << 60),
-            snapshots in proptest::option::of(proptest::sample::select(vec![SnapshotRoom::Reserved, SnapshotRoom::BestEffort])),
+            snapshots in proptest::option::of(proptest::sample::select(vec![SnapshotSpacePolicy::Reserved, SnapshotSpacePolicy::BestEffort])),
             extent in proptest::option::of((16u32..=20).prop_map(|power| 1u64 << power)),
             overcommit in 1.0f64..=1000.0,
             mount in proptest::option::of(proptest::sample::select(vec![MountRule::Required, MountRule::Any])),

@@ -128,9 +128,9 @@ pub fn parse_size(text: &str) -> Result<u64, NotASize> {
 }
 
 /// A number of bytes in readable form: `1.5 GiB`.
-pub struct Human(pub u64);
+pub struct HumanBytes(pub u64);
 
-impl fmt::Display for Human {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let mut value = self.0 as f64;
@@ -188,8 +188,8 @@ mod tests {
 
     #[test]
     fn a_size_is_formatted_for_readers() {
-        assert_eq!(Human(0).to_string(), "0 B");
-        assert_eq!(Human(1536).to_string(), "1.5 KiB");
-        assert_eq!(Human(GIB).to_string(), "1 GiB");
+        assert_eq!(HumanBytes(0).to_string(), "0 B");
+        assert_eq!(HumanBytes(1536).to_string(), "1.5 KiB");
+        assert_eq!(HumanBytes(GIB).to_string(), "1 GiB");
     }
 }

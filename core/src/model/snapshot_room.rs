@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The option `snapshots` of a pool (docs/adr/0031).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SnapshotRoom {
+pub enum SnapshotSpacePolicy {
     /// No: the space that is guaranteed to volumes is kept available, and a snapshot that does not
     /// fit next to it is refused.
     Reserved,
@@ -17,13 +17,13 @@ pub enum SnapshotRoom {
     BestEffort,
 }
 
-impl FromStr for SnapshotRoom {
+impl FromStr for SnapshotSpacePolicy {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<SnapshotRoom, String> {
+    fn from_str(text: &str) -> Result<SnapshotSpacePolicy, String> {
         match text {
-            "reserved" => Ok(SnapshotRoom::Reserved),
-            "best-effort" => Ok(SnapshotRoom::BestEffort),
+            "reserved" => Ok(SnapshotSpacePolicy::Reserved),
+            "best-effort" => Ok(SnapshotSpacePolicy::BestEffort),
             _ => Err(format!(
                 "snapshots={text} is not valid; give reserved or best-effort"
             )),
@@ -31,11 +31,11 @@ impl FromStr for SnapshotRoom {
     }
 }
 
-impl fmt::Display for SnapshotRoom {
+impl fmt::Display for SnapshotSpacePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            SnapshotRoom::Reserved => "reserved",
-            SnapshotRoom::BestEffort => "best-effort",
+            SnapshotSpacePolicy::Reserved => "reserved",
+            SnapshotSpacePolicy::BestEffort => "best-effort",
         })
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Record;
-use crate::model::{HomeId, PoolId, SnapshotRoom};
+use crate::model::{HomeId, PoolId, SnapshotSpacePolicy};
 
 /// Identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct PoolRecord {
     /// does not set it. Pools of earlier releases have no value, which means best effort. A program
     /// that ignores the field treats the pool as best effort, so it needs no higher version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshots: Option<SnapshotRoom>,
+    pub snapshots: Option<SnapshotSpacePolicy>,
 }
 
 impl Record for PoolRecord {

@@ -114,7 +114,7 @@ impl Copier for FileCopier {
         })
     }
 
-    fn worthwhile(&self) -> u64 {
+    fn min_useful_ranges(&self) -> u64 {
         self.known.extents().unwrap_or(0) / EXTENTS_PER_RANGE
     }
 

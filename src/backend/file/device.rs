@@ -212,7 +212,9 @@ impl Devices for FileStore {
             });
         }
         let hold = match loops.as_slice() {
-            [] if self.wants_linear(record, mode)? => self.new_linear(record, image.id, mode)?,
+            [] if self.should_use_linear(record, mode)? => {
+                self.new_linear(record, image.id, mode)?
+            }
             [] => self.new_loop(record, &path, image.id, mode)?.into(),
             [found] => match self.above(uuid, found)? {
                 Some(above) => self.reuse_both(record, (found, &above), &image, mode)?,

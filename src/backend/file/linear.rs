@@ -63,7 +63,11 @@ impl FileStore {
     }
 
     /// Whether a volume is to be published with a mapped device.
-    pub(super) fn wants_linear(&self, record: &VolumeRecord, mode: AttachMode) -> Result<bool> {
+    pub(super) fn should_use_linear(
+        &self,
+        record: &VolumeRecord,
+        mode: AttachMode,
+    ) -> Result<bool> {
         // A smaller image has no place for the two parts of the table.
         let is_possible = |bytes| LinearTable::targets_of(bytes).is_some();
         if !mode.lasting || !record.block_groups || !is_possible(record.size) {

@@ -25,7 +25,7 @@ use crate::backend::PoolBackend;
 use crate::backend::file::object_of;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::record::NodeRecord;
 use opening::Opening;
@@ -56,7 +56,7 @@ pub fn check_kind(pool: &PoolDefinition, found: &Probe) -> Result<()> {
         (None, Probe::Image(record)) => refuse(format!(
             "{} contains a pool on an image of {}; add image={}Mi to its definition",
             pool.place,
-            Human(record.size),
+            HumanBytes(record.size),
             record.size >> 20
         )),
         (Some(_), Probe::Pool(_)) => refuse(format!(
@@ -129,7 +129,7 @@ pub fn open(
         false => (record, None),
     };
     if let Some(problem) = problem {
-        let size = Human(record.size);
+        let size = HumanBytes(record.size);
         warnings.push(format!(
             "its image keeps its size of {size}: {}",
             chain(&problem)
@@ -138,8 +138,8 @@ pub fn open(
     if wanted < record.size {
         warnings.push(format!(
             "its image has {} and cannot shrink: image={} is ignored",
-            Human(record.size),
-            Human(wanted)
+            HumanBytes(record.size),
+            HumanBytes(wanted)
         ));
     }
     let hold = opening.attach(&record)?;

@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::backend::{PoolBackend, PoolKind};
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::{BackingFs, Effect, FileKind, Host};
-use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotRoom};
+use crate::model::{HomeId, PoolDefinition, PoolId, SnapshotSpacePolicy};
 use crate::record::{self, ImageRecord, PoolRecord};
 
 /// The temporary file of an image's record that a crash may leave.
@@ -243,7 +243,7 @@ pub fn new_record(host: &dyn Host, name: &str, (id, home): (PoolId, HomeId)) -> 
         home,
         name: name.to_string(),
         created_at: host.now(),
-        snapshots: Some(SnapshotRoom::Reserved),
+        snapshots: Some(SnapshotSpacePolicy::Reserved),
     }
 }
 

@@ -99,7 +99,7 @@ impl Held {
 }
 
 /// What is known of an image before it is queried.
-struct Occupant {
+struct PlannedImage {
     image: Image,
     /// Its length, if a record states it.
     bytes: Option<u64>,
@@ -136,11 +136,11 @@ impl PoolBackend {
         admit: Admit<'_>,
         taken: impl FnOnce(&mut Growing) -> Result<()>,
     ) -> Result<()> {
-        self.admit_beside(None, admit, taken)
+        self.admit_with_planned(None, admit, taken)
     }
 
     /// Like [`PoolBackend::admit`], for a planned snapshot, which is counted as if it had been cut.
-    pub(super) fn admit_beside(
+    pub(super) fn admit_with_planned(
         &self,
         planned: Option<&SnapshotRecord>,
         admit: Admit<'_>,
@@ -188,7 +188,7 @@ impl PoolBackend {
             held.push(occupant.held(blocks));
             filled.insert(occupant.image.uuid(), blocks);
         }
-        let gets = |occupant: &Occupant| {
+        let gets = |occupant: &PlannedImage| {
             let volume = occupant.gets.and_then(|volume| filled.get(&volume));
             volume.copied().unwrap_or(0)
         };
@@ -220,7 +220,7 @@ impl PoolBackend {
         if each {
             space.own = self.own(&held, space.allocated) + grown;
             held.retain(|image| image.role != Role::Base);
-            space.own_without_bases = self.own(&held, space.allocated) + grown;
+            space.not_in_snapshots_or_bases = self.own(&held, space.allocated) + grown;
         }
         Ok(space)
     }
@@ -293,7 +293,7 @@ impl PoolBackend {
     /// The sizes of images that exist; unless `each` is set, only of those without a length in a record.
     fn sizes_of<'a>(
         &self,
-        occupants: impl Iterator<Item = &'a Occupant>,
+        occupants: impl Iterator<Item = &'a PlannedImage>,
         each: bool,
     ) -> Result<HashMap<Image, ImageSize>> {
         let asked = occupants.filter(|it| each || it.bytes.is_none());
@@ -308,7 +308,7 @@ impl PoolBackend {
 
     /// Bytes that an image in progress will still take. Existing blocks may be shared, and then
     /// each needs another block.
-    fn claim(&self, occupant: &Occupant, blocks: u64) -> u64 {
+    fn claim(&self, occupant: &PlannedImage, blocks: u64) -> u64 {
         let there = if self.facts.shares_blocks { 0 } else { blocks };
         let bytes = occupant
             .bytes
@@ -322,7 +322,7 @@ impl PoolBackend {
         growing: &Growing,
         uuid: Uuid,
         entry: &Entry<VolumeRecord>,
-    ) -> Occupant {
+    ) -> PlannedImage {
         let record = match entry {
             Entry::Known(record) => Some(record),
             Entry::Damaged(_) => None,
@@ -334,7 +334,7 @@ impl PoolBackend {
             }
             Some(_) | None => Role::Volume,
         };
-        Occupant {
+        PlannedImage {
             image: Image::Volume(uuid),
             bytes: record.map(|record| image_bytes(record.size)),
             grown: record.map_or(0, |record| grown(growing, record)),
@@ -349,10 +349,10 @@ impl PoolBackend {
         }
     }
 
-    fn entry_of_snapshot(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> Occupant {
+    fn entry_of_snapshot(&self, uuid: Uuid, entry: &Entry<SnapshotRecord>) -> PlannedImage {
         match entry {
             Entry::Known(record) => self.snapshot_usage(record),
-            Entry::Damaged(_) => Occupant {
+            Entry::Damaged(_) => PlannedImage {
                 image: Image::Snapshot(uuid),
                 bytes: None,
                 grown: 0,
@@ -365,12 +365,12 @@ impl PoolBackend {
         }
     }
 
-    fn snapshot_usage(&self, record: &SnapshotRecord) -> Occupant {
+    fn snapshot_usage(&self, record: &SnapshotRecord) -> PlannedImage {
         let unready = !record.is_ready() && !record.is_base();
         let thick = record.allocation == Allocation::Thick;
         let grows = thick || record.copy.is_some();
         let keeps_sharing = thick && !self.facts.unshares;
-        Occupant {
+        PlannedImage {
             image: Image::Snapshot(record.uuid),
             bytes: Some(image_bytes(record.size)),
             grown: 0,
@@ -387,7 +387,7 @@ impl PoolBackend {
     }
 }
 
-impl Occupant {
+impl PlannedImage {
     /// Bytes of its blocks. Those beyond the end of a volume are counted by its growth, which may have
     /// ended since its progress was read.
     fn blocks(&self, image: Option<&ImageSize>) -> u64 {
@@ -427,7 +427,7 @@ struct Family {
 /// lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
 /// theirs. A thick volume shares only with copies and snapshots of it that are in progress.
 fn own(held: &[Held]) -> u64 {
-    let mut families: BTreeMap<Uuid, Family> = BTreeMap::new();
+    let mut lineages: BTreeMap<Uuid, Family> = BTreeMap::new();
     // Snapshots of unknown lineage: they may share blocks with any image.
     let mut unknown = 0;
     for image in held {
@@ -440,7 +440,7 @@ fn own(held: &[Held]) -> u64 {
             };
             continue;
         };
-        let family = families.entry(lineage).or_default();
+        let family = lineages.entry(lineage).or_default();
         family.foreign = family.foreign.max(image.foreign);
         match image.role {
             Role::Volume => family.largest = family.largest.max(blocks),
@@ -453,7 +453,7 @@ fn own(held: &[Held]) -> u64 {
             Role::Cutting => family.cutting += blocks,
         }
     }
-    let each = families.values().map(|family| {
+    let each = lineages.values().map(|family| {
         let thin = family
             .largest
             .saturating_sub(family.snapshots + family.cutting + family.foreign);

@@ -32,7 +32,7 @@ pub struct VolumeBytes {
 
 /// The bytes of a lineage. In the sums, each block counts once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FamilyBytes {
+pub struct LineageBytes {
     pub volumes: BTreeMap<Uuid, VolumeBytes>,
     /// Blocks that a volume has, and no other image.
     pub own: u64,
@@ -46,7 +46,7 @@ pub struct FamilyBytes {
     /// The blocks that each volume has to answer for; `None` if the images were not compared. Of the
     /// volumes that have a block, or that have a snapshot with it, that is the oldest. So a write adds to
     /// the volume that was written, and a snapshot adds nothing.
-    pub charged: Option<BTreeMap<Uuid, u64>>,
+    pub attributed: Option<BTreeMap<Uuid, u64>>,
 }
 
 /// The blocks of an image, in the order of the disk.
@@ -66,8 +66,8 @@ pub type MayRead<'a> = &'a dyn Fn(Image) -> bool;
 
 impl PoolBackend {
     /// All lineages, from memory. Damaged records are left out.
-    pub fn families(&self) -> BTreeMap<Uuid, Family> {
-        let mut families = BTreeMap::<Uuid, Family>::new();
+    pub fn lineages(&self) -> BTreeMap<Uuid, Family> {
+        let mut lineages = BTreeMap::<Uuid, Family>::new();
         let mut incarnations = HashMap::new();
         let volumes = self.volumes.map(|uuid, entry| match entry {
             Entry::Known(record) if record.is_ready() => {
@@ -77,7 +77,7 @@ impl PoolBackend {
             Entry::Known(_) | Entry::Damaged(_) => None,
         });
         for (uuid, (incarnation, at), lineage) in volumes.into_iter().flatten() {
-            let family = families.entry(lineage).or_default();
+            let family = lineages.entry(lineage).or_default();
             family.volumes.insert(uuid, at);
             incarnations.insert(uuid, incarnation);
         }
@@ -89,21 +89,21 @@ impl PoolBackend {
             Entry::Known(_) | Entry::Damaged(_) => None,
         });
         for (uuid, (source, incarnation), lineage) in snapshots.into_iter().flatten() {
-            let family = families.entry(lineage).or_default();
+            let family = lineages.entry(lineage).or_default();
             let is_there = incarnations.get(&source) == Some(&incarnation);
             family.snapshots.insert(uuid, is_there.then_some(source));
         }
-        families
+        lineages
     }
 
     /// Compares the images of a family. It reads the maps of all of them, and writes back their dirty pages.
     /// `None` if only their sizes are to be used. An error if an image is deleted at the same time, or may
     /// not be read.
-    pub fn compare_family(
+    pub fn compare_lineage(
         &self,
         family: &Family,
         may_read: MayRead<'_>,
-    ) -> Result<Option<FamilyBytes>> {
+    ) -> Result<Option<LineageBytes>> {
         if !self.facts.shares_blocks || family.volumes.len() + family.snapshots.len() < 2 {
             return Ok(None);
         }
@@ -111,10 +111,10 @@ impl PoolBackend {
         Ok(maps.map(|maps| compare(family, maps)))
     }
 
-    /// What the sizes of images show of their families, in the order of these. The sizes are read
+    /// What the sizes of images show of their lineages, in the order of these. The sizes are read
     /// together, because a thin pool has them all in one place.
-    pub fn estimate_families(&self, families: &[(Uuid, Family)]) -> Result<Vec<FamilyBytes>> {
-        let images = families.iter().flat_map(|(_, family)| {
+    pub fn estimate_lineages(&self, lineages: &[(Uuid, Family)]) -> Result<Vec<LineageBytes>> {
+        let images = lineages.iter().flat_map(|(_, family)| {
             let snapshots = family.snapshots.keys().map(|uuid| Image::Snapshot(*uuid));
             let volumes = family.volumes.keys().map(|uuid| Image::Volume(*uuid));
             volumes.chain(snapshots)
@@ -125,7 +125,7 @@ impl PoolBackend {
         let sizes = sizes.map(|size| size.map_or(0, |size| size.allocated));
         let sizes: HashMap<Image, u64> = images.into_iter().zip(sizes).collect();
         let shares_blocks = self.facts.shares_blocks;
-        let each = families.iter();
+        let each = lineages.iter();
         Ok(each
             .map(|(_, family)| estimate(family, &sizes, shares_blocks))
             .collect())
@@ -226,7 +226,7 @@ struct Walk {
     /// The number of snapshots of each volume that have them.
     snapshots: BTreeMap<u32, usize>,
     counted: Vec<VolumeBytes>,
-    charged: Vec<u64>,
+    attributed: Vec<u64>,
     sums: VolumeBytes,
 }
 
@@ -239,7 +239,7 @@ impl Walk {
             having: BTreeSet::new(),
             snapshots: BTreeMap::new(),
             counted: vec![VolumeBytes::default(); volumes.len()],
-            charged: vec![0; volumes.len()],
+            attributed: vec![0; volumes.len()],
             sums: VolumeBytes::default(),
             volumes,
         }
@@ -303,25 +303,25 @@ impl Walk {
             (volume, snapshot) => volume.or(snapshot),
         };
         if let Some(at) = oldest {
-            self.charged[*at as usize] += length;
+            self.attributed[*at as usize] += length;
         }
     }
 
-    fn end(self) -> FamilyBytes {
+    fn end(self) -> LineageBytes {
         let volumes = self.volumes.iter().copied();
-        FamilyBytes {
+        LineageBytes {
             volumes: volumes.clone().zip(self.counted).collect(),
             own: self.sums.own,
             shared: self.sums.shared,
             snapshots: self.sums.snapshots,
             undivided: 0,
-            charged: Some(volumes.zip(self.charged).collect()),
+            attributed: Some(volumes.zip(self.attributed).collect()),
         }
     }
 }
 
 /// Walks over the disk once, from each place where the map of an image begins or ends to the next.
-fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> FamilyBytes {
+fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> LineageBytes {
     let mut walk = Walk::new(family);
     let mut edges: Vec<(u64, bool, Holder)> = Vec::new();
     for (owner, map) in maps {
@@ -346,15 +346,15 @@ fn compare(family: &Family, maps: Vec<(Owner, Blocks)>) -> FamilyBytes {
 
 /// From the sizes of images. If they may share blocks: for each volume, a lower bound of what is its own,
 /// and upper ones of the rest.
-fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -> FamilyBytes {
+fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -> LineageBytes {
     let size = |image: Image| sizes.get(&image).copied().unwrap_or(0);
     let (volumes, snapshots) = (family.volumes.keys(), family.snapshots.keys());
     let of_volumes: u64 = volumes.map(|uuid| size(Image::Volume(*uuid))).sum();
     let of_snapshots: u64 = snapshots.map(|uuid| size(Image::Snapshot(*uuid))).sum();
     let all = of_volumes + of_snapshots;
     let is_exact = !shares_blocks || family.volumes.len() + family.snapshots.len() < 2;
-    let mut found = FamilyBytes::default();
-    let mut charged = BTreeMap::new();
+    let mut found = LineageBytes::default();
+    let mut attributed = BTreeMap::new();
     for uuid in family.volumes.keys() {
         let allocated = size(Image::Volume(*uuid));
         let others = if shares_blocks { all - allocated } else { 0 };
@@ -367,14 +367,14 @@ fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -
             shared: allocated - own,
             snapshots: its.sum(),
         };
-        charged.insert(*uuid, allocated + bytes.snapshots);
+        attributed.insert(*uuid, allocated + bytes.snapshots);
         found.own += own;
         found.volumes.insert(*uuid, bytes);
     }
     match is_exact {
         true => {
             found.snapshots = of_snapshots;
-            found.charged = Some(charged);
+            found.attributed = Some(attributed);
         }
         false => (found.own, found.undivided) = (0, all),
     }

@@ -39,8 +39,8 @@ impl PoolBackend {
             ..record.clone()
         };
         let planned = record.clone();
-        self.admit_beside(Some(&planned), admit, |_| {
-            record.image = self.store().take_number()?;
+        self.admit_with_planned(Some(&planned), admit, |_| {
+            record.image = self.store().allocate_id()?;
             self.snapshots.remember(&record);
             Ok(())
         })?;

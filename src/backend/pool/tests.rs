@@ -126,7 +126,7 @@ fn progress() -> Option<CopyProgress> {
 }
 
 /// Makes a prepared image the clone of an image that is not in use.
-fn clone_quiet(backend: &PoolBackend, source: Image, copy: Image) -> Result<()> {
+fn clone_unused(backend: &PoolBackend, source: Image, copy: Image) -> Result<()> {
     let cloned = backend.copier(source, copy, &Arc::default())?.copy_whole();
     cloned.map(drop).context(|| format!("clone {source}"))
 }
@@ -136,7 +136,7 @@ fn cut(backend: &PoolBackend, n: u128, of: &VolumeRecord) -> SnapshotRecord {
     let mut record = snapshot(n, of);
     backend.prepare_snapshot(&record, &any).unwrap();
     let (source, target) = (Image::Volume(of.uuid), Image::Snapshot(record.uuid));
-    clone_quiet(backend, source, target).unwrap();
+    clone_unused(backend, source, target).unwrap();
     backend.snapshots.sync_image(record.uuid).unwrap();
     if of.allocation == Allocation::Thick {
         backend.unshare(target, of.size).unwrap();
@@ -161,7 +161,7 @@ fn restored(backend: &PoolBackend, n: u128, allocation: Allocation, from: Image)
 fn restore(backend: &PoolBackend, record: &VolumeRecord, from: Image) -> VolumeRecord {
     backend.prepare(record, &any).unwrap();
     let copy = Image::Volume(record.uuid);
-    clone_quiet(backend, from, copy).unwrap();
+    clone_unused(backend, from, copy).unwrap();
     backend.complete(record).unwrap()
 }
 
@@ -181,11 +181,15 @@ fn the_cost_of_a_copy_is_that_of_its_mode_and_of_what_the_last_pass_has_counted(
     let ahead = copier.cost(CopyMode::Ahead).unwrap();
     assert_eq!(ahead.extents, whole.extents);
     assert_eq!(ahead.stall, Duration::from_micros(2) * whole.extents as u32);
-    assert_eq!(copier.worthwhile(), 0, "no pass has counted anything");
+    assert_eq!(
+        copier.min_useful_ranges(),
+        0,
+        "no pass has counted anything"
+    );
     copier.copy_ahead().unwrap();
     copier.copy_delta().unwrap();
     let counted = copier.cost(CopyMode::Ahead).unwrap();
-    assert_eq!(copier.worthwhile(), counted.extents / 40);
+    assert_eq!(copier.min_useful_ranges(), counted.extents / 40);
     copier.seal();
     copier.copy_delta().unwrap();
     assert!(copier.verify().unwrap());

@@ -133,7 +133,7 @@ impl PoolBackend {
     }
 
     /// Whether a volume will share blocks with a thick volume, or with a snapshot of one.
-    pub fn shares_with_thick(&self, record: &VolumeRecord) -> Result<bool> {
+    pub fn has_thick_source(&self, record: &VolumeRecord) -> Result<bool> {
         let allocation = match self.shared_source(record) {
             Some(Image::Volume(uuid)) => self.volumes.get(uuid)?.map(|it| it.allocation),
             Some(Image::Snapshot(uuid)) => self.snapshots.get(uuid)?.map(|it| it.allocation),
@@ -157,7 +157,7 @@ impl PoolBackend {
     ) -> Result<VolumeRecord> {
         record.state = VolumeState::Creating;
         self.admit(admit, |_| {
-            record.image = self.store().take_number()?;
+            record.image = self.store().allocate_id()?;
             self.volumes.remember(&record);
             Ok(())
         })?;

@@ -269,7 +269,7 @@ impl<R: StoredRecord> RecordStore<R> {
     }
 
     /// What `look` finds in the records that are ready.
-    pub fn find_ready<T>(&self, look: impl Fn(&R) -> Option<T>) -> Vec<T> {
+    pub fn filter_map_ready<T>(&self, look: impl Fn(&R) -> Option<T>) -> Vec<T> {
         let index = self.index();
         let ready = known(&index.entries).filter(|record| record.is_ready());
         ready.filter_map(look).collect()

@@ -132,7 +132,7 @@ impl Copier for ThinCopier {
         }
     }
 
-    fn worthwhile(&self) -> u64 {
+    fn min_useful_ranges(&self) -> u64 {
         0
     }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorContext};
 use crate::host::linux::{ImportTree, LISTED, ScratchImage};
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::FsType;
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 
 /// A directory that is imported.
 pub(super) struct Folder {
@@ -78,13 +78,13 @@ impl Folder {
         let image = image.context(|| "create an image for the files".into())?;
         let (of, whole) = (
             content.files + content.folders + content.symlinks,
-            Human(content.bytes),
+            HumanBytes(content.bytes),
         );
         let mut shown = Instant::now();
         let copied = self.tree.copy_to(image.root(), &mut |progress| {
             if shown.elapsed() >= PROGRESS_INTERVAL {
                 shown = Instant::now();
-                let bytes = Human(progress.bytes);
+                let bytes = HumanBytes(progress.bytes);
                 eprintln!(
                     "{} of {of} entries, {bytes} of {whole} copied",
                     progress.entries

@@ -14,7 +14,7 @@ use crate::host::linux::ImportSource;
 use crate::host::piece::add;
 use crate::host::{Piece, Signature};
 use crate::model::FsType;
-use crate::operation::{Content, ContentFacts, content_identity};
+use crate::operation::{Content, ContentInfo, content_identity};
 
 /// The block size for content of stdin.
 const STDIN_BLOCK: u32 = 512;
@@ -137,7 +137,7 @@ impl Source {
         }
     }
 
-    pub(super) fn facts(&self, arguments: &Arguments) -> Result<ContentFacts> {
+    pub(super) fn facts(&self, arguments: &Arguments) -> Result<ContentInfo> {
         let (state, block_size) = match self {
             Source::Opened(source) => {
                 let block_size = source.block_size().context(|| "examine".into())?;
@@ -148,7 +148,7 @@ impl Source {
         let unknown = || Uuid::new_v4().as_u64_pair().0;
         let identity = state.map_or_else(unknown, |state| content_identity(&state));
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Ok(ContentFacts {
+        Ok(ContentInfo {
             source: arguments.from.display().to_string(),
             bytes: self.bytes(),
             block_size,
@@ -199,7 +199,7 @@ impl Content for Source {
 
     fn is_read_twice(&self) -> bool {
         match self {
-            Source::Opened(source) => !source.sees_changes(),
+            Source::Opened(source) => !source.can_detect_changes(),
             Source::Stdin { .. } => false,
         }
     }

@@ -40,8 +40,8 @@ struct State {
     extents: u64,
     /// Ranges that a pass clones; 1 unless set.
     ranges: Option<u64>,
-    /// See [`Copier::worthwhile`].
-    worthwhile: u64,
+    /// See [`Copier::min_useful_ranges`].
+    min_useful_ranges: u64,
     /// Number of extents while an application is held.
     extents_held: Option<u64>,
     /// The extent map of a copy is not what the cut assumed.
@@ -142,8 +142,8 @@ impl Copier for FakeCopier {
         Ok(self.world.state(|state| state.ranges.unwrap_or(1)))
     }
 
-    fn worthwhile(&self) -> u64 {
-        self.world.state(|state| state.worthwhile)
+    fn min_useful_ranges(&self) -> u64 {
+        self.world.state(|state| state.min_useful_ranges)
     }
 
     fn seal(&self) {}
@@ -199,8 +199,10 @@ impl World {
         self.state(|state| state.extents = extents);
     }
 
-    pub(super) fn set_ranges(&self, ranges: u64, worthwhile: u64) {
-        self.state(|state| (state.ranges, state.worthwhile) = (Some(ranges), worthwhile));
+    pub(super) fn set_ranges(&self, ranges: u64, min_useful_ranges: u64) {
+        self.state(|state| {
+            (state.ranges, state.min_useful_ranges) = (Some(ranges), min_useful_ranges)
+        });
     }
 
     pub(super) fn members(&self, volumes: &[TestVolume]) -> Vec<CutMember> {
@@ -214,7 +216,7 @@ impl World {
                 is_counted: AtomicBool::default(),
             }),
             in_use: volume.in_use.clone(),
-            unsuspendable: None,
+            unsuspendable_reason: None,
             emptied: volume.emptied.clone(),
         });
         members.collect()
@@ -503,19 +505,19 @@ impl Host for World {
     fn is_unclean(&self, _: &Device, _: FsType) -> Result<bool> {
         none("look at")
     }
-    fn grows_unmounted(&self, _: &Device) -> Result<bool> {
+    fn can_grow_unmounted(&self, _: &Device) -> Result<bool> {
         none("measure")
     }
-    fn wants_growth(&self, _: &Device, _: &Path, _: FsType) -> Result<bool> {
+    fn should_grow(&self, _: &Device, _: &Path, _: FsType) -> Result<bool> {
         none("measure")
     }
     fn check_path(&self, _: &Path) -> std::result::Result<(), String> {
         Err("none".into())
     }
-    fn stat_caller(&self, _: &Path) -> Result<Option<FileStat>> {
+    fn stat_csi_path(&self, _: &Path) -> Result<Option<FileStat>> {
         none("stat")
     }
-    fn space_caller(&self, _: &Path) -> Result<Space> {
+    fn space_csi_path(&self, _: &Path) -> Result<Space> {
         none("statfs")
     }
     fn boot_id(&self) -> Result<Uuid> {

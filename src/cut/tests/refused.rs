@@ -16,7 +16,7 @@ fn several_volumes_in_use_are_refused_unless_all_of_them_can_be_frozen() {
     let volume = |raw: bool| Used {
         volume_id: if raw { "r" } else { "a" }.into(),
         claim: None,
-        unsuspendable: raw.then(|| "restart its pod".into()),
+        unsuspendable_reason: raw.then(|| "restart its pod".into()),
     };
     let (raw, mounted) = (volume(true), volume(false));
     let degrade = SnapshotParameters {

@@ -43,7 +43,7 @@ impl Hung {
                 }
                 Ok(())
             };
-            driver.detach_in(class, hang).await
+            driver.run_blocking_in(class, hang).await
         }));
         wait.await.unwrap();
     }
@@ -68,21 +68,24 @@ async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
         for _ in 0..most {
             hung.begin(class, nothing).await;
         }
-        let error = driver.detach_in(class, nothing).await.err().unwrap();
+        let error = driver.run_blocking_in(class, nothing).await.err().unwrap();
         assert!(matches!(error, Error::Pending { .. }), "{error}");
         driver.detach(nothing).await.unwrap();
-        driver.detach_in(WorkClass::Read, at("a")).await.unwrap();
+        driver
+            .run_blocking_in(WorkClass::Read, at("a"))
+            .await
+            .unwrap();
         let other = if class == WorkClass::Long {
             WorkClass::Cut
         } else {
             WorkClass::Long
         };
-        driver.detach_in(other, nothing).await.unwrap();
+        driver.run_blocking_in(other, nothing).await.unwrap();
         hung.ended.store(true, Ordering::SeqCst);
         for task in hung.tasks {
             task.await.unwrap().unwrap();
         }
-        driver.detach_in(class, nothing).await.unwrap();
+        driver.run_blocking_in(class, nothing).await.unwrap();
     }
 }
 
@@ -98,20 +101,26 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
         .await;
     }
     let error = driver
-        .detach_in(WorkClass::Read, at("a"))
+        .run_blocking_in(WorkClass::Read, at("a"))
         .await
         .err()
         .unwrap();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("pool a"), "{error}");
     // Reads of other pools, and calls that change something, still run.
-    driver.detach_in(WorkClass::Read, at("b")).await.unwrap();
+    driver
+        .run_blocking_in(WorkClass::Read, at("b"))
+        .await
+        .unwrap();
     driver.detach(at("a")).await.unwrap();
     hung.ended.store(true, Ordering::SeqCst);
     for task in hung.tasks {
         task.await.unwrap().unwrap();
     }
-    driver.detach_in(WorkClass::Read, at("a")).await.unwrap();
+    driver
+        .run_blocking_in(WorkClass::Read, at("a"))
+        .await
+        .unwrap();
     let all = driver
         .pools
         .in_flight
@@ -126,7 +135,7 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
 #[tokio::test]
 async fn a_look_that_panics_is_counted_off() {
     let driver = driver();
-    let panics = driver.detach_in(WorkClass::Read, |driver| -> Result<()> {
+    let panics = driver.run_blocking_in(WorkClass::Read, |driver| -> Result<()> {
         at("a")(driver)?;
         panic!("on purpose")
     });

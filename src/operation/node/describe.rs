@@ -24,7 +24,7 @@ pub struct Description {
     pub missing: Vec<String>,
     /// Groups with members that are neither committed nor aborted, and for which no operation is
     /// running.
-    pub unsettled_groups: Vec<Uuid>,
+    pub groups_in_doubt: Vec<Uuid>,
     /// The same kind of groups, with an operation in progress.
     pub busy_groups: Vec<Uuid>,
     /// Whether the freeze guard answers or can be started.
@@ -66,8 +66,8 @@ impl Driver {
             name: known.name,
             place: known.place,
         });
-        let in_part = self.snapshots.groups_in_part().into_iter();
-        let (busy_groups, unsettled_groups) =
+        let in_part = self.snapshots.uncommitted_groups().into_iter();
+        let (busy_groups, groups_in_doubt) =
             in_part.partition(|group| self.pools.locks.is_held(&Key::Group(*group)));
         let mut missing = self.pools.missing();
         let long_freezes = self.snapshots.long_freezes().unwrap_or_else(|error| {
@@ -79,7 +79,7 @@ impl Driver {
             pools: self.pool_status(),
             forgotten: forgotten.collect(),
             missing,
-            unsettled_groups,
+            groups_in_doubt,
             busy_groups,
             guard: self.snapshots.guard_alive(),
             not_grown: self.usage.not_grown(),
@@ -103,7 +103,7 @@ impl Driver {
             };
             let look =
                 |record: &crate::record::VolumeRecord| Some((of(record.uuid), record.fenced?));
-            pool.backend.volumes.find_ready(look)
+            pool.backend.volumes.filter_map_ready(look)
         });
         fences.collect()
     }

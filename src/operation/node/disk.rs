@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::backend::place::{self, FoundPlace, Opening};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::host::question::Questions;
+use crate::host::question::TimedQueries;
 use crate::model::PoolDefinition;
 
 /// Queries by the name of a pool, some of which may never return.
-pub(in crate::operation) type PoolQuestions = Questions<(&'static str, String)>;
+pub(in crate::operation) type PoolQueries = TimedQueries<(&'static str, String)>;
 
 /// A disk answers within milliseconds, or within seconds if it is busy.
 pub(in crate::operation) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// error. It makes the same accesses as the opening of the pool.
 pub(in crate::operation) fn answers(
     host: &Arc<dyn Host>,
-    questions: &PoolQuestions,
+    questions: &PoolQueries,
     definition: &PoolDefinition,
 ) -> bool {
     let about = ("closed disk", definition.name.clone());
@@ -35,7 +35,7 @@ pub(in crate::operation) fn answers(
 /// Names of pools whose disks do not answer. All are queried at the same time.
 pub(in crate::operation) fn hanging(
     host: &Arc<dyn Host>,
-    questions: &PoolQuestions,
+    questions: &PoolQueries,
     pools: &[PoolDefinition],
 ) -> BTreeSet<String> {
     std::thread::scope(|scope| {
@@ -53,7 +53,7 @@ pub(in crate::operation) fn hanging(
 /// slow disk, and does not end while a disk answers reads only.
 pub(in crate::operation) fn open(
     host: &Arc<dyn Host>,
-    questions: &PoolQuestions,
+    questions: &PoolQueries,
     definition: &PoolDefinition,
     opening: Opening,
     max_wait: Duration,

@@ -29,7 +29,7 @@ pub struct PoolStatus {
     /// Space, if the pool is served and its space could be read.
     pub space: Option<PoolSpace>,
     /// Bytes that may still be promised, if that is known.
-    pub promisable: Option<u64>,
+    pub provisionable: Option<u64>,
     /// The blocks of its images, if it is served and they were counted.
     pub images: Option<ImageUsage>,
     pub volumes: u64,
@@ -62,7 +62,7 @@ impl PoolStatus {
             refusal: Some(why),
             presence: Presence::Unknown,
             space: None,
-            promisable: None,
+            provisionable: None,
             images: None,
             volumes: 0,
             snapshots: 0,
@@ -118,7 +118,7 @@ impl Driver {
                 refusal: None,
                 // This comes first: a record that can be read again counts as a volume or snapshot.
                 damaged: pool.damaged().len() as u64,
-                promisable: space.as_ref().map(|space| pool.promisable(space)),
+                provisionable: space.as_ref().map(|space| pool.provisionable(space)),
                 space,
                 images: numbers.image_usage(id),
                 volumes: pool.backend.volumes.count(),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::disk::{self, PoolQuestions};
+use super::disk::{self, PoolQueries};
 use crate::backend::place::{self, pool_fs};
 use crate::cut::CutInterfaces;
 use crate::error::{Error, Result, chain};
@@ -57,7 +57,7 @@ impl Driver {
         {
             tracing::error!(error = %chain(&error), "failed to sync the node record");
         }
-        let questions = PoolQuestions::new();
+        let questions = PoolQueries::new();
         let hanging = disk::hanging(&host, &questions, &settings.pools);
         if record.home.is_none() {
             let homes = homes(host.as_ref(), &settings, &hanging);

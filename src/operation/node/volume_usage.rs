@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::disk::STATUS_TIMEOUT;
-use crate::backend::{Family, FamilyBytes, Image, VolumeBytes};
+use crate::backend::{Family, Image, LineageBytes, VolumeBytes};
 use crate::error::{Error, chain};
 use crate::model::{Level, PoolId, VolumeId};
 use crate::operation::lock::Key;
@@ -49,7 +49,7 @@ pub struct LastCut {
 
 /// What is known of the volumes of all pools.
 #[derive(Default)]
-pub(in crate::operation) struct VolumeNumbers(Mutex<HashMap<PoolId, PoolNumbers>>);
+pub(in crate::operation) struct VolumeStatistics(Mutex<HashMap<PoolId, PoolStatistics>>);
 
 /// The blocks of all images of a pool, each counted once, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct ImageUsage {
 }
 
 #[derive(Default)]
-struct PoolNumbers {
+struct PoolStatistics {
     /// By lineage.
     measured: BTreeMap<Uuid, Measured>,
     /// By volume and incarnation.
@@ -96,18 +96,18 @@ struct Moment {
 struct Measured {
     family: Family,
     at: Moment,
-    bytes: FamilyBytes,
+    bytes: LineageBytes,
     growth: BTreeMap<Uuid, Growth>,
 }
 
-impl PoolNumbers {
+impl PoolStatistics {
     /// Whether a volume that was created at this time did not exist at the first pass.
     fn is_new(&self, created_at: u64) -> bool {
         let first = self.passes.map(|(first, _)| first.seconds);
         first.is_some_and(|first| created_at > first)
     }
 
-    fn insert(&mut self, lineage: Uuid, family: Family, at: Moment, bytes: FamilyBytes) {
+    fn insert(&mut self, lineage: Uuid, family: Family, at: Moment, bytes: LineageBytes) {
         let before = self.measured.remove(&lineage);
         let growth = growth::continued(before, &family, at, &bytes, |at| self.is_new(at));
         let measured = Measured {
@@ -148,30 +148,30 @@ impl PoolNumbers {
     }
 }
 
-impl VolumeNumbers {
-    fn get(&self) -> MutexGuard<'_, HashMap<PoolId, PoolNumbers>> {
+impl VolumeStatistics {
+    fn get(&self) -> MutexGuard<'_, HashMap<PoolId, PoolStatistics>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The families that are to be measured; `None` if none may be now. Forgets those that are gone.
+    /// The lineages that are to be measured; `None` if none may be now. Forgets those that are gone.
     fn due(&self, pool: &Pool, now: Instant) -> Option<Vec<(Uuid, Family)>> {
-        let mut families = pool.backend.families();
+        let mut lineages = pool.backend.lineages();
         let mut all = self.get();
         let numbers = all.entry(pool.id()).or_default();
-        let is_there = |lineage: &Uuid| families.contains_key(lineage);
+        let is_there = |lineage: &Uuid| lineages.contains_key(lineage);
         numbers.measured.retain(|lineage, _| is_there(lineage));
-        let volumes = families.values().map(|family| family.volumes.len());
+        let volumes = lineages.values().map(|family| family.volumes.len());
         numbers.volumes = volumes.sum();
         if numbers.paused_until.is_some_and(|until| now < until) {
             return None;
         }
-        families.retain(|lineage, family| {
+        lineages.retain(|lineage, family| {
             numbers.measured.get(lineage).is_none_or(|measured| {
                 measured.family != *family
                     || now.saturating_duration_since(measured.at.at) >= MEASURING_INTERVAL
             })
         });
-        Some(families.into_iter().collect())
+        Some(lineages.into_iter().collect())
     }
 
     /// The blocks of the images of a pool; `None` before they were measured.
@@ -185,9 +185,9 @@ impl VolumeNumbers {
         let volumes = pool
             .backend
             .volumes
-            .find_ready(|volume| Some(((volume.uuid, volume.incarnation), ())));
+            .filter_map_ready(|volume| Some(((volume.uuid, volume.incarnation), ())));
         let volumes: BTreeMap<_, _> = volumes.into_iter().collect();
-        let cuts = pool.backend.snapshots.find_ready(|snapshot| {
+        let cuts = pool.backend.snapshots.filter_map_ready(|snapshot| {
             let cut = LastCut {
                 at: snapshot.cut_at,
                 level: snapshot.level,
@@ -214,7 +214,7 @@ impl VolumeNumbers {
         let volumes = pool
             .backend
             .volumes
-            .find_ready(|volume| Some((volume.uuid, volume.incarnation, volume.lineage())));
+            .filter_map_ready(|volume| Some((volume.uuid, volume.incarnation, volume.lineage())));
         let mut all = self.get();
         let numbers = all.entry(pool.id()).or_default();
         let usage = volumes.into_iter().map(|(uuid, incarnation, lineage)| {
@@ -241,7 +241,7 @@ impl Driver {
     }
 
     pub(in crate::operation) fn measure_volumes_at(&self, pool: PoolId, now: Instant) {
-        if !self.pools.settings.counts_blocks() {
+        if !self.pools.settings.should_count_blocks() {
             return;
         }
         let Ok(Some(pool)) = self.pools.pool(pool) else {
@@ -258,11 +258,11 @@ impl Driver {
         let begun = Instant::now();
         let mut by_size = Vec::new();
         for (lineage, family) in due {
-            if !self.may_measure(&pool) {
+            if !self.can_measure(&pool) {
                 return;
             }
-            let may_read = |image| self.may_measure(&pool) && !self.is_in_use(image);
-            match pool.backend.compare_family(&family, &may_read) {
+            let may_read = |image| self.can_measure(&pool) && !self.is_in_use(image);
+            match pool.backend.compare_lineage(&family, &may_read) {
                 Ok(Some(bytes)) => {
                     let mut all = self.numbers.get();
                     let numbers = all.entry(pool.id()).or_default();
@@ -280,22 +280,22 @@ impl Driver {
         numbers.paused_until = Some(now + begun.elapsed() * PAUSE_FACTOR);
     }
 
-    /// Measures families by the sizes of their images. If one cannot be read, the others are.
-    fn estimate(&self, pool: &Pool, families: Vec<(Uuid, Family)>, at: Moment) {
-        if families.is_empty() {
+    /// Measures lineages by the sizes of their images. If one cannot be read, the others are.
+    fn estimate(&self, pool: &Pool, lineages: Vec<(Uuid, Family)>, at: Moment) {
+        if lineages.is_empty() {
             return;
         }
-        match pool.backend.estimate_families(&families) {
+        match pool.backend.estimate_lineages(&lineages) {
             Ok(bytes) => {
                 let mut all = self.numbers.get();
                 let numbers = all.entry(pool.id()).or_default();
-                for ((lineage, family), bytes) in families.into_iter().zip(bytes) {
+                for ((lineage, family), bytes) in lineages.into_iter().zip(bytes) {
                     numbers.insert(lineage, family, at, bytes);
                 }
             }
-            Err(error) if families.len() == 1 => failed(pool, &error),
+            Err(error) if lineages.len() == 1 => failed(pool, &error),
             Err(_) => {
-                for one in families {
+                for one in lineages {
                     self.estimate(pool, vec![one], at);
                 }
             }
@@ -303,7 +303,7 @@ impl Driver {
     }
 
     /// Whether a pool is still served, and the process is not about to end.
-    fn may_measure(&self, pool: &Arc<Pool>) -> bool {
+    fn can_measure(&self, pool: &Arc<Pool>) -> bool {
         let serving = self.pools.serving();
         let is_served = serving.iter().any(|one| Arc::ptr_eq(one, pool));
         is_served && !self.pools.in_flight.is_stopping()

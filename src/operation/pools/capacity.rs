@@ -9,8 +9,8 @@ use crate::backend::place::pool_fs::machine_reserve;
 use crate::backend::{MetadataSpace, PoolSpace};
 use crate::error::{Error, Result, chain};
 use crate::model::size::{GRAIN, MIB, image_bytes};
-use crate::model::{Allocation, Capability, PoolPlace, SnapshotRoom};
-use crate::operation::{AskCapacity, Capacity, Pool, Pools};
+use crate::model::{Allocation, Capability, PoolPlace, SnapshotSpacePolicy};
+use crate::operation::{Capacity, GetCapacity, Pool, Pools};
 use crate::record::SnapshotRecord;
 
 /// The share that is reserved for the pool's own metadata: extent maps of images, records, logs. An
@@ -42,7 +42,7 @@ fn promises(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
 
 /// Bytes that may still be promised, with `kept` bytes left free. Rounded down to whole grains, so
 /// that a volume of this size can be created.
-pub(in crate::operation) fn promisable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
+pub(in crate::operation) fn provisionable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
     promises(space, overcommit, kept).saturating_sub(space.promised) / GRAIN * GRAIN
 }
 
@@ -55,10 +55,10 @@ fn reservable(space: &PoolSpace, kept: u64) -> u64 {
 
 /// Bytes of data for a volume of this allocation, with `kept` bytes left free.
 fn room(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u64 {
-    let promisable = promisable(space, pool.definition.overcommit, kept);
+    let provisionable = provisionable(space, pool.definition.overcommit, kept);
     match allocation {
-        Allocation::Thin => promisable,
-        Allocation::Thick => promisable.min(reservable(space, kept)),
+        Allocation::Thin => provisionable,
+        Allocation::Thick => provisionable.min(reservable(space, kept)),
     }
 }
 
@@ -66,7 +66,7 @@ fn room(pool: &Pool, space: &PoolSpace, allocation: Allocation, kept: u64) -> u6
 fn available(pool: &Pool, space: &PoolSpace, allocation: Allocation) -> u64 {
     let room = room(pool, space, allocation, kept_for_new(pool, space));
     match (allocation, &space.metadata) {
-        (_, Some(metadata)) if judge_metadata(pool, metadata, None).is_err() => 0,
+        (_, Some(metadata)) if check_metadata_available(pool, metadata, None).is_err() => 0,
         (Allocation::Thick, Some(metadata)) => room.min(metadata.largest()),
         (Allocation::Thin, _) | (_, None) => room,
     }
@@ -110,7 +110,7 @@ pub(in crate::operation) fn check_setup(pool: &Pool) -> Result<()> {
     match &pool.definition.place {
         PoolPlace::Lvm { pool: name } => {
             let status = lvm::usable(pool.backend.host(), &pool.definition, name)?;
-            judge_metadata(pool, &(&status).into(), None)
+            check_metadata_available(pool, &(&status).into(), None)
         }
         PoolPlace::File { .. } | PoolPlace::Memory { .. } => Ok(()),
     }
@@ -121,12 +121,16 @@ pub(in crate::operation) fn check_setup(pool: &Pool) -> Result<()> {
 /// take what is kept free.
 fn check_metadata(pool: &Pool, space: &PoolSpace, thick: Option<u64>) -> Result<()> {
     match &space.metadata {
-        Some(metadata) => judge_metadata(pool, metadata, thick),
+        Some(metadata) => check_metadata_available(pool, metadata, thick),
         None => Ok(()),
     }
 }
 
-fn judge_metadata(pool: &Pool, metadata: &MetadataSpace, thick: Option<u64>) -> Result<()> {
+fn check_metadata_available(
+    pool: &Pool,
+    metadata: &MetadataSpace,
+    thick: Option<u64>,
+) -> Result<()> {
     let more = thick.map_or(0, |bytes| metadata.worst(bytes));
     let (required, available) = (metadata.kept() + more, metadata.available());
     if required <= available {
@@ -166,7 +170,7 @@ pub(in crate::operation) fn admit_snapshot(
     record: &SnapshotRecord,
 ) -> Result<()> {
     let thick = record.allocation == Allocation::Thick;
-    if let (true, Some(why)) = (thick, pool.refuses_thick()) {
+    if let (true, Some(why)) = (thick, pool.thick_refusal()) {
         let subject = format!("a snapshot of thick volume {}", record.source);
         return Err(Error::refused(subject, why));
     }
@@ -178,14 +182,14 @@ pub(in crate::operation) fn admit_snapshot(
     };
     judge(pool, required, reservable(space, headroom(space.total)))?;
     check_metadata(pool, space, thick.then_some(required))?;
-    check_promises(pool, space)
+    check_guarantees(pool, space)
 }
 
 /// Checks that all volumes can still be written completely next to the existing snapshots and those
 /// in progress, if the pool reserves that space for them (docs/adr/0031).
-pub(in crate::operation) fn check_promises(pool: &Pool, space: &PoolSpace) -> Result<()> {
+pub(in crate::operation) fn check_guarantees(pool: &Pool, space: &PoolSpace) -> Result<()> {
     let room = promises(space, pool.definition.overcommit, headroom(space.total));
-    if pool.snapshots() == SnapshotRoom::BestEffort || space.promised <= room {
+    if pool.snapshots() == SnapshotSpacePolicy::BestEffort || space.promised <= room {
         return Ok(());
     }
     Err(Error::Promised {
@@ -226,7 +230,7 @@ pub(in crate::operation) fn minimum_size(capabilities: &[Capability]) -> u64 {
 impl Pools {
     /// Answers GetCapacity. A pool that cannot be reached has a capacity of 0, without a delay, and
     /// so has a request that would be refused.
-    pub fn capacity(&self, request: &AskCapacity) -> Result<Capacity> {
+    pub fn capacity(&self, request: &GetCapacity) -> Result<Capacity> {
         let minimum = minimum_size(&request.capabilities);
         let nothing = Capacity {
             available: 0,
@@ -246,7 +250,7 @@ impl Pools {
             Err(error) => return Err(error),
         };
         let allocation = request.parameters.allocation;
-        if allocation == Allocation::Thick && pool.refuses_thick().is_some() {
+        if allocation == Allocation::Thick && pool.thick_refusal().is_some() {
             return Ok(nothing);
         }
         let space = match check_setup(&pool).and_then(|()| pool.backend.space()) {
@@ -269,11 +273,11 @@ impl Pool {
     /// Why this pool cannot have thick volumes or snapshots of them; `None` if it can. Where blocks
     /// cannot be un-shared, a thick volume next to a snapshot depends on the space that is kept for
     /// promises.
-    pub(in crate::operation) fn refuses_thick(&self) -> Option<&'static str> {
+    pub(in crate::operation) fn thick_refusal(&self) -> Option<&'static str> {
         let facts = &self.backend.facts;
         let keeps_promises =
-            self.definition.overcommit <= 1.0 && self.snapshots() == SnapshotRoom::Reserved;
-        match facts.refuses_thick {
+            self.definition.overcommit <= 1.0 && self.snapshots() == SnapshotSpacePolicy::Reserved;
+        match facts.thick_refusal {
             None if !facts.unshares && !keeps_promises => {
                 Some("a thin pool can have them only with overcommit=1 and snapshots=reserved")
             }
@@ -282,9 +286,9 @@ impl Pool {
     }
 
     /// Bytes that may still be promised with the overcommit of this pool.
-    pub fn promisable(&self, space: &PoolSpace) -> u64 {
+    pub fn provisionable(&self, space: &PoolSpace) -> u64 {
         let kept = super::capacity::kept_for_new(self, space);
-        super::capacity::promisable(&space.without_bases(), self.definition.overcommit, kept)
+        super::capacity::provisionable(&space.without_bases(), self.definition.overcommit, kept)
     }
 }
 
@@ -297,7 +301,7 @@ mod tests {
         #[test]
         fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
             let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
-            let more = promisable(&space, 1.0, headroom(total));
+            let more = provisionable(&space, 1.0, headroom(total));
             prop_assert!(more == 0 || promised + more <= available + own);
             prop_assert!(more.is_multiple_of(GRAIN));
         }
@@ -306,7 +310,7 @@ mod tests {
         fn promises_leave_free_what_is_kept(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
             let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
             let kept = machine_reserve(total);
-            let more = promisable(&space, 1.0, kept);
+            let more = provisionable(&space, 1.0, kept);
             prop_assert!(more == 0 || promised + more + kept <= available + own);
             prop_assert!(kept * 5 >= total);
         }
@@ -314,7 +318,7 @@ mod tests {
         #[test]
         fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
             let space = PoolSpace { total, available, promised, ..PoolSpace::default() };
-            prop_assert!(promisable(&space, factor, headroom(total)) >= promisable(&space, 1.0, headroom(total)));
+            prop_assert!(provisionable(&space, factor, headroom(total)) >= provisionable(&space, 1.0, headroom(total)));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::backend::records::{SNAPSHOTS, VOLUMES};
 use crate::backend::{file, thin};
 use crate::error::{ErrorContext, Result, chain};
 use crate::host::Host;
-use crate::model::size::{Human, image_bytes};
+use crate::model::size::{HumanBytes, image_bytes};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
 use crate::record::{
     Formatted, NodeRecord, SnapshotRecord, SnapshotState, VolumeRecord, VolumeState,
@@ -293,7 +293,7 @@ pub fn read_thin(
     let recorded = recorded.context(|| format!("read the records of pool {pool}"))?;
     let devices = host.thin_devices(name.mapped()).context(doing)?;
     let bytes = |id: u32| devices.get(&id).copied().unwrap_or(0);
-    let lost = find_lost(&inventory, [&before, &devices]);
+    let lost = list_lost(&inventory, [&before, &devices]);
     let lost = lost.into_iter().map(|(dir, what)| {
         let problem = format!("{what} in {name}, so its data are lost unless the metadata of the thin pool is restored");
         damaged(pool, path.join(dir), problem)
@@ -306,7 +306,7 @@ pub fn read_thin(
         .keys()
         .filter(|id| !recorded.is_incomplete && is_unrecorded(id) && before.contains_key(id))
         .map(|id| {
-            let size = Human(bytes(*id));
+            let size = HumanBytes(bytes(*id));
             let problem = format!("no record has its thin device {id} ({size}); it is left alone until its record is restored, or until you run: dmsetup message {} 0 \"delete {id}\"", name.mapped());
             damaged(pool, name.to_string().into(), problem)
         });
@@ -332,7 +332,7 @@ pub fn read_thin(
 /// The directories of objects whose thin devices are missing, or have no block although they had a
 /// file system, and which of these it is: a repair of the metadata leaves a device whose map is damaged
 /// without blocks. Both lists of devices must agree.
-fn find_lost(inventory: &Inventory, devices: [&BTreeMap<u32, u64>; 2]) -> Vec<(PathBuf, String)> {
+fn list_lost(inventory: &Inventory, devices: [&BTreeMap<u32, u64>; 2]) -> Vec<(PathBuf, String)> {
     let had_fs = |formatted: Option<&Formatted>| {
         formatted.is_some_and(|it| it.complete && it.kind.fs().is_some())
     };

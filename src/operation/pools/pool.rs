@@ -10,7 +10,7 @@ use crate::backend::place::pool_fs::PoolFs;
 use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::id::NameKind;
-use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotRoom, VolumeId};
+use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotSpacePolicy, VolumeId};
 use crate::operation::detach::count_read;
 
 /// A pool that is served.
@@ -55,10 +55,10 @@ impl Pool {
 
     /// Whether snapshots may take space that was promised to volumes: the value of the definition,
     /// or else the value with which the pool was created.
-    pub fn snapshots(&self) -> SnapshotRoom {
+    pub fn snapshots(&self) -> SnapshotSpacePolicy {
         let said = self.definition.snapshots;
         said.or(self.backend.record.snapshots)
-            .unwrap_or(SnapshotRoom::BestEffort)
+            .unwrap_or(SnapshotSpacePolicy::BestEffort)
     }
 }
 

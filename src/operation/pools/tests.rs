@@ -22,7 +22,7 @@ use crate::model::{HomeId, PoolDefinition};
 use crate::operation::pools::inventory::PoolPresence;
 use crate::operation::pools::{admin, inventory};
 use crate::operation::tests::{NODE_RECORD as NODE, new_volume, pool, settings, volume};
-use crate::operation::{AskCapacity, CreateVolume, Driver, Presence, Settings};
+use crate::operation::{CreateVolume, Driver, GetCapacity, Presence, Settings};
 
 const NAME: &str = "vg-pool";
 
@@ -610,7 +610,7 @@ fn a_pool_that_is_set_up_otherwise_later_takes_nothing_new_until_that_is_undone(
     let driver = start(&host);
     let first = volume(&driver, "a");
     let create = |name| driver.volumes.create_volume(&new_volume(name));
-    let ask = AskCapacity {
+    let ask = GetCapacity {
         capabilities: Vec::new(),
         parameters: new_volume("b").parameters,
         topology: None,

@@ -13,7 +13,7 @@ use std::ops::Range;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use super::remote::{SentRange, data};
+use super::remote::{SnapshotRange, data};
 use crate::error::{Error, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
@@ -21,7 +21,7 @@ use crate::model::size::{self, MIB};
 use crate::model::{Allocation, Capability, Level, Wipe};
 use crate::record::Formatted;
 
-pub use content::{Content, ContentFacts, archive_content, content_identity};
+pub use content::{Content, ContentInfo, archive_content, content_identity};
 
 /// A transfer that converts line ends or stops at an end-of-file character damages it.
 const MAGIC: [u8; 14] = *b"SLACKWATER\r\n\x1a\n";
@@ -191,7 +191,7 @@ impl<W: Write> ArchiveWriter<W> {
     }
 
     /// The next range of a member of the manifest.
-    pub fn segment(&mut self, member: u32, range: &SentRange) -> Result<()> {
+    pub fn segment(&mut self, member: u32, range: &SnapshotRange) -> Result<()> {
         let mut body = Vec::with_capacity(data(&range.pieces) as usize + 1024);
         body.extend(member.to_le_bytes());
         body.extend(range.offset.to_le_bytes());
@@ -297,7 +297,7 @@ impl<R: Read> ArchiveReader<R> {
 
     /// The next range of a member, whose segments must be the next ones; `None` at the end of the
     /// member's image.
-    pub fn range(&mut self, member: usize) -> Result<Option<SentRange>> {
+    pub fn range(&mut self, member: usize) -> Result<Option<SnapshotRange>> {
         if member != self.member {
             let reached = self.member;
             return Err(bad(format!("has reached snapshot {reached}, not {member}")));
@@ -422,7 +422,7 @@ fn parse_manifest(body: &[u8]) -> Result<Manifest> {
 }
 
 /// The member and the range of a segment.
-fn parse_segment(body: &[u8]) -> Option<(u32, SentRange)> {
+fn parse_segment(body: &[u8]) -> Option<(u32, SnapshotRange)> {
     let mut fields = Fields(body);
     let member = fields.u32()?;
     let (offset, length) = (fields.u64()?, fields.u64()?);
@@ -434,7 +434,7 @@ fn parse_segment(body: &[u8]) -> Option<(u32, SentRange)> {
         let bytes = bytes.to_vec();
         pieces.push(Piece { offset, bytes });
     }
-    let range = SentRange {
+    let range = SnapshotRange {
         checksum: None,
         offset,
         length,
@@ -445,7 +445,7 @@ fn parse_segment(body: &[u8]) -> Option<(u32, SentRange)> {
 }
 
 /// Checks that a range is within the image, and its data within the range.
-fn check_range(range: &SentRange, end: u64, has_base: bool) -> std::result::Result<(), String> {
+fn check_range(range: &SnapshotRange, end: u64, has_base: bool) -> std::result::Result<(), String> {
     let until = range.offset.checked_add(range.length);
     let Some(until) = until.filter(|until| range.length > 0 && *until <= end) else {
         return Err(format!("it ends beyond the image of {end} bytes"));

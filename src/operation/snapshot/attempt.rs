@@ -21,10 +21,10 @@ use crate::cut::coordinator::{self, Used};
 use crate::cut::{Attempt, CutMember, Outcome, Use};
 use crate::error::{Error, Result};
 use crate::model::size::image_bytes;
-use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotRoom};
+use crate::model::{Allocation, Level, SnapshotId, SnapshotParameters, SnapshotSpacePolicy};
 use crate::operation::Snapshots;
 use crate::operation::lock::{Key, LockGuard};
-use crate::operation::pools::capacity::{admit_snapshot, check_promises, check_setup};
+use crate::operation::pools::capacity::{admit_snapshot, check_guarantees, check_setup};
 use crate::record::{Base, SnapshotRecord, SnapshotState};
 
 /// Why a raw member of a group has level `crash`: nothing has flushed the caches of its writers.
@@ -227,8 +227,8 @@ impl Snapshots {
         // the cut.
         let mut judged = Vec::new();
         for pool in participation.made.iter().map(|one| &one.pool) {
-            if pool.snapshots() == SnapshotRoom::Reserved && !judged.contains(&pool.id()) {
-                self.before_bases(pool, || check_promises(pool, &pool.backend.space()?))?;
+            if pool.snapshots() == SnapshotSpacePolicy::Reserved && !judged.contains(&pool.id()) {
+                self.before_bases(pool, || check_guarantees(pool, &pool.backend.space()?))?;
                 judged.push(pool.id());
             }
         }

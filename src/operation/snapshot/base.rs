@@ -112,7 +112,7 @@ impl Snapshots {
     ) -> Result<T> {
         loop {
             let refused = match attempt() {
-                Err(refused) if may_be_enough(pool, &refused) => refused,
+                Err(refused) if can_suffice(pool, &refused) => refused,
                 done => return done,
             };
             if !self.release_base(pool) {
@@ -188,7 +188,7 @@ fn has_volume(backend: &PoolBackend, record: &SnapshotRecord) -> bool {
 }
 
 /// Whether the space for a refused operation may be there once all bases are deleted.
-fn may_be_enough(pool: &Pool, refused: &Error) -> bool {
+fn can_suffice(pool: &Pool, refused: &Error) -> bool {
     let missing = match refused {
         Error::OutOfSpace {
             required,

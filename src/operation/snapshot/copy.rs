@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::copies::Copying;
 use super::plan::Prepared;
-use super::remote::{Receiving, SentRange};
+use super::remote::{Receiving, SnapshotRange};
 use super::running::{CopyKind, CopyOf, CopyStatus};
 use super::source::Source;
 use crate::backend::{Image, ImageHandle};
@@ -164,7 +164,7 @@ struct Step {
     end: u64,
     /// Bytes that it copies, for the limit of the rate.
     bytes: u64,
-    difference: Option<SentRange>,
+    difference: Option<SnapshotRange>,
 }
 
 impl Snapshots {

@@ -120,11 +120,11 @@ impl Snapshots {
     /// with its group, unless its class says otherwise. Volumes that were restored from the
     /// snapshot stay.
     pub fn delete_snapshot(&self, snapshot_id: &str) -> Result<()> {
-        self.delete_alone(snapshot_id, &DeleteOne::default())
+        self.delete_without_router(snapshot_id, &DeleteOne::default())
     }
 
     /// The same as [`Snapshots::delete_one`], without a router that resolves groups across nodes.
-    pub fn delete_alone(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
+    pub fn delete_without_router(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
         match self.delete_one(snapshot_id, how)? {
             None => Ok(()),
             Some(group) => Err(Error::Unsettled {

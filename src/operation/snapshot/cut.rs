@@ -31,7 +31,7 @@ impl Snapshots {
             let mapped = copier.mapped();
             let mapped = mapped.context(|| format!("open the device of {image}"))?;
             let is_raw = *in_use == Use::Raw && mapped.is_none();
-            let unsuspendable = is_raw.then(|| self.unsuspendable(source));
+            let unsuspendable_reason = is_raw.then(|| self.unsuspendable_reason(source));
             Ok(CutMember {
                 target: HookTarget {
                     volume_id: source.text.clone(),
@@ -40,7 +40,7 @@ impl Snapshots {
                 },
                 copier: copier.into(),
                 in_use: in_use.clone(),
-                unsuspendable: unsuspendable.transpose()?,
+                unsuspendable_reason: unsuspendable_reason.transpose()?,
                 emptied: Arc::default(),
             })
         })
@@ -48,7 +48,7 @@ impl Snapshots {
     }
 
     /// Why a raw volume was published with a device that cannot be suspended, and what helps.
-    fn unsuspendable(&self, source: &Source) -> Result<String> {
+    fn unsuspendable_reason(&self, source: &Source) -> Result<String> {
         if !source.record.block_groups {
             return Ok("its class has blockGroups: \"false\"; unpublish it first".into());
         }
@@ -123,7 +123,7 @@ impl Snapshots {
         let freeze_timeout = SnapshotParameters::default().freeze_timeout;
         let freezer = self.interfaces.freezer.as_ref();
         let id = id.to_string();
-        match cut::copy_quiet(freezer, &id, &*copier, freeze_timeout) {
+        match cut::copy_unused(freezer, &id, &*copier, freeze_timeout) {
             // The caller deletes the copy, and a repeat of the call makes another one.
             Err(Error::CutLost { reason }) => Err(Error::Busy {
                 subject: format!("snapshot {id}"),
@@ -165,7 +165,7 @@ pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
     (member.in_use != Use::Quiet).then(|| Used {
         volume_id: member.target.volume_id.clone(),
         claim: member.target.claim.clone(),
-        unsuspendable: member.unsuspendable.clone(),
+        unsuspendable_reason: member.unsuspendable_reason.clone(),
     })
 }
 

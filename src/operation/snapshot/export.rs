@@ -9,7 +9,7 @@ use super::remote::Wanted;
 use super::running::{CopyKind, CopyOf};
 use crate::error::{Error, Kind, Result};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{Export, Loan, Pool, Snapshots};
+use crate::operation::{Export, OutgoingRead, Pool, Snapshots};
 use crate::record::{Formatted, SnapshotRecord};
 
 /// The reader of an export in messages. No node has such a name.
@@ -49,7 +49,7 @@ impl Snapshots {
         for (member, (mut loan, of)) in (0..).zip(loans) {
             let copying = self.copies.listed.begin(of);
             copying.starts(0, loan.bytes());
-            while let Some(range) = self.read_loan(&mut loan)? {
+            while let Some(range) = self.read_next(&mut loan)? {
                 archive.segment(member, &range)?;
                 copying.reached(range.end());
             }
@@ -63,7 +63,7 @@ impl Snapshots {
         pool: &Pool,
         (id, record): (&str, &SnapshotRecord),
         base: Option<&str>,
-    ) -> Result<(ArchivedSnapshot, Loan, CopyOf)> {
+    ) -> Result<(ArchivedSnapshot, OutgoingRead, CopyOf)> {
         let bases: Vec<String> = base.map(str::to_string).into_iter().collect();
         let offer = self.offer(id, READER, &bases)?;
         let wanted = match (base, offer.bases.first()) {

@@ -50,7 +50,7 @@ impl Snapshots {
     /// Deletes the snapshots of a pool for clones that no call has named for an hour.
     pub(in crate::operation) fn clean_up_for_clones(&self, pool: &Pool) {
         let of_clone = |record: &SnapshotRecord| record.for_clone.then_some(record.uuid);
-        for uuid in pool.backend.snapshots.find_ready(of_clone) {
+        for uuid in pool.backend.snapshots.filter_map_ready(of_clone) {
             if !self.copies.is_forgotten(uuid, self.host.now()) {
                 continue;
             }

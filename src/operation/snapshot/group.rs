@@ -39,7 +39,7 @@ impl Snapshots {
         let seen = sources(ids)
             .map(|sources| membership(id, &sources, &request.parameters))
             .and_then(|asked| self.read_each(&asked.members))
-            .and_then(|()| self.members_read(id, &request.parameters));
+            .and_then(|()| self.check_members_readable(id, &request.parameters));
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some((_, one)) = found.first() {
             let membership = one.group.clone().unwrap_or_else(|| no_membership(id.0));
@@ -123,7 +123,7 @@ impl Snapshots {
         };
         let _group = self.pools.locks.acquire(Key::Group(id.0))?;
         self.resolve_group(id.0)?;
-        let seen = self.all_seen();
+        let seen = self.check_all_readable();
         let found = self.members_of(id.0, SnapshotState::Ready);
         if let Some(membership) = found.first().and_then(|(_, one)| one.group.as_ref()) {
             same_members(request, membership, found.iter().map(id_of))?;
@@ -151,7 +151,7 @@ impl Snapshots {
         let id: GroupId = request.group_id.parse().map_err(|_| absent())?;
         let seen = self
             .read_each(&request.snapshot_ids)
-            .and_then(|()| self.all_seen());
+            .and_then(|()| self.check_all_readable());
         let found = self.members_of(id.0, SnapshotState::Ready);
         let membership = found.first().and_then(|(_, one)| one.group.clone());
         let Some(membership) = membership else {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::lent::{Grant, Reader, TICKET_SECONDS};
 use super::metadata::{GRAIN, Side, Walk, are_of_one_volume};
-use super::remote::{Checksum, Offer, SentRange, Ticket, Wanted, cost, data};
+use super::remote::{Checksum, Offer, SnapshotRange, Ticket, Wanted, cost, data};
 use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::Piece;
@@ -25,7 +25,7 @@ const RANGE: u64 = 4 * MIB;
 const MAX_READ: u64 = 256 * MIB;
 
 /// A snapshot that is being read from its beginning or from an offset on.
-pub struct Loan {
+pub struct OutgoingRead {
     pool: Arc<Pool>,
     snapshot: Side,
     at: u64,
@@ -35,7 +35,7 @@ pub struct Loan {
     _reader: Reader,
 }
 
-impl Loan {
+impl OutgoingRead {
     /// Length of the image that is read.
     pub(super) fn bytes(&self) -> u64 {
         self.snapshot.image.bytes()
@@ -91,7 +91,7 @@ impl Snapshots {
         ticket: &Ticket,
         is_reader: &dyn Fn(&str) -> bool,
         (from, wanted): (u64, Wanted),
-    ) -> Result<Loan> {
+    ) -> Result<OutgoingRead> {
         let grant = self.lent.find(ticket, self.host.now(), is_reader);
         let grant = grant.ok_or_else(|| {
             let why = "has expired, or was not issued to this caller; the router obtains a new one when the call is repeated";
@@ -125,7 +125,7 @@ impl Snapshots {
             ?wanted,
             "sending a snapshot"
         );
-        Ok(Loan {
+        Ok(OutgoingRead {
             pool,
             snapshot,
             at: from,
@@ -147,7 +147,7 @@ impl Snapshots {
 
     /// The next range of a loan, at a bounded rate; `None` at its end. It has a checksum only if
     /// digests are wanted: where it goes decides which one it needs.
-    pub fn read_loan(&self, loan: &mut Loan) -> Result<Option<SentRange>> {
+    pub fn read_next(&self, loan: &mut OutgoingRead) -> Result<Option<SnapshotRange>> {
         if self.pools.in_flight.is_stopping() {
             return Err(Error::Stopping);
         }
@@ -226,9 +226,13 @@ fn read(snapshot: &Side, offset: u64, length: u64) -> Result<Vec<Piece>> {
     pieces.context(|| "read a snapshot for another node".into())
 }
 
-fn read_all(snapshot: &Side, (offset, length): (u64, u64), wanted: Wanted) -> Result<SentRange> {
+fn read_all(
+    snapshot: &Side,
+    (offset, length): (u64, u64),
+    wanted: Wanted,
+) -> Result<SnapshotRange> {
     let pieces = read(snapshot, offset, length)?;
-    Ok(SentRange {
+    Ok(SnapshotRange {
         offset,
         length,
         checksum: (wanted == Wanted::Digests).then(|| Checksum::sha256(&[], &pieces)),
@@ -242,7 +246,7 @@ fn read_differences(
     snapshot: &Side,
     base: &Side,
     (offset, walk): (u64, &mut Walk),
-) -> Result<SentRange> {
+) -> Result<SnapshotRange> {
     if walk.ranges.is_empty() && walk.at < walk.end {
         walk.step(Some(base), snapshot)?;
     }
@@ -264,7 +268,7 @@ fn read_differences(
     }
     walk.ranges.retain(|(start, end)| start < end);
     let next = walk.ranges.first().map_or(walk.at, |(start, _)| *start);
-    Ok(SentRange {
+    Ok(SnapshotRange {
         offset,
         length: next - offset,
         checksum: None,

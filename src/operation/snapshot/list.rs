@@ -27,7 +27,7 @@ impl Snapshots {
         };
         // This precedes the listing: a group that is complete now has all its members in the list.
         let in_part = match request.snapshot_id.as_str() {
-            "" => self.groups_in_part(),
+            "" => self.uncommitted_groups(),
             _ => BTreeSet::new(),
         };
         let mut snapshots = self.selected(request, after, limit + 1)?;

@@ -141,7 +141,7 @@ impl Snapshots {
     /// request may have named other volumes, which may be gone. A name that was generated for a
     /// Kubernetes object is always requested with the same volumes, and the caller checks the
     /// members of these by ID.
-    pub(in crate::operation) fn members_read(
+    pub(in crate::operation) fn check_members_readable(
         &self,
         group: GroupId,
         parameters: &SnapshotParameters,
@@ -161,7 +161,7 @@ impl Snapshots {
 
     /// An error if there may be snapshots that were not read: in a pool that is not served, or with
     /// a record that cannot be read.
-    pub(in crate::operation) fn all_seen(&self) -> Result<()> {
+    pub(in crate::operation) fn check_all_readable(&self) -> Result<()> {
         for pool in self.pools.all_serving()? {
             for (uuid, _) in pool.backend.snapshots.damaged() {
                 pool.backend.snapshots.get(uuid)?;
@@ -217,7 +217,7 @@ impl Snapshots {
 
     /// Groups with members here that are not committed: their cut is running, or a failed one left
     /// them.
-    pub(in crate::operation) fn groups_in_part(&self) -> BTreeSet<Uuid> {
+    pub(in crate::operation) fn uncommitted_groups(&self) -> BTreeSet<Uuid> {
         let pools = self.pools.serving().into_iter();
         let unready = pools.flat_map(|pool| pool.backend.snapshots.unready());
         unready.filter_map(|one| Some(one.group?.id)).collect()

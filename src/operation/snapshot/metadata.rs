@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::Extent;
 use crate::host::difference::Differences;
 use crate::model::SnapshotId;
-use crate::operation::{AskMetadata, MetadataOf, MetadataPage, Pool, Snapshots};
+use crate::operation::{GetMetadata, MetadataOf, MetadataPage, Pool, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
@@ -37,7 +37,7 @@ pub(super) struct Side {
 impl Snapshots {
     /// One page of either call. A page may have no ranges and still have a next page. This changes
     /// nothing.
-    pub fn snapshot_metadata(&self, request: &AskMetadata) -> Result<MetadataPage> {
+    pub fn snapshot_metadata(&self, request: &GetMetadata) -> Result<MetadataPage> {
         let target = side(self.pools.get_snapshot(&request.snapshot_id)?)?;
         let base = request
             .base_snapshot_id
@@ -80,7 +80,7 @@ impl Snapshots {
 
     /// The number of bytes in which a snapshot may differ from another one of its volume.
     pub(in crate::operation) fn changed_bytes(&self, base: &str, snapshot: &str) -> Result<u64> {
-        let mut request = AskMetadata {
+        let mut request = GetMetadata {
             base_snapshot_id: Some(base.to_string()),
             snapshot_id: snapshot.to_string(),
             starting_offset: 0,
@@ -98,7 +98,7 @@ impl Snapshots {
         }
     }
 
-    fn still_there(&self, request: &AskMetadata, of: MetadataOf) -> Result<()> {
+    fn still_there(&self, request: &GetMetadata, of: MetadataOf) -> Result<()> {
         let base = |id: &str| Ok::<_, Error>(self.pools.get_snapshot_or_base(id)?.2.incarnation);
         let base = request.base_snapshot_id.as_deref().map(base).transpose()?;
         let target = self.pools.get_snapshot(&request.snapshot_id)?.2.incarnation;
@@ -127,7 +127,7 @@ pub(super) fn are_of_one_volume(one: &SnapshotRecord, other: &SnapshotRecord) ->
     volume(one) == volume(other)
 }
 
-fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> {
+fn same_volume(request: &GetMetadata, base: &Side, target: &Side) -> Result<()> {
     if are_of_one_volume(&base.record, &target.record) {
         return Ok(());
     }
@@ -142,7 +142,7 @@ fn same_volume(request: &AskMetadata, base: &Side, target: &Side) -> Result<()> 
 }
 
 /// The error for snapshots that were deleted during the call.
-fn gone(request: &AskMetadata) -> Error {
+fn gone(request: &GetMetadata) -> Error {
     Error::Pending {
         what: format!(
             "snapshot {} (it or its base was deleted and recreated)",

@@ -46,7 +46,7 @@ pub struct Offer {
 
 /// A range of a snapshot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SentRange {
+pub struct SnapshotRange {
     pub offset: u64,
     pub length: u64,
     /// The data of the range; the rest of it reads as zeros. Empty if only the checksum was wanted.
@@ -107,7 +107,7 @@ fn each_part(changed: &[Range<u64>], pieces: &[Piece], mut update: impl FnMut(&[
     }
 }
 
-impl SentRange {
+impl SnapshotRange {
     /// Bytes that the limit of the rate counts, for differences.
     pub(super) fn cost(&self) -> u64 {
         let changed = self.changed.iter().map(|range| range.end - range.start);
@@ -168,7 +168,7 @@ pub trait SnapshotSource: Send + Sync {
 /// The ranges of a snapshot, in order.
 pub trait Ranges: Send {
     /// The next one; `None` at the end.
-    fn next(&mut self) -> Result<Option<SentRange>>;
+    fn next(&mut self) -> Result<Option<SnapshotRange>>;
 }
 
 /// What a reader of a snapshot wants.
@@ -253,7 +253,7 @@ impl<'a> Receiving<'a> {
 
     /// The next range from an offset on if differences are sent; `None` if a range of any length can
     /// be received.
-    pub(super) fn next_difference(&mut self, at: u64) -> Result<Option<SentRange>> {
+    pub(super) fn next_difference(&mut self, at: u64) -> Result<Option<SnapshotRange>> {
         match self.has_base && at < self.bytes() {
             true => self.next(at, self.bytes()).map(Some),
             false => Ok(None),
@@ -264,7 +264,7 @@ impl<'a> Receiving<'a> {
     pub(super) fn write_difference(
         &self,
         target: &ImageHandle,
-        range: &SentRange,
+        range: &SnapshotRange,
         doing: impl Fn() -> String,
     ) -> Result<Vec<Range<u64>>> {
         let zeros = range.zeros().ok_or_else(|| {
@@ -277,7 +277,7 @@ impl<'a> Receiving<'a> {
     }
 
     /// The next range from an offset on, which ends at `end` at the latest.
-    fn next(&mut self, at: u64, end: u64) -> Result<SentRange> {
+    fn next(&mut self, at: u64, end: u64) -> Result<SnapshotRange> {
         let range = self.ranges.next()?;
         let range = range.ok_or_else(|| {
             let reason = format!("it sent {at} bytes of a snapshot of {end} bytes");

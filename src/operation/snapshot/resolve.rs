@@ -63,12 +63,12 @@ impl Snapshots {
     /// and it is an error if one cannot be read. So a member that is not in the result does not
     /// exist here.
     pub fn group_here(&self, group: GroupId, members: &[String]) -> Result<GroupHere> {
-        let lock = self.lock_for_a_look(group);
+        let lock = self.lock_to_read(group);
         // These checks precede the listing. In the other order, a record that becomes readable in
         // between would be missed: neither listed nor reported as unreadable. The pool of each of
         // `members` must be served or belong to another node; then a member that is not listed does
         // not exist here.
-        let unseen = self.all_seen().err().map(|error| chain(&error));
+        let unseen = self.check_all_readable().err().map(|error| chain(&error));
         self.read_each(members)?;
         let mut found = BTreeMap::new();
         for state in [
@@ -102,7 +102,7 @@ impl Snapshots {
     }
 
     /// Acquires the lock of a group. Another call that only reads the group holds it for a moment.
-    fn lock_for_a_look(&self, group: GroupId) -> Result<LockGuard> {
+    fn lock_to_read(&self, group: GroupId) -> Result<LockGuard> {
         for _ in 1..LOCK_TRIES {
             if let Ok(lock) = self.pools.locks.acquire(Key::Group(group.0)) {
                 return Ok(lock);
@@ -189,24 +189,26 @@ impl Snapshots {
             group: group.id.to_string(),
             reason: chain(&error),
         };
-        let mut all_seen = true;
+        let mut check_all_readable = true;
         for member in &group.members {
             match self.pools.owner(member) {
                 Ok(PoolLookup::Pool(pool, id)) => {
                     pool.backend.snapshots.get(id.uuid).map_err(unsettled)?;
                 }
-                Ok(PoolLookup::Unknown) => all_seen &= self.made_alone(record),
-                Err(Error::Unreachable { .. }) => all_seen = false,
+                Ok(PoolLookup::Unknown) => {
+                    check_all_readable &= self.is_created_without_router(record)
+                }
+                Err(Error::Unreachable { .. }) => check_all_readable = false,
                 Err(error) => return Err(unsettled(error)),
             }
         }
         match self.resolve_group(group.id) {
             Ok(()) => {}
             // The first member is on another node.
-            Err(Error::Unreachable { .. }) => all_seen = false,
+            Err(Error::Unreachable { .. }) => check_all_readable = false,
             Err(error) => return Err(unsettled(error)),
         }
-        Ok(all_seen && self.members_of(group.id, SnapshotState::Cut).is_empty())
+        Ok(check_all_readable && self.members_of(group.id, SnapshotState::Cut).is_empty())
     }
 
     /// Whether the attempt of a member that is cut is committed: by the record of the first member
@@ -229,7 +231,9 @@ impl Snapshots {
                 ))
             }
             // Without a router the first member cannot be on another node.
-            (Ok(PoolLookup::Unknown), _) if self.made_alone(record) => Ok(Some(false)),
+            (Ok(PoolLookup::Unknown), _) if self.is_created_without_router(record) => {
+                Ok(Some(false))
+            }
             (Ok(PoolLookup::Unknown) | Err(Error::Unreachable { .. }), Some(decision)) => {
                 if decision.commit == Some(record.attempt) {
                     return Ok(Some(true));
@@ -243,7 +247,7 @@ impl Snapshots {
 
     /// Whether a member belongs to a group that this node created without a router. Only then is
     /// the ID of the group derived from this node's home and the name.
-    fn made_alone(&self, record: &SnapshotRecord) -> bool {
+    fn is_created_without_router(&self, record: &SnapshotRecord) -> bool {
         let alone = GroupId::of_name(self.pools.home(), &record.name).0;
         record.group.as_ref().is_some_and(|of| of.id == alone)
     }

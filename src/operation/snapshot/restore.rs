@@ -330,7 +330,7 @@ impl Snapshots {
             // now.
             allocation = Allocation::Thick;
         }
-        let is_of_thick = pool.backend.shares_with_thick(record)?;
+        let is_of_thick = pool.backend.has_thick_source(record)?;
         self.before_bases(pool, || {
             pool.backend.prepare(record, &|space| {
                 admit_copy(pool, space, allocation, is_of_thick, record.size)

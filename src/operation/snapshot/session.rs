@@ -139,7 +139,7 @@ impl Snapshots {
     }
 
     /// The locks that a participation needs.
-    pub fn locks_of_share(&self, begin: &BeginParticipation) -> Vec<Key> {
+    pub fn locks_of_participation(&self, begin: &BeginParticipation) -> Vec<Key> {
         let sources = sources(&begin.volume_ids).unwrap_or_default();
         let of_source = |source: VolumeId| {
             let snapshot = match begin.group {
@@ -166,7 +166,7 @@ impl Snapshots {
         let ours = membership(group, &sources(&begin.volume_ids)?, &begin.parameters);
         let seen = self
             .read_each(&ours.members)
-            .and_then(|()| self.members_read(group, &begin.parameters));
+            .and_then(|()| self.check_members_readable(group, &begin.parameters));
         let states = [SnapshotState::Ready, SnapshotState::Cut];
         let mut found = states
             .into_iter()

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::backend::FoundDevice;
 use crate::backend::file::dead_devices;
-use crate::backend::shown::shows_volume;
+use crate::backend::shown::is_volume_mount;
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::host::{Device, Effect};
 use crate::operation::{Pool, Usage, usage};
@@ -45,7 +45,7 @@ impl Usage {
             };
             let ours = devices.iter().any(|found| usage::shows(top, &found.device))
                 || (record.is_none() || raw && usage::is_node(top))
-                    && shows_volume(self.host.as_ref(), top);
+                    && is_volume_mount(self.host.as_ref(), top);
             if !ours {
                 return Err(Error::refused(
                     path.display(),
@@ -101,7 +101,7 @@ impl Usage {
             still = pool.backend.devices().list(uuid)?;
         }
         if still.is_empty() {
-            self.no_longer_small(uuid);
+            self.clear_not_grown(uuid);
         }
         self.renew(pool, uuid, before, &still)
     }
@@ -110,7 +110,7 @@ impl Usage {
     /// shows them any more. They would prevent the disk from being mounted again.
     pub(in crate::operation) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
         self.let_go(uuid)?;
-        self.no_longer_small(uuid);
+        self.clear_not_grown(uuid);
         let name = uuid.to_string();
         self.detach_dead_devices(&|named| named == name, None)
             .map(drop)

@@ -20,7 +20,7 @@ pub struct NotGrown {
 impl Usage {
     /// Reports that the file system stays smaller than the volume. It is not an error, because the
     /// volume can be used.
-    pub(in crate::operation) fn stays_small(
+    pub(in crate::operation) fn record_not_grown(
         &self,
         pool: &Pool,
         record: &VolumeRecord,
@@ -42,7 +42,7 @@ impl Usage {
 
     /// Removes a volume from the list: its file system has grown, or the volume is no longer in
     /// use.
-    pub(in crate::operation) fn no_longer_small(&self, uuid: Uuid) {
+    pub(in crate::operation) fn clear_not_grown(&self, uuid: Uuid) {
         let mut all = self.small.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&uuid);
     }

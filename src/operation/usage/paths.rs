@@ -11,7 +11,7 @@ use crate::operation::Usage;
 
 impl Usage {
     /// Validates a path of a request before it is used.
-    pub(in crate::operation) fn caller_path(&self, field: &str, text: &str) -> Result<PathBuf> {
+    pub(in crate::operation) fn csi_path(&self, field: &str, text: &str) -> Result<PathBuf> {
         if text.is_empty() {
             return Err(Error::invalid(field, "is missing; give an absolute path"));
         }

@@ -3,7 +3,7 @@
 
 use crate::backend::AttachMode;
 use crate::error::{Error, ErrorContext, HostCause, HostError, Result, chain};
-use crate::host::session::speakable;
+use crate::host::session::one_line_excerpt;
 use crate::host::{Check, Checked, Device, Done, Effect};
 use crate::model::{FsType, VolumeId};
 use crate::operation::lock::Key;
@@ -116,7 +116,7 @@ impl Volumes {
         };
         let reason = format!(
             "its {fs} has errors that `e2fsck -p` cannot repair ({}), so it is not mounted; run `slackwater volumes check {id} --repair` on its node, or restore it",
-            speakable(&why)
+            one_line_excerpt(&why)
         );
         Err(Error::refused(format!("volume {id}"), reason))
     }

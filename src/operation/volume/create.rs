@@ -189,13 +189,13 @@ impl Volumes {
                 ),
             ))
         };
-        if let (Allocation::Thick, Some(why)) = (parameters.allocation, pool.refuses_thick()) {
+        if let (Allocation::Thick, Some(why)) = (parameters.allocation, pool.thick_refusal()) {
             return refuse("allocation", "thick", why);
         }
-        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.facts.refuses_zeroing) {
+        if let (Wipe::Zero, Some(why)) = (parameters.wipe, pool.backend.facts.zeroing_refusal) {
             return refuse("wipe", "zero", why);
         }
-        let least = pool.backend.facts.least_block_size;
+        let least = pool.backend.facts.min_block_size;
         let block_size = parameters
             .block_size
             .unwrap_or(pool.backend.facts.default_block_size);
@@ -338,7 +338,7 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
 /// Refuses a copy whose block size the disk of its pool does not support: a copy keeps the block
 /// size of its source, and may be in another pool.
 fn fits_disk(pool: &Pool, record: &VolumeRecord, content: &Content) -> Result<()> {
-    let (had, least) = (record.block_size, pool.backend.facts.least_block_size);
+    let (had, least) = (record.block_size, pool.backend.facts.min_block_size);
     if content.pool().is_some_and(|own| own.id() == pool.id()) || had >= least {
         return Ok(());
     }

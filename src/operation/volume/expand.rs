@@ -10,7 +10,7 @@ use crate::host::Mount;
 use crate::model::{Capability, CapacityRange};
 use crate::operation::lock::Key;
 use crate::operation::usage::view::View;
-use crate::operation::{ExpandNode, ExpandVolume, Expanded, Volumes, usage};
+use crate::operation::{ExpandVolume, Expanded, NodeExpandVolume, Volumes, usage};
 use crate::record::VolumeRecord;
 
 impl Volumes {
@@ -45,7 +45,7 @@ impl Volumes {
     /// NodeExpandVolume: resizes the device to the image, and a mounted file system to its device.
     /// It always grows to the size that the controller has granted, even if the request asks for
     /// less.
-    pub fn expand_node(&self, request: &ExpandNode) -> Result<u64> {
+    pub fn expand_node(&self, request: &NodeExpandVolume) -> Result<u64> {
         let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         if request.volume_path.is_empty() {
             return Err(Error::invalid(
@@ -55,9 +55,7 @@ impl Volumes {
         }
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
-        let path = self
-            .usage
-            .caller_path("volume_path", &request.volume_path)?;
+        let path = self.usage.csi_path("volume_path", &request.volume_path)?;
         fits(&record, request.capability.as_ref())?;
         self.granted(&record, request.capacity)?;
         let view = self.usage.view(&pool, &record)?;
@@ -84,7 +82,7 @@ impl Volumes {
             .find(|mount| !mount.is_read_only() && mount.root == Path::new("/"));
         if !usage::is_node(mount) {
             self.grow_fs(&pool, &record, writable, &path)?;
-            self.usage.no_longer_small(record.uuid);
+            self.usage.clear_not_grown(record.uuid);
         }
         Ok(record.size)
     }

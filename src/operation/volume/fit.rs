@@ -101,16 +101,16 @@ impl Volumes {
         record: &mut VolumeRecord,
         spec: &MountSpec<'_>,
     ) -> Result<()> {
-        self.usage.no_longer_small(record.uuid);
+        self.usage.clear_not_grown(record.uuid);
         let refused = match self.grow_mounted(spec.device, spec.target, spec.fs) {
             Ok(()) => return Ok(()),
             Err(error) if spec.fs == FsType::Ext4 && is_refusal(&error) => error,
-            Err(error) => return self.usage.stays_small(pool, record, &error),
+            Err(error) => return self.usage.record_not_grown(pool, record, &error),
         };
-        match self.may_unmount(pool, record, spec) {
+        match self.can_unmount(pool, record, spec) {
             Ok(true) => {}
-            Ok(false) => return self.usage.stays_small(pool, record, &refused),
-            Err(error) => return self.usage.stays_small(pool, record, &error),
+            Ok(false) => return self.usage.record_not_grown(pool, record, &refused),
+            Err(error) => return self.usage.record_not_grown(pool, record, &error),
         }
         if let Err(error) = self.usage.unmount(spec.target) {
             match self
@@ -118,14 +118,14 @@ impl Volumes {
                 .mount_at(spec.target)
                 .map_err(Error::into_indeterminate)?
             {
-                Some(_) => return self.usage.stays_small(pool, record, &error),
+                Some(_) => return self.usage.record_not_grown(pool, record, &error),
                 None => {
                     tracing::warn!(error = %chain(&error), "unmounted a file system, but the kernel reported an error");
                 }
             }
         }
         if let Err(error) = self.grow_unmounted(pool, record, spec.device) {
-            self.usage.stays_small(pool, record, &error)?;
+            self.usage.record_not_grown(pool, record, &error)?;
         }
         // The volume may have been staged before this call, so the caller must still unstage it.
         self.mount_sound(pool, record, spec)
@@ -140,7 +140,7 @@ impl Volumes {
 
     /// Whether a stage may be unmounted for a moment: no other mount shows the volume, and the
     /// unmounted file system can be grown.
-    fn may_unmount(
+    fn can_unmount(
         &self,
         pool: &Pool,
         record: &VolumeRecord,
@@ -148,7 +148,7 @@ impl Volumes {
     ) -> Result<bool> {
         let is_sole = self.usage.view(pool, record)?.uses().len() == 1;
         let doing = || format!("read the size of volume {}", record.uuid);
-        Ok(is_sole && self.host.grows_unmounted(spec.device).context(doing)?)
+        Ok(is_sole && self.host.can_grow_unmounted(spec.device).context(doing)?)
     }
 
     /// Grows a mounted file system that is smaller than its device.
@@ -159,7 +159,7 @@ impl Volumes {
         fs: FsType,
     ) -> Result<()> {
         let doing = || format!("grow {fs} at {}", mount_point.display());
-        let wanted = self.host.wants_growth(device, mount_point, fs);
+        let wanted = self.host.should_grow(device, mount_point, fs);
         if wanted.context(doing)? {
             let effect = Effect::GrowFs {
                 device,

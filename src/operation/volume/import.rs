@@ -16,8 +16,8 @@ use crate::model::{AccessMode, AccessType, Capability, CapacityRange, VolumeId, 
 use crate::operation::snapshot::archive::{ArchiveReader, ArchivedSnapshot};
 use crate::operation::snapshot::begun::is_filled;
 use crate::operation::{
-    CreateVolume, Import, Offer, Pool, Purpose, Ranges, RemoteSnapshot, SentRange, SnapshotSource,
-    Ticket, Volume, Volumes, Wanted,
+    CreateVolume, Import, Offer, Pool, Purpose, Ranges, RemoteSnapshot, SnapshotRange,
+    SnapshotSource, Ticket, Volume, Volumes, Wanted,
 };
 use crate::record::{CopyProgress, Formatted, FormattedAs, VolumeRecord, VolumeState};
 
@@ -44,7 +44,7 @@ impl Input {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn range(&self, member: usize) -> Result<Option<SentRange>> {
+    fn range(&self, member: usize) -> Result<Option<SnapshotRange>> {
         (self.alive)();
         self.archive().range(member)
     }
@@ -99,7 +99,7 @@ impl SnapshotSource for Member {
 }
 
 impl MemberRanges {
-    fn find(&mut self) -> Result<Option<SentRange>> {
+    fn find(&mut self) -> Result<Option<SnapshotRange>> {
         loop {
             let range = self.input.range(self.member)?;
             let Some(range) = range else {
@@ -121,7 +121,7 @@ impl MemberRanges {
 }
 
 impl Ranges for MemberRanges {
-    fn next(&mut self) -> Result<Option<SentRange>> {
+    fn next(&mut self) -> Result<Option<SnapshotRange>> {
         self.find().map_err(|error| {
             // Not a final error: what was copied before stays.
             let kept = Error::unreachable("the archive", error.to_string());

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::operation::lock::Key;
 use crate::operation::snapshot::foreign::{FileContent, refusal};
 use crate::operation::snapshot::restore::Content;
-use crate::operation::{ContentFacts, FileImport, ImportFile, Pool, Volumes, content_identity};
+use crate::operation::{ContentInfo, FileImport, ImportFile, Pool, Volumes, content_identity};
 use crate::record::VolumeRecord;
 
 impl Volumes {
@@ -55,7 +55,7 @@ impl Volumes {
             let why = "it has changed, or is another file than the one that was examined";
             return Err(Error::refused(format!("{path:?}"), why));
         }
-        let facts = ContentFacts {
+        let facts = ContentInfo {
             source: path.display().to_string(),
             bytes: file.bytes(),
             block_size: file.block_size(),

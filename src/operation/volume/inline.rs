@@ -28,9 +28,7 @@ impl Volumes {
     /// NodePublishVolume of an inline volume. A crash leaves a volume that a retry reuses and an
     /// unpublish deletes.
     pub fn publish_ephemeral(&self, request: &PublishEphemeral) -> Result<()> {
-        let target = self
-            .usage
-            .caller_path("target_path", &request.target_path)?;
+        let target = self.usage.csi_path("target_path", &request.target_path)?;
         let Some(fs) = request.capability.access_type.fs() else {
             return Err(Error::invalid(
                 "volume_capability",
@@ -279,8 +277,9 @@ impl Volumes {
             // Checked first, because it is fast and most inline volumes are mounted.
             let here = self.usage.table_path(Path::new(&stage.staging_path))?;
             let mounts = self.usage.mounts()?;
-            let shows_volume = |mount: &&Mount| shown::shows_volume(self.host.as_ref(), mount);
-            if usage::at(&mounts, &here).iter().any(shows_volume) {
+            let is_volume_mount =
+                |mount: &&Mount| shown::is_volume_mount(self.host.as_ref(), mount);
+            if usage::at(&mounts, &here).iter().any(is_volume_mount) {
                 return Ok(false);
             }
         }

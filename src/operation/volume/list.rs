@@ -139,7 +139,7 @@ impl Volumes {
             }
         }
         match request.mutable.wipe {
-            Some(Wipe::Zero) if pool.backend.facts.refuses_zeroing.is_some() => {
+            Some(Wipe::Zero) if pool.backend.facts.zeroing_refusal.is_some() => {
                 Err("wipe \"zero\" is not supported by this pool".into())
             }
             Some(_) | None => Ok(()),

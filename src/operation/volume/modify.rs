@@ -15,7 +15,7 @@ impl Volumes {
         let Some(wipe) = request.mutable.wipe.filter(|wipe| *wipe != record.wipe) else {
             return Ok(());
         };
-        if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.facts.refuses_zeroing) {
+        if let (Wipe::Zero, Some(why)) = (wipe, pool.backend.facts.zeroing_refusal) {
             let problem = format!(
                 "\"zero\" is not supported by pool {}: {why}",
                 pool.definition.name

@@ -29,7 +29,7 @@ pub fn snapshot_name(mover: Uuid, round: Option<u32>) -> String {
 
 /// What a move has to know of one of its volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MovedVolume {
+pub struct VolumeMoveStatus {
     pub state: MovingState,
     /// Its size in bytes.
     pub size: u64,
@@ -42,14 +42,14 @@ pub struct MovedVolume {
     /// What uses it; `None` if nothing does.
     pub user: Option<String>,
     /// With what it is being filled.
-    pub content: Option<MovedContent>,
+    pub content: Option<MoveContentStatus>,
     /// Those of the snapshots in the question that exist.
-    pub snapshots: Vec<MovedSnapshot>,
+    pub snapshots: Vec<MoveSnapshotStatus>,
 }
 
 /// A snapshot that a move copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MovedSnapshot {
+pub struct MoveSnapshotStatus {
     pub id: String,
     pub is_ready: bool,
     /// A number that is another one if it was deleted and created again.
@@ -58,7 +58,7 @@ pub struct MovedSnapshot {
 
 /// The snapshot with whose content a volume is being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedContent {
+pub struct MoveContentStatus {
     pub identity: u64,
     /// It has the whole content.
     pub is_whole: bool,
@@ -179,13 +179,13 @@ impl Volumes {
     }
 
     /// The state of a volume that a move copies, or fills, and which of these snapshots exist.
-    pub fn moving(&self, volume_id: &str, snapshot_ids: &[String]) -> Result<MovedVolume> {
-        let mut found = MovedVolume::default();
+    pub fn moving(&self, volume_id: &str, snapshot_ids: &[String]) -> Result<VolumeMoveStatus> {
+        let mut found = VolumeMoveStatus::default();
         for snapshot_id in snapshot_ids {
             if let PoolLookup::Pool(pool, id) = self.pools.owner(snapshot_id)?
                 && let Some(record) = pool.backend.snapshots.get(id.uuid)?
             {
-                found.snapshots.push(MovedSnapshot {
+                found.snapshots.push(MoveSnapshotStatus {
                     id: snapshot_id.clone(),
                     is_ready: record.state == SnapshotState::Ready,
                     identity: identity(&record),
@@ -229,7 +229,7 @@ impl Volumes {
 }
 
 /// With what a volume is being filled.
-fn content(pool: &Pool, record: &VolumeRecord) -> Result<Option<MovedContent>> {
+fn content(pool: &Pool, record: &VolumeRecord) -> Result<Option<MoveContentStatus>> {
     let Some(copy) = record.copy else {
         return Ok(None);
     };
@@ -238,7 +238,7 @@ fn content(pool: &Pool, record: &VolumeRecord) -> Result<Option<MovedContent>> {
         None => copy.source_modified,
         Some(_) => CopyProgress::beside(copy.source_modified),
     };
-    Ok(Some(MovedContent { identity, is_whole }))
+    Ok(Some(MoveContentStatus { identity, is_whole }))
 }
 
 /// A request for a volume that keeps what this one has. Its present `wipe` counts, not the one that it

@@ -29,12 +29,10 @@ impl Volumes {
                 "staging_target_path is missing; stage the volume first",
             ));
         }
-        let target = self
-            .usage
-            .caller_path("target_path", &request.target_path)?;
+        let target = self.usage.csi_path("target_path", &request.target_path)?;
         let staging = self
             .usage
-            .caller_path("staging_target_path", &request.staging_path)?;
+            .csi_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         let (_, _, record) = self.pools.get_volume(&request.volume_id)?;
@@ -104,7 +102,7 @@ impl Volumes {
     /// NodeUnpublishVolume. If the pool is not served, it works from the mount table. It is success
     /// if nothing is mounted there. The target is removed, and an inline volume is deleted.
     pub fn unpublish_volume(&self, volume_id: &str, target_path: &str) -> Result<()> {
-        let target = self.usage.caller_path("target_path", target_path)?;
+        let target = self.usage.csi_path("target_path", target_path)?;
         without_disk(|by_table| self.unpublish(volume_id, target_path, &target, by_table))
     }
 

@@ -76,7 +76,7 @@ pub struct BeginRevert {
 
 /// What a revert has to know of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RevertedVolume {
+pub struct VolumeRevertStatus {
     pub exists: bool,
     /// How many of its reverts have ended.
     pub number: u64,
@@ -240,7 +240,7 @@ impl Volumes {
         }
         let ended = pool.backend.end_switch(record.uuid);
         ended.map_err(Error::into_indeterminate)?;
-        self.usage.no_longer_small(record.uuid);
+        self.usage.clear_not_grown(record.uuid);
         Ok(())
     }
 
@@ -302,8 +302,8 @@ impl Volumes {
     }
 
     /// The state of a volume for a revert to this snapshot.
-    pub fn reverting(&self, volume_id: &str, snapshot_id: &str) -> Result<RevertedVolume> {
-        let mut found = RevertedVolume::default();
+    pub fn reverting(&self, volume_id: &str, snapshot_id: &str) -> Result<VolumeRevertStatus> {
+        let mut found = VolumeRevertStatus::default();
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(found);
         };
@@ -465,7 +465,7 @@ pub(in crate::operation) fn fences_of(pool: &Arc<Pool>) -> Vec<RevertFence> {
         pool: pool.id(),
         uuid,
     };
-    pool.backend.volumes.find_ready(|record| {
+    pool.backend.volumes.filter_map_ready(|record| {
         let reverting = record.reverting.as_ref()?;
         Some(RevertFence {
             volume: of(record.uuid),

@@ -24,7 +24,7 @@ impl Volumes {
     pub fn stage_volume(&self, request: &StageVolume) -> Result<()> {
         let staging = self
             .usage
-            .caller_path("staging_target_path", &request.staging_path)?;
+            .csi_path("staging_target_path", &request.staging_path)?;
         let (pool, id, _) = self.pools.get_volume(&request.volume_id)?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
         self.snapshots.copies.cancel(id.uuid);

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use crate::error::{Error, ErrorContext, Kind, Result};
-use crate::operation::{AskStats, Stats, VolumeUsage, Volumes, usage};
+use crate::operation::{GetVolumeStats, Stats, VolumeUsage, Volumes, usage};
 
 impl Volumes {
     /// NodeGetVolumeStats. It only reads, and never waits for a running operation.
-    pub fn volume_stats(&self, request: &AskStats) -> Result<Stats> {
+    pub fn volume_stats(&self, request: &GetVolumeStats) -> Result<Stats> {
         let (pool, _, record) = match self.pools.get_volume_even_if_fenced(&request.volume_id) {
             Err(Error::NotFound { .. }) => self.get_inline(&request.volume_id)?,
             found => found?,
@@ -59,7 +59,7 @@ impl Volumes {
         }
         let space = self
             .host
-            .space_caller(path)
+            .space_csi_path(path)
             .context(|| format!("read the usage of {}", path.display()))?;
         let bytes = VolumeUsage {
             total: space.total,

@@ -13,9 +13,7 @@ impl Volumes {
     /// NodeUnstageVolume. If the pool is not served, it works from the mount table. It is success
     /// if nothing is mounted there. Targets that are still published keep the file system mounted.
     pub fn unstage_volume(&self, volume_id: &str, staging_path: &str) -> Result<()> {
-        let staging = self
-            .usage
-            .caller_path("staging_target_path", staging_path)?;
+        let staging = self.usage.csi_path("staging_target_path", staging_path)?;
         without_disk(|by_table| self.unstage(volume_id, staging_path, &staging, by_table))
     }
 

@@ -54,8 +54,8 @@ mod tests {
         VolumeParameters,
     };
     use crate::operation::{
-        Checksum, CreateSnapshot, CreateVolume, Loan, Purpose, Ranges, RemoteSnapshot, SentRange,
-        Settings, SnapshotSource, Ticket, Wanted,
+        Checksum, CreateSnapshot, CreateVolume, OutgoingRead, Purpose, Ranges, RemoteSnapshot,
+        Settings, SnapshotRange, SnapshotSource, Ticket, Wanted,
     };
     use crate::record::ContentSource;
     use crate::service::Service;
@@ -71,7 +71,7 @@ mod tests {
 
     struct SlowRanges {
         driver: Arc<Driver>,
-        loan: Loan,
+        loan: OutgoingRead,
         permissions: Arc<Mutex<Receiver<()>>>,
     }
 
@@ -94,10 +94,10 @@ mod tests {
     }
 
     impl Ranges for SlowRanges {
-        fn next(&mut self) -> Result<Option<SentRange>> {
+        fn next(&mut self) -> Result<Option<SnapshotRange>> {
             let permission = self.permissions.lock().unwrap().recv();
             permission.map_err(|_| Error::unreachable("node-2", "the network was cut"))?;
-            let mut range = self.driver.snapshots.read_loan(&mut self.loan)?;
+            let mut range = self.driver.snapshots.read_next(&mut self.loan)?;
             if let Some(range) = &mut range {
                 range.checksum = Some(Checksum::crc32(&range.changed, &range.pieces));
             }

@@ -141,7 +141,7 @@ async fn serve(
     };
     let begin = begin(first).map_err(|error| failed(rpc, &error))?;
     if !wait.is_zero() {
-        let locks = driver.snapshots.locks_of_share(&begin);
+        let locks = driver.snapshots.locks_of_participation(&begin);
         tokio::select! {
             () = driver.wait_until_free(&locks, wait) => {}
             // The router has disconnected, and the participation has not begun.
@@ -161,7 +161,7 @@ async fn serve(
             .snapshots
             .serve_participation(&begin, &abort, &mut line)
     };
-    let work = driver.detach_in(rpc.class(), share);
+    let work = driver.run_blocking_in(rpc.class(), share);
     tokio::pin!(work);
     let done = tokio::select! {
         done = &mut work => done,
@@ -323,8 +323,8 @@ fn target(used: Used) -> Target {
     Target {
         volume_id: used.volume_id,
         claim: used.claim.unwrap_or_default(),
-        raw: used.unsuspendable.is_some(),
-        unsuspendable: used.unsuspendable.unwrap_or_default(),
+        raw: used.unsuspendable_reason.is_some(),
+        unsuspendable_reason: used.unsuspendable_reason.unwrap_or_default(),
     }
 }
 

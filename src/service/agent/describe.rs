@@ -87,7 +87,7 @@ impl Service {
                 .chain(forgotten)
                 .collect(),
             missing: description.missing.clone(),
-            unsettled_groups: groups(&description.unsettled_groups),
+            groups_in_doubt: groups(&description.groups_in_doubt),
             guard_alive: description.guard,
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),
@@ -208,7 +208,7 @@ fn pool(status: &PoolStatus) -> Pool {
         total_bytes: bytes(space.total),
         available_bytes: bytes(space.available),
         promised_bytes: bytes(space.promised),
-        promisable_bytes: bytes(status.promisable.unwrap_or(0)),
+        promisable_bytes: bytes(status.provisionable.unwrap_or(0)),
         volumes: bytes(status.volumes),
         snapshots: bytes(status.snapshots),
         damaged: bytes(status.damaged),

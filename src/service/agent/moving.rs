@@ -18,7 +18,7 @@ use crate::csi::volume_capability::{
 };
 use crate::error::{Error, Result};
 use crate::model::{AccessMode, AccessType, Capability};
-use crate::operation::{CreateVolume, MovedVolume, MovingState};
+use crate::operation::{CreateVolume, MovingState, VolumeMoveStatus};
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service};
 
@@ -96,7 +96,7 @@ impl Service {
     }
 }
 
-fn response(found: MovedVolume) -> LookForMoveResponse {
+fn response(found: VolumeMoveStatus) -> LookForMoveResponse {
     let state = match found.state {
         MovingState::Absent => State::Absent,
         MovingState::Filling => State::Filling,

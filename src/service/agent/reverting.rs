@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::agent::revert_request::Step;
 use crate::agent::{LookForRevertRequest, LookForRevertResponse, RevertRequest, RevertResponse};
 use crate::error::{Error, Result};
-use crate::operation::{BeginRevert, Members, RevertedVolume};
+use crate::operation::{BeginRevert, Members, VolumeRevertStatus};
 use crate::service::{Rpc, Service};
 
 /// A longer name is not one of an object of Kubernetes.
@@ -83,7 +83,7 @@ impl Service {
     }
 }
 
-fn response(found: RevertedVolume) -> LookForRevertResponse {
+fn response(found: VolumeRevertStatus) -> LookForRevertResponse {
     let text = |uid: Option<Uuid>| uid.map_or_else(String::new, |uid| uid.to_string());
     LookForRevertResponse {
         exists: found.exists,

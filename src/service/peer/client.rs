@@ -11,7 +11,7 @@ use super::{MESSAGE_BYTES, PeerDial};
 use crate::agent::peer_client::PeerClient;
 use crate::agent::{ReadRequest, ReadResponse};
 use crate::error::{Error, Kind, Result, chain};
-use crate::operation::{Checksum, Piece, Ranges, SentRange, SnapshotSource, Ticket, Wanted};
+use crate::operation::{Checksum, Piece, Ranges, SnapshotRange, SnapshotSource, Ticket, Wanted};
 
 /// How long the source may take for the next message. Its rate is limited, so a message may take
 /// seconds.
@@ -103,7 +103,7 @@ impl SnapshotSource for PeerSource {
 }
 
 impl Ranges for Stream {
-    fn next(&mut self) -> Result<Option<SentRange>> {
+    fn next(&mut self) -> Result<Option<SnapshotRange>> {
         let next = timeout(MESSAGE_TIMEOUT, self.messages.message());
         let next = self.runtime.block_on(next);
         let message = match next {
@@ -128,7 +128,7 @@ impl Ranges for Stream {
         });
         let changed = message.changed.into_iter();
         let changed = changed.map(|part| part.offset..part.offset.saturating_add(part.length));
-        Ok(Some(SentRange {
+        Ok(Some(SnapshotRange {
             changed: changed.collect(),
             offset: message.offset,
             length: message.length,

@@ -9,7 +9,7 @@ use super::{
 use crate::csi;
 use crate::error::{Error, Result};
 use crate::model::{MutableParameters, VolumeParameters};
-use crate::operation::{AskCapacity, Attach, CreateVolume, ExpandVolume, ModifyVolume, Validate};
+use crate::operation::{Attach, CreateVolume, ExpandVolume, GetCapacity, ModifyVolume, Validate};
 
 /// Parses CreateVolume. `key` is the driver's topology key.
 pub fn create_volume(request: &csi::CreateVolumeRequest, key: &str) -> Result<CreateVolume> {
@@ -112,7 +112,7 @@ pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Vali
 
 /// Parses GetCapacity; `None` if the capabilities are not supported: the capacity for such volumes
 /// is 0.
-pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<AskCapacity>> {
+pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<GetCapacity>> {
     let judged = match request.volume_capabilities.as_slice() {
         [] => Vec::new(),
         given => capability::judge(given)?,
@@ -120,7 +120,7 @@ pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<A
     let parameters = parameters(&request.parameters)?;
     let topology = request.accessible_topology.as_ref();
     let capabilities: std::result::Result<_, String> = judged.into_iter().collect();
-    Ok(capabilities.ok().map(|capabilities| AskCapacity {
+    Ok(capabilities.ok().map(|capabilities| GetCapacity {
         capabilities,
         parameters,
         topology: topology.map(|topology| segment(topology, key)),

@@ -3,7 +3,7 @@
 use super::required;
 use crate::csi;
 use crate::error::{Error, Result};
-use crate::operation::AskMetadata;
+use crate::operation::GetMetadata;
 
 /// Number of ranges per query, and maximum number in one message: with at most 22 bytes each, a
 /// message stays far below the 4 MiB that clients accept.
@@ -11,15 +11,15 @@ const MAX_RANGES: usize = 8192;
 
 /// The requested ranges, and how they are divided into messages.
 #[derive(Clone, Debug)]
-pub struct Streamed {
+pub struct MetadataStream {
     /// The query for the first page.
-    pub ask: AskMetadata,
+    pub ask: GetMetadata,
     /// Maximum number of ranges in one message.
-    pub in_message: usize,
+    pub ranges_per_message: usize,
 }
 
 /// Parses GetMetadataAllocated.
-pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<Streamed> {
+pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<MetadataStream> {
     let snapshot_id = required("snapshot_id", &request.snapshot_id)?;
     streamed(
         None,
@@ -30,7 +30,7 @@ pub fn allocated(request: &csi::GetMetadataAllocatedRequest) -> Result<Streamed>
 }
 
 /// Parses GetMetadataDelta.
-pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<Streamed> {
+pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<MetadataStream> {
     let base = required("base_snapshot_id", &request.base_snapshot_id)?;
     let target = required("target_snapshot_id", &request.target_snapshot_id)?;
     streamed(
@@ -41,8 +41,8 @@ pub fn delta(request: &csi::GetMetadataDeltaRequest) -> Result<Streamed> {
     )
 }
 
-fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Result<Streamed> {
-    let in_message = usize::try_from(max_results).map_err(|_| {
+fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Result<MetadataStream> {
+    let ranges_per_message = usize::try_from(max_results).map_err(|_| {
         let problem = format!("is {max_results}; give 0 for any number, or a positive number");
         Error::invalid("max_results", problem)
     })?;
@@ -50,15 +50,15 @@ fn streamed(base: Option<&str>, id: &str, offset: i64, max_results: i32) -> Resu
         field: "starting_offset".into(),
         problem: format!("{offset} is before the beginning of the volume"),
     })?;
-    Ok(Streamed {
-        ask: AskMetadata {
+    Ok(MetadataStream {
+        ask: GetMetadata {
             base_snapshot_id: base.map(str::to_string),
             snapshot_id: id.to_string(),
             starting_offset,
             max_results: MAX_RANGES,
             of: None,
         },
-        in_message: match in_message {
+        ranges_per_message: match ranges_per_message {
             0 => MAX_RANGES,
             some => some.min(MAX_RANGES),
         },

@@ -6,7 +6,9 @@ use super::{bounded_context, bounded_map, capability, capacity_range, required};
 use crate::csi;
 use crate::error::Result;
 use crate::model::parameters::EphemeralParameters;
-use crate::operation::{AskStats, ExpandNode, PublishEphemeral, PublishVolume, StageVolume};
+use crate::operation::{
+    GetVolumeStats, NodeExpandVolume, PublishEphemeral, PublishVolume, StageVolume,
+};
 
 /// Key that the kubelet adds to the context of an inline volume.
 pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
@@ -85,19 +87,19 @@ pub fn unpublish(request: &csi::NodeUnpublishVolumeRequest) -> Result<(String, S
 }
 
 /// Parses NodeGetVolumeStats.
-pub fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<AskStats> {
-    Ok(AskStats {
+pub fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<GetVolumeStats> {
+    Ok(GetVolumeStats {
         volume_id: volume_id(&request.volume_id)?,
         volume_path: path("volume_path", &request.volume_path)?,
     })
 }
 
 /// Parses NodeExpandVolume.
-pub fn expand_node(request: &csi::NodeExpandVolumeRequest) -> Result<ExpandNode> {
+pub fn expand_node(request: &csi::NodeExpandVolumeRequest) -> Result<NodeExpandVolume> {
     let volume_id = volume_id(&request.volume_id)?;
     let volume_path = path("volume_path", &request.volume_path)?;
     let range = request.capacity_range;
-    Ok(ExpandNode {
+    Ok(NodeExpandVolume {
         volume_id,
         volume_path,
         capacity: range.map(|range| capacity_range(Some(range))).transpose()?,

@@ -13,7 +13,7 @@ use crate::operation::{
 
 /// A request with parameters of a class, and whether to warn about the class.
 #[derive(Clone, Debug)]
-pub struct Classed<T> {
+pub struct WithClassWarning<T> {
     /// The request.
     pub args: T,
     /// `deletionPolicy` was among the parameters, where it has no effect.
@@ -25,7 +25,7 @@ pub struct Classed<T> {
 pub fn create_snapshot(
     request: &csi::CreateSnapshotRequest,
     topology_key: Option<&str>,
-) -> Result<Classed<CreateSnapshot>> {
+) -> Result<WithClassWarning<CreateSnapshot>> {
     let name = name(&request.name)?;
     let source_volume_id = required("source_volume_id", &request.source_volume_id)?.to_string();
     let (parameters, slip) = parameters(&request.parameters)?;
@@ -48,7 +48,7 @@ pub fn create_snapshot(
         parameters,
         requisite: requisite.unwrap_or_default(),
     };
-    Ok(Classed { args, slip })
+    Ok(WithClassWarning { args, slip })
 }
 
 fn parameters(given: &HashMap<String, String>) -> Result<(SnapshotParameters, bool)> {
@@ -106,7 +106,7 @@ pub(super) fn content_source(
 /// Parses CreateVolumeGroupSnapshot.
 pub fn create_group(
     request: &csi::CreateVolumeGroupSnapshotRequest,
-) -> Result<Classed<CreateGroup>> {
+) -> Result<WithClassWarning<CreateGroup>> {
     let name = name(&request.name)?;
     let source_volume_ids = sources(&request.source_volume_ids)?;
     let (parameters, slip) = parameters(&request.parameters)?;
@@ -115,7 +115,7 @@ pub fn create_group(
         source_volume_ids,
         parameters,
     };
-    Ok(Classed { args, slip })
+    Ok(WithClassWarning { args, slip })
 }
 
 /// Checks the sources: at least one, none of them empty, each only once.

@@ -42,7 +42,7 @@ pub(super) fn groups(world: &World, by: &Search) -> Listed<Group> {
     let mut found = found(world);
     found.retain(|(schedule, name, cuts)| {
         let namespace = schedule.map_or(name, |schedule| &schedule.namespace);
-        by.finds(&[name]) || cuts.iter().any(|cut| finds_claim(by, namespace, cut))
+        by.finds(&[name]) || cuts.iter().any(|cut| is_claim_match(by, namespace, cut))
     });
     let is_well = |schedule: &Option<&Schedule>| {
         schedule.is_none_or(|it| it.failing.is_empty() && it.overdue.is_none())
@@ -87,7 +87,7 @@ fn found(world: &World) -> Vec<Found<'_>> {
     found
 }
 
-fn finds_claim(by: &Search, namespace: &str, cut: &Cut) -> bool {
+fn is_claim_match(by: &Search, namespace: &str, cut: &Cut) -> bool {
     let claim = cut.claim.as_ref();
     claim.is_some_and(|claim| by.finds(&[&format!("{namespace}/{claim}")]))
 }
@@ -107,7 +107,7 @@ fn lanes(
     if has_skipped {
         each.entry(None).or_default();
     }
-    let is_found = |cut: &&&Cut| by.finds(&[name]) || finds_claim(by, namespace, cut);
+    let is_found = |cut: &&&Cut| by.finds(&[name]) || is_claim_match(by, namespace, cut);
     for cut in cuts.iter().filter(is_found) {
         each.entry(cut.claim.as_deref()).or_default().push(cut);
     }

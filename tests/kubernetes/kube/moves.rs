@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use slackwater::agent::describe_response::Fence;
 use slackwater::error::{Error, Result};
 use slackwater::model::{PoolId, SnapshotId, VolumeId};
-use slackwater::operation::{MovedContent, MovedSnapshot, MovedVolume, MovingState};
+use slackwater::operation::{MoveContentStatus, MoveSnapshotStatus, MovingState, VolumeMoveStatus};
 use slackwater::router::kube::orphans::{Stored, StoredSnapshot};
 use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
 use slackwater::router::{ClusterOptions, InCluster};
@@ -38,8 +38,8 @@ fn source() -> String {
 /// The volumes of both agents.
 #[derive(Default)]
 struct Volumes {
-    source: Mutex<MovedVolume>,
-    copy: Mutex<MovedVolume>,
+    source: Mutex<VolumeMoveStatus>,
+    copy: Mutex<VolumeMoveStatus>,
     /// What was ordered, in order.
     ordered: Mutex<Vec<String>>,
     /// The number of snapshots that were taken.
@@ -51,10 +51,10 @@ struct Volumes {
 impl Volumes {
     fn new() -> Arc<Volumes> {
         let volumes = Volumes::default();
-        *volumes.source.lock().unwrap() = MovedVolume {
+        *volumes.source.lock().unwrap() = VolumeMoveStatus {
             state: MovingState::Ready,
             size: 1 << 30,
-            ..MovedVolume::default()
+            ..VolumeMoveStatus::default()
         };
         Arc::new(volumes)
     }
@@ -68,7 +68,7 @@ impl Volumes {
         }
         let mut taken = self.taken.lock().unwrap();
         *taken += 1;
-        source.snapshots.push(MovedSnapshot {
+        source.snapshots.push(MoveSnapshotStatus {
             id,
             is_ready: true,
             identity: *taken,
@@ -93,13 +93,13 @@ impl MovingVolumes for Volumes {
             name: "default".into(),
             node: node.into(),
             home: format!("home-of-{node}"),
-            promisable: 1 << 40,
+            provisionable: 1 << 40,
             problem: None,
         };
         vec![target(1, "node-a"), target(2, "node-b")]
     }
 
-    async fn look(&self, volume: VolumeId, _: &[SnapshotId]) -> Result<MovedVolume> {
+    async fn look(&self, volume: VolumeId, _: &[SnapshotId]) -> Result<VolumeMoveStatus> {
         let is_source = volume.to_string() == source();
         let which = if is_source { &self.source } else { &self.copy };
         Ok(which.lock().unwrap().clone())
@@ -134,7 +134,7 @@ impl MovingVolumes for Volumes {
         if let Some(round) = copy.round {
             self.order(&format!("fill {round}"));
             made.state = MovingState::Filling;
-            made.content = Some(MovedContent {
+            made.content = Some(MoveContentStatus {
                 identity,
                 is_whole: true,
             });
@@ -152,13 +152,13 @@ impl MovingVolumes for Volumes {
 
     async fn delete_source(&self, _: VolumeId, _: Uuid) -> Result<()> {
         self.order("delete source");
-        *self.source.lock().unwrap() = MovedVolume::default();
+        *self.source.lock().unwrap() = VolumeMoveStatus::default();
         Ok(())
     }
 
     async fn delete_copy(&self, _: VolumeId) -> Result<()> {
         self.order("delete copy");
-        *self.copy.lock().unwrap() = MovedVolume::default();
+        *self.copy.lock().unwrap() = VolumeMoveStatus::default();
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use slackwater::agent::describe_response::RevertFence;
 use slackwater::error::{Error, Result};
 use slackwater::model::{SnapshotId, VolumeId};
-use slackwater::operation::RevertedVolume;
+use slackwater::operation::VolumeRevertStatus;
 use slackwater::router::reverted::{RevertStep, RevertingVolumes};
 use slackwater::router::{Cluster, ClusterOptions, InCluster};
 use tokio::sync::Barrier;
@@ -40,7 +40,7 @@ fn id(n: u32) -> String {
 /// The volumes of the agents, by ID.
 #[derive(Default)]
 struct Volumes {
-    seen: Mutex<BTreeMap<String, RevertedVolume>>,
+    seen: Mutex<BTreeMap<String, VolumeRevertStatus>>,
     /// What was ordered: the step, and the last digit of the volume.
     ordered: Mutex<Vec<String>>,
     /// What prepares fail with.
@@ -55,17 +55,17 @@ impl Volumes {
     fn new() -> Arc<Volumes> {
         let volumes = Volumes::default();
         for n in [1, 2] {
-            let seen = RevertedVolume {
+            let seen = VolumeRevertStatus {
                 exists: true,
                 number: 5,
-                ..RevertedVolume::default()
+                ..VolumeRevertStatus::default()
             };
             volumes.seen.lock().unwrap().insert(id(n), seen);
         }
         Arc::new(volumes)
     }
 
-    fn change(&self, n: u32, change: impl FnOnce(&mut RevertedVolume)) {
+    fn change(&self, n: u32, change: impl FnOnce(&mut VolumeRevertStatus)) {
         change(self.seen.lock().unwrap().get_mut(&id(n)).unwrap());
     }
 
@@ -76,7 +76,7 @@ impl Volumes {
 
 #[tonic::async_trait]
 impl RevertingVolumes for Volumes {
-    async fn look(&self, volume: VolumeId, _: SnapshotId) -> Result<RevertedVolume> {
+    async fn look(&self, volume: VolumeId, _: SnapshotId) -> Result<VolumeRevertStatus> {
         let seen = self.seen.lock().unwrap();
         Ok(seen[&volume.to_string()].clone())
     }
@@ -129,11 +129,11 @@ impl RevertingVolumes for Volumes {
             RevertStep::Switch { .. } => (seen.is_prepared, seen.is_switched) = (false, true),
             RevertStep::End | RevertStep::Abort { .. } => {
                 let is_done = matches!(step, RevertStep::End);
-                *seen = RevertedVolume {
+                *seen = VolumeRevertStatus {
                     exists: true,
                     number: seen.number + 1,
                     ended: Some((uid, is_done)),
-                    ..RevertedVolume::default()
+                    ..VolumeRevertStatus::default()
                 };
             }
         }

@@ -67,7 +67,7 @@ fn target(router: &Router, node: &str) -> TargetPool {
     let mut its = all.into_iter().filter(|target| target.node == node);
     let target = its.next().unwrap();
     assert_eq!(target.problem, None);
-    assert!(target.promisable >= SIZE);
+    assert!(target.provisionable >= SIZE);
     target
 }
 

@@ -1,6 +1,5 @@
 //! Write order across nodes: volumes of several agents are frozen at one moment.
 
-
 use slackwater_testkit::cluster::{Cluster, ids};
 use slackwater_testkit::snapshots::members;
 use slackwater_testkit::writers::{Writers, is_consistent};

@@ -161,9 +161,7 @@ fn a_file_system_needs_growth_only_until_it_has_grown() {
     for fs in FsType::ALL {
         let volume = scratch.volume(fs.name(), fs, 320 * MIB);
         let wants = || {
-            let wants = scratch
-                .host
-                .wants_growth(&volume.device, &volume.target, fs);
+            let wants = scratch.host.should_grow(&volume.device, &volume.target, fs);
             wants.unwrap_or_else(|error| panic!("{fs}: {}", error_text(&error)))
         };
         assert!(!wants(), "{fs}, just created");
@@ -185,7 +183,7 @@ fn a_file_system_needs_growth_only_until_it_has_grown() {
         }
         scratch.done(&grow);
         assert!(!wants(), "{fs}, just grown");
-        let space = scratch.host.space_caller(&volume.target).unwrap();
+        let space = scratch.host.space_csi_path(&volume.target).unwrap();
         assert!(space.total > 330 * MIB, "{fs}: {space:?}");
         scratch.done(&grow);
     }
@@ -206,9 +204,7 @@ fn growth_by_less_than_a_file_system_can_use_is_not_requested_for_ever() {
                 mount_point: &volume.target,
                 fs,
             });
-            let wants = scratch
-                .host
-                .wants_growth(&volume.device, &volume.target, fs);
+            let wants = scratch.host.should_grow(&volume.device, &volume.target, fs);
             assert!(!wants.unwrap(), "{fs} after {more} bytes more");
         }
     }
@@ -233,7 +229,7 @@ fn a_new_ext4_of_any_size_needs_no_growth() {
         let device = hold.device();
         scratch.format(&device, FsType::Ext4);
         scratch.mount(&device, &target, FsType::Ext4, &[]);
-        let wants = scratch.host.wants_growth(&device, &target, FsType::Ext4);
+        let wants = scratch.host.should_grow(&device, &target, FsType::Ext4);
         scratch.unmount(&target);
         assert!(!wants.unwrap(), "{size}");
     }
@@ -251,7 +247,7 @@ fn a_mount_of_another_device_is_neither_measured_nor_grown() {
         assert!(
             scratch
                 .host
-                .wants_growth(&device, &volume.target, fs)
+                .should_grow(&device, &volume.target, fs)
                 .is_err(),
             "{fs}"
         );

@@ -200,7 +200,7 @@ fn a_device_is_bound_to_a_target_file() {
         device: &device,
         target: &target,
     });
-    let found = scratch.host.stat_caller(&target).unwrap().unwrap();
+    let found = scratch.host.stat_csi_path(&target).unwrap().unwrap();
     assert_eq!((found.kind, found.rdev), (FileKind::Block, device.rdev));
     let refusal = scratch.refused(&Effect::RemoveTarget { path: &target });
     assert!(
@@ -209,7 +209,7 @@ fn a_device_is_bound_to_a_target_file() {
     );
     scratch.unmount(&target);
     scratch.done(&Effect::RemoveTarget { path: &target });
-    assert!(scratch.host.stat_caller(&target).unwrap().is_none());
+    assert!(scratch.host.stat_csi_path(&target).unwrap().is_none());
 }
 
 #[test]

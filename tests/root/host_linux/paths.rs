@@ -105,7 +105,7 @@ fn a_link_on_the_way_or_at_the_end_is_refused_by_name() {
     assert!(fs::read_dir(&outside).unwrap().next().is_none());
     let link = scratch
         .host
-        .stat_caller(&scratch.pods.join("link"))
+        .stat_csi_path(&scratch.pods.join("link"))
         .unwrap();
     assert_eq!(link.unwrap().kind, FileKind::Link);
 }
@@ -165,7 +165,7 @@ fn targets_can_be_created_and_removed_repeatedly() {
         let path = root.join(name);
         perform(make(&path, kind)).unwrap();
         perform(make(&path, kind)).unwrap();
-        assert_eq!(host.stat_caller(&path).unwrap().unwrap().kind, found);
+        assert_eq!(host.stat_csi_path(&path).unwrap().unwrap().kind, found);
         let other = match kind {
             NodeKind::Dir => NodeKind::File,
             NodeKind::File => NodeKind::Dir,
@@ -173,11 +173,11 @@ fn targets_can_be_created_and_removed_repeatedly() {
         assert!(perform(make(&path, other)).is_err());
         perform(Effect::RemoveTarget { path: &path }).unwrap();
         perform(Effect::RemoveTarget { path: &path }).unwrap();
-        assert!(host.stat_caller(&path).unwrap().is_none());
+        assert!(host.stat_csi_path(&path).unwrap().is_none());
     }
     // If the parent is missing, the path does not exist.
     let orphan = root.join("gone/x");
-    assert!(host.stat_caller(&orphan).unwrap().is_none());
+    assert!(host.stat_csi_path(&orphan).unwrap().is_none());
     perform(Effect::RemoveTarget { path: &orphan }).unwrap();
     assert!(perform(make(&orphan, NodeKind::Dir)).is_err());
 }

@@ -171,11 +171,11 @@ fn growths_with_a_stage_between() {
 #[test]
 fn growths_of_a_staged_volume() {
     for config in [BTRFS, VolumeConfig::BLOCK] {
-        let grown = [Step::ExpandNode(V), Step::Write(V, 8)];
+        let grown = [Step::NodeExpandVolume(V), Step::Write(V, 8)];
         let (first, last) = (Step::Expand(V, 2 * SIZE), Step::Expand(V, 3 * SIZE));
         sweep_failures(staged(config), first, &grown, last);
     }
-    let (first, last) = (Step::Expand(V, 2 * SIZE), Step::ExpandNode(V));
+    let (first, last) = (Step::Expand(V, 2 * SIZE), Step::NodeExpandVolume(V));
     sweep_failures(staged(XFS), first.clone(), &[first], last);
 }
 

@@ -203,7 +203,9 @@ impl Run {
             None => Vec::new(),
             Some(LastingFault::Full) if step.is_undoing() => Vec::new(),
             Some(LastingFault::Full) => match step {
-                Step::Expand(..) | Step::ExpandNode(_) => vec![Code::OutOfRange, Code::Aborted],
+                Step::Expand(..) | Step::NodeExpandVolume(_) => {
+                    vec![Code::OutOfRange, Code::Aborted]
+                }
                 _ => vec![Code::ResourceExhausted, Code::Aborted],
             },
             Some(LastingFault::Dead { .. } | LastingFault::Hangs) if step.is_unmounting() => {
@@ -252,7 +254,7 @@ impl Run {
             | Step::Delete(name)
             | Step::Modify(name, _)
             | Step::Expand(name, _)
-            | Step::ExpandNode(name)
+            | Step::NodeExpandVolume(name)
             | Step::StageAs(name, _)
             | Step::Unstage(name)
             | Step::PublishAs(name, ..)

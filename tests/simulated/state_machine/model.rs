@@ -184,7 +184,7 @@ impl Model {
                 view.size = view.size.max(*size);
                 Ok(())
             }
-            Step::ExpandNode(name) => {
+            Step::NodeExpandVolume(name) => {
                 let view = &mut self.volume(name)?.view;
                 if !view.staged {
                     return Err(Code::NotFound);

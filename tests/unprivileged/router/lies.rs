@@ -574,7 +574,7 @@ async fn no_forged_answer_harms_another_node() {
     };
     let busy = describe(&|told| {
         told.busy_groups = vec![fixture.group.group_snapshot_id.clone()];
-        told.unsettled_groups = told.busy_groups.clone();
+        told.groups_in_doubt = told.busy_groups.clone();
     });
     let many = describe(&|told| {
         let pools = (0..1000).map(|n| Pool {
@@ -604,7 +604,7 @@ async fn no_forged_answer_harms_another_node() {
     let target = cut_response::Target {
         volume_id: fixture.victim.clone(),
         claim: "shop/db".into(),
-        unsuspendable: String::new(),
+        unsuspendable_reason: String::new(),
         raw: false,
     };
     let lies: Vec<(&str, Vec<u8>)> = vec![

@@ -214,7 +214,7 @@ proptest! {
             parameters,
             ..Default::default()
         };
-        if let Some(request::Classed { args, .. }) = judged(request::create_group(&given))? {
+        if let Some(request::WithClassWarning { args, .. }) = judged(request::create_group(&given))? {
             prop_assert_eq!(&args.source_volume_ids, &given.source_volume_ids, "in their order");
             let each: HashSet<_> = args.source_volume_ids.iter().collect();
             prop_assert_eq!(each.len(), given.source_volume_ids.len(), "each source once");

@@ -194,11 +194,11 @@ impl Host for GatedHost {
     fn is_unclean(&self, device: &Device, fs: FsType) -> Result<bool> {
         self.inner.is_unclean(device, fs)
     }
-    fn grows_unmounted(&self, device: &Device) -> Result<bool> {
-        self.inner.grows_unmounted(device)
+    fn can_grow_unmounted(&self, device: &Device) -> Result<bool> {
+        self.inner.can_grow_unmounted(device)
     }
-    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
-        self.inner.wants_growth(device, mount_point, fs)
+    fn should_grow(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+        self.inner.should_grow(device, mount_point, fs)
     }
     fn check_path(&self, path: &Path) -> std::result::Result<(), String> {
         self.inner.check_path(path)
@@ -206,11 +206,11 @@ impl Host for GatedHost {
     fn mount_table_path(&self, path: &Path) -> Result<PathBuf> {
         self.inner.mount_table_path(path)
     }
-    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
-        self.inner.stat_caller(path)
+    fn stat_csi_path(&self, path: &Path) -> Result<Option<FileStat>> {
+        self.inner.stat_csi_path(path)
     }
-    fn space_caller(&self, path: &Path) -> Result<Space> {
-        self.inner.space_caller(path)
+    fn space_csi_path(&self, path: &Path) -> Result<Space> {
+        self.inner.space_csi_path(path)
     }
     fn boot_id(&self) -> Result<Uuid> {
         self.inner.boot_id()

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use slackwater::csi::*;
 use slackwater::model::Alpha;
-use slackwater::operation::AskMetadata;
+use slackwater::operation::GetMetadata;
 use tonic::{Code, Status, Streaming};
 
 use crate::service::harness::*;
@@ -238,7 +238,7 @@ async fn pages_are_never_of_two_snapshots_that_had_one_id() {
     let node = Node::metadata_node().await;
     let volume = node.staged("pvc-1").await;
     let id = node.written_and_cut("s1", &volume, 1).await;
-    let ask = AskMetadata {
+    let ask = GetMetadata {
         base_snapshot_id: None,
         snapshot_id: id.clone(),
         starting_offset: 0,
@@ -246,7 +246,7 @@ async fn pages_are_never_of_two_snapshots_that_had_one_id() {
         of: None,
     };
     let page = node.driver.snapshots.snapshot_metadata(&ask).unwrap();
-    let next = AskMetadata {
+    let next = GetMetadata {
         of: Some(page.of),
         ..ask
     };

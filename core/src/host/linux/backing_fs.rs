@@ -18,11 +18,11 @@ const SECTOR_MAX: u32 = 4096;
 pub(super) fn backing_fs(path: &Path) -> Result<BackingFs> {
     let folder = open(path)?;
     let mount = mount_of_open(&folder, path)?.mount;
-    let least_sector = fit(direct_io(path).or_else(|| disk_sector(&folder, &mount)));
+    let min_sector = fit(direct_io(path).or_else(|| disk_sector(&folder, &mount)));
     let sector = fit(shared_blocks(&folder));
     Ok(BackingFs {
-        sector: sector.max(least_sector),
-        least_sector,
+        sector: sector.max(min_sector),
+        min_sector,
         shares_blocks: clone::trial(path),
         in_place: mount.fs_name != "btrfs"
             || sys::fs::flags(&folder).is_ok_and(|flags| flags & sys::fs::NO_COW != 0),

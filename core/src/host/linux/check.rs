@@ -7,7 +7,7 @@
 use super::growth::ext4_superblock;
 use super::program::{BTRFS, E2FSCK, Ended, Program, XFS_REPAIR};
 use crate::error::HostError;
-use crate::host::session::speakable;
+use crate::host::session::one_line_excerpt;
 use crate::host::{Check, Checked, Device, Result};
 use crate::model::FsType;
 
@@ -46,7 +46,7 @@ pub(super) fn check(device: &Device, fs: FsType, how: Check) -> Result<Checked> 
         }
         Some(_) | None => {
             // e2fsck writes most messages to standard output.
-            ended.stderr = speakable(&report);
+            ended.stderr = one_line_excerpt(&report);
             Err(ended.error("check", path))
         }
     }

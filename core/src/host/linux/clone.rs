@@ -74,7 +74,7 @@ impl<'a> Pair<'a> {
 
     /// Whether a second read of a map returns the same addresses unless the file was written: xfs
     /// does not move blocks by itself. btrfs does, during a balance.
-    fn keeps_places(&self) -> Result<bool> {
+    fn has_stable_extents(&self) -> Result<bool> {
         let found = fstatfs(&self.target)
             .map_err(|errno| HostError::errno("statfs", self.target_path, errno))?;
         Ok(found.filesystem_type() == XFS_SUPER_MAGIC)
@@ -194,7 +194,7 @@ pub(super) fn rest(source: &Path, target: &Path, known: &Known) -> Result<Done> 
                 done
             }
         }
-    } else if pair.keeps_places()? {
+    } else if pair.has_stable_extents()? {
         let mut new_map = known.map();
         let noting = source_map.inspect(|run| {
             if let Ok(run) = run {

@@ -48,7 +48,7 @@ pub(super) fn format(
     // cannot look up: because its disk is dead, or because it was detached after mkfs.btrfs had read
     // the table of mounts.
     let ended = match fs {
-        FsType::Btrfs if mounts::shows_dead_loop()? => mounts::without_loops(run)?,
+        FsType::Btrfs if mounts::has_dead_loop_mount()? => mounts::without_loops(run)?,
         FsType::Btrfs => match run()? {
             ended if ended.status.success() => ended,
             _ => mounts::without_loops(run)?,

@@ -84,9 +84,9 @@ pub(super) fn grow(
 
 /// Whether an unmounted ext4 can be grown without moving anything in it: the space that mkfs
 /// reserved for group descriptors suffices. An interruption of such a growth can be repaired.
-pub(super) fn grows_unmounted(device: &Device) -> Result<bool> {
+pub(super) fn can_grow_unmounted(device: &Device) -> Result<bool> {
     let found = ext4_superblock(device)?;
-    Ok(found.grows_in_place(loop_device::bytes(device)?))
+    Ok(found.can_grow_in_place(loop_device::bytes(device)?))
 }
 
 /// Runs resize2fs, to the size of the device. resize2fs refuses a file system that e2fsck has not

@@ -187,7 +187,7 @@ impl ImportSource {
     }
 
     /// Whether [`ImportSource::check_unchanged`] sees every change.
-    pub fn sees_changes(&self) -> bool {
+    pub fn can_detect_changes(&self) -> bool {
         matches!(self.kind, Kind::File { .. })
     }
 }

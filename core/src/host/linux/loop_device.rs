@@ -25,7 +25,7 @@ use nix::unistd::{AccessFlags, faccessat};
 use super::files::failed;
 use super::{mounts, sys};
 use crate::error::HostError;
-use crate::host::question::Questions;
+use crate::host::question::TimedQueries;
 use crate::host::{Device, FileId, LoopDevice, LoopHold, LoopSpec, LoopStatus, Result};
 
 const CONTROL: &str = "/dev/loop-control";
@@ -295,7 +295,7 @@ fn backing_of(info: &sys::LoopInfo) -> FileId {
 /// Reads the status of a loop device. The kernel asks the image's file system for it, which may
 /// hang.
 fn ask(number: u32) -> Result<Option<(OwnedFd, sys::LoopInfo)>> {
-    static QUESTIONS: Questions<u32> = Questions::new();
+    static QUESTIONS: TimedQueries<u32> = TimedQueries::new();
     let answer = QUESTIONS.ask(number, STATUS_TIMEOUT, move || open_any(number));
     answer.unwrap_or_else(|| {
         let path = Device::of_loop(number).path;

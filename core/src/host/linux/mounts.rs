@@ -53,7 +53,7 @@ pub(super) fn table() -> Result<Vec<Mount>> {
         text.clear();
         file.rewind().map_err(failed("read", path))?;
         file.read_to_end(&mut text).map_err(failed("read", path))?;
-        if !sys::mounts_changed(&file) {
+        if !sys::has_mount_table_changed(&file) {
             break;
         }
     }
@@ -368,7 +368,7 @@ pub(super) fn unmount(folders: &Folders, target: &Path) -> Result<()> {
 }
 
 /// Whether the image of a mounted loop device cannot be queried because its disk is dead or hangs.
-pub(super) fn shows_dead_loop() -> Result<bool> {
+pub(super) fn has_dead_loop_mount() -> Result<bool> {
     let loops: BTreeSet<u32> = table()?.iter().filter_map(Mount::source_loop).collect();
     Ok(loops
         .into_iter()

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::freeze::Process;
 use crate::error::{HostCause, HostError};
 use crate::host::Result;
-use crate::host::session::speakable;
+use crate::host::session::one_line_excerpt;
 
 /// Where distributions install system programs.
 pub(super) const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
@@ -120,7 +120,7 @@ impl Program {
         let output = child.wait_with_output();
         let killed = watch.is_some_and(Watch::disarm);
         let output = output.map_err(|error| HostError::io("wait for", &path, &error))?;
-        let stderr = speakable(&String::from_utf8_lossy(&output.stderr));
+        let stderr = one_line_excerpt(&String::from_utf8_lossy(&output.stderr));
         Ok(Ended {
             program: self,
             status: output.status,

@@ -139,7 +139,7 @@ impl Ext4 {
     }
 
     /// Whether growth to a device of `device_bytes` moves nothing.
-    pub(super) fn grows_in_place(&self, device_bytes: u64) -> bool {
+    pub(super) fn can_grow_in_place(&self, device_bytes: u64) -> bool {
         let descriptors = |blocks: u64| {
             let groups = blocks
                 .saturating_sub(self.first_block)
@@ -333,7 +333,7 @@ mod tests {
                 for device in DEVICES {
                     let blocks = found.blocks_on(device);
                     assert!(blocks <= device / found.block_size, "beyond the device");
-                    let _ = (found.is_unclean(), found.grows_in_place(device));
+                    let _ = (found.is_unclean(), found.can_grow_in_place(device));
                 }
             }
         };
@@ -429,20 +429,20 @@ mod tests {
             reserved: 1,
             ..plain()
         };
-        assert!(tight.grows_in_place(128 * group));
-        assert!(!tight.grows_in_place(129 * group));
-        assert!(tight.grows_in_place(group / 2), "it never shrinks");
+        assert!(tight.can_grow_in_place(128 * group));
+        assert!(!tight.can_grow_in_place(129 * group));
+        assert!(tight.can_grow_in_place(group / 2), "it never shrinks");
         let meta = Ext4 {
             meta_groups: true,
             ..tight
         };
-        assert!(meta.grows_in_place(1000 * group));
+        assert!(meta.can_grow_in_place(1000 * group));
         assert!(
             !Ext4 {
                 cluster: 16,
                 ..plain()
             }
-            .grows_in_place(2 * group)
+            .can_grow_in_place(2 * group)
         );
     }
 

@@ -265,7 +265,7 @@ pub fn statx(file: impl AsFd) -> Result<libc::statx> {
 }
 
 /// Whether the mount table has changed since it was opened, or since the last call.
-pub fn mounts_changed(table: impl AsFd) -> bool {
+pub fn has_mount_table_changed(table: impl AsFd) -> bool {
     let mut poll = libc::pollfd {
         fd: table.as_fd().as_raw_fd(),
         events: libc::POLLPRI,

@@ -194,7 +194,7 @@ impl Host for MemoryHost {
                 fs_name: options.fs_name.clone(),
                 mount_point: POOLS.into(),
                 sector: options.sector,
-                least_sector: options.sector,
+                min_sector: options.sector,
                 shares_blocks: options.shares_blocks(),
                 in_place: true,
             })
@@ -353,7 +353,7 @@ impl Host for MemoryHost {
         })
     }
 
-    fn wants_growth(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
+    fn should_grow(&self, device: &Device, mount_point: &Path, fs: FsType) -> Result<bool> {
         self.look("statfs", mount_point, |machine| {
             let number = mapped::number_of(device).ok_or(Errno::ENOTBLK)?;
             let bytes = machine.dev(number)?.bytes;
@@ -365,7 +365,7 @@ impl Host for MemoryHost {
         })
     }
 
-    fn grows_unmounted(&self, _device: &Device) -> Result<bool> {
+    fn can_grow_unmounted(&self, _device: &Device) -> Result<bool> {
         Ok(true)
     }
 
@@ -373,11 +373,11 @@ impl Host for MemoryHost {
         self.lock().options.check(path)
     }
 
-    fn stat_caller(&self, path: &Path) -> Result<Option<FileStat>> {
+    fn stat_csi_path(&self, path: &Path) -> Result<Option<FileStat>> {
         self.look("stat", path, |machine| Ok(machine.stat_or_parent(path)))
     }
 
-    fn space_caller(&self, path: &Path) -> Result<Space> {
+    fn space_csi_path(&self, path: &Path) -> Result<Space> {
         self.look("statfs", path, |machine| Ok(machine.space_target(path)?))
     }
 

@@ -7,8 +7,8 @@ use uuid::Uuid;
 use super::{check, check_with};
 use crate::model::snapshot::{Members, OnQuiesceFailure, SharedVolume, SnapshotParameters};
 use crate::model::{
-    AccessMode, AccessType, Allocation, Capability, FsType, HomeId, Level, PoolId, SnapshotRoom,
-    Wipe,
+    AccessMode, AccessType, Allocation, Capability, FsType, HomeId, Level, PoolId,
+    SnapshotSpacePolicy, Wipe,
 };
 use crate::record::node::KnownPool;
 use crate::record::*;
@@ -359,8 +359,8 @@ fn the_records_of_pools_and_of_the_node_keep_their_format() {
         snapshots: Some(snapshots),
         ..pool.clone()
     };
-    let reserved = with(SnapshotRoom::Reserved);
-    let best_effort = with(SnapshotRoom::BestEffort);
+    let reserved = with(SnapshotSpacePolicy::Reserved);
+    let best_effort = with(SnapshotSpacePolicy::BestEffort);
     check(
         "pool",
         vec![

@@ -24,7 +24,7 @@ use crate::host::Signature;
 use crate::host::attach_loop;
 use crate::model::FsType;
 use crate::model::PoolDefinition;
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::record;
 use crate::record::Formatted;
 use crate::record::FormattedAs;
@@ -93,7 +93,7 @@ impl Opening<'_> {
             .context(|| format!("find the file system of {}", self.path.display()))?;
         let record = ImageRecord {
             size: wanted,
-            block_size: pool_fs.least_sector,
+            block_size: pool_fs.min_sector,
             formatted: begun.map_or_else(
                 || Formatted::begun(FormattedAs::Xfs, self.host.random_uuid()),
                 |begun| begun.formatted,
@@ -167,9 +167,9 @@ impl Opening<'_> {
             self.path.display(),
             format!(
                 "image={size} ({}) does not fit: it is fully reserved at creation, {} are available, and {} must stay free; give at most image={}Mi",
-                Human(size),
-                Human(space.available + allocated),
-                Human(kept),
+                HumanBytes(size),
+                HumanBytes(space.available + allocated),
+                HumanBytes(kept),
                 most >> 20
             ),
         ))
@@ -381,7 +381,7 @@ impl Opening<'_> {
     pub(super) fn grow(&self, device: &Device, folder: &Path) -> Result<()> {
         let wanted = self
             .host
-            .wants_growth(device, folder, FsType::Xfs)
+            .should_grow(device, folder, FsType::Xfs)
             .context(|| format!("read the size of {}", folder.display()))?;
         if !wanted {
             return Ok(());

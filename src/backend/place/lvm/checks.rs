@@ -4,7 +4,7 @@ use crate::backend::thin::TRANSACTION_ID;
 use crate::error::{Error, ErrorContext, Result};
 use crate::host::mapper::ThinPoolMode;
 use crate::host::{Host, ThinPoolStatus};
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::model::{PoolDefinition, ThinPoolName};
 
 /// What LVM appends to the name of the device of a pool in which it has thin volumes of its own.
@@ -142,7 +142,7 @@ pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<
         return Ok(Some("it has no free space".into()));
     }
     if status.data.used > 0 {
-        let used = Human(status.data.used);
+        let used = HumanBytes(status.data.used);
         return Ok(Some(format!("{used} of its data are in use")));
     }
     let devices = host.thin_devices(mapped).context(doing)?;

@@ -19,7 +19,7 @@ use crate::host::{
     Check, Device, DeviceHold, Effect, Host, Mount, MountSpec, Signature, ThinMessage,
     ThinPoolStatus, ThinTable, mapped_path,
 };
-use crate::model::size::{Human, MIB};
+use crate::model::size::{HumanBytes, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
 
 /// The least size of the device with the records: room for some 20,000 volumes and snapshots.
@@ -178,8 +178,8 @@ impl Opening<'_> {
             false => Err(self.refuse(format!(
                 "{} has {} free, but its records need {}; run: lvextend --size +SIZE {}",
                 self.name,
-                Human(free),
-                Human(needed),
+                HumanBytes(free),
+                HumanBytes(needed),
                 self.name
             ))),
         }

@@ -45,25 +45,25 @@ fn blocks_are_counted_by_who_has_them() {
     let sums = (found.own, found.shared, found.snapshots, found.undivided);
     assert_eq!(sums, (110 + 10, 20 + 10 + 10, 10 + 100, 0));
     // The block that both have is that of the older one.
-    let charged = found.charged.unwrap();
-    assert_eq!((charged[&A], charged[&B]), (110 + 40 + 10, 10));
+    let attributed = found.attributed.unwrap();
+    assert_eq!((attributed[&A], attributed[&B]), (110 + 40 + 10, 10));
 }
 
 /// Maps before and after a write to B, a clone of A: A keeps all blocks, and B gets new ones.
 #[test]
 fn a_write_to_a_clone_is_charged_to_the_clone() {
     let all = family(&[A, B], &[(OF_A, Some(A))]);
-    let charged = |of_b: Blocks| {
+    let attributed = |of_b: Blocks| {
         let maps = vec![
             (Owner::Volume(A), vec![0..40, 50..100]),
             (Owner::SnapshotOf(Some(A)), vec![0..40, 50..100]),
             (Owner::Volume(B), of_b),
         ];
-        let charged = compare(&all, maps).charged.unwrap();
-        (charged[&A], charged[&B])
+        let attributed = compare(&all, maps).attributed.unwrap();
+        (attributed[&A], attributed[&B])
     };
-    assert_eq!(charged(vec![0..40, 50..100]), (90, 0));
-    assert_eq!(charged(vec![0..40, 50..70, 200..230]), (90, 30));
+    assert_eq!(attributed(vec![0..40, 50..100]), (90, 0));
+    assert_eq!(attributed(vec![0..40, 50..70, 200..230]), (90, 30));
 }
 
 #[test]
@@ -83,19 +83,19 @@ fn sizes_alone_give_bounds() {
     let sizes = sizes.into_iter().collect();
     let bounds = estimate(&all, &sizes, true);
     assert_eq!(bounds.volumes[&A], bytes(50, 50, 30));
-    let sums = |of: &FamilyBytes| (of.own, of.shared, of.snapshots, of.undivided);
+    let sums = |of: &LineageBytes| (of.own, of.shared, of.snapshots, of.undivided);
     assert_eq!(sums(&bounds), (0, 0, 0, 150));
-    assert_eq!(bounds.charged, None);
+    assert_eq!(bounds.attributed, None);
     // Without shared blocks they are exact.
     let copies = estimate(&all, &sizes, false);
     assert_eq!(copies.volumes[&A], bytes(100, 0, 30));
     assert_eq!(sums(&copies), (100, 0, 50, 0));
-    assert_eq!(copies.charged.unwrap()[&A], 130);
+    assert_eq!(copies.attributed.unwrap()[&A], 130);
     // So is the size of a volume without other images.
     let sizes = [(Image::Volume(A), 100)].into_iter().collect();
     let alone = estimate(&family(&[A], &[]), &sizes, true);
     assert_eq!(sums(&alone), (100, 0, 0, 0));
-    assert_eq!(alone.charged.unwrap()[&A], 100);
+    assert_eq!(alone.attributed.unwrap()[&A], 100);
 }
 
 proptest! {
@@ -115,11 +115,11 @@ proptest! {
             }
         }
         let all = family(&[A, B], &[]);
-        let mut expected = FamilyBytes {
+        let mut expected = LineageBytes {
             volumes: [A, B].map(|uuid| (uuid, VolumeBytes::default())).into(),
-            ..FamilyBytes::default()
+            ..LineageBytes::default()
         };
-        let mut charged = BTreeMap::from([(A, 0), (B, 0)]);
+        let mut attributed = BTreeMap::from([(A, 0), (B, 0)]);
         for block in 0..60 {
             let has = |map: &[Range<u64>]| map.iter().any(|range| range.contains(&block));
             let holders: Vec<_> = images.iter().filter(|(_, map)| has(map)).map(|(owner, _)| *owner).collect();
@@ -133,7 +133,7 @@ proptest! {
             if let Some(oldest) = [A, B].into_iter().find(|uuid| {
                 holders.contains(&Owner::Volume(*uuid)) || holders.contains(&Owner::SnapshotOf(Some(*uuid)))
             }) {
-                *charged.get_mut(&oldest).unwrap() += 1;
+                *attributed.get_mut(&oldest).unwrap() += 1;
             }
             for (uuid, bytes) in &mut expected.volumes {
                 match (holders.contains(&Owner::Volume(*uuid)), holders.len()) {
@@ -143,7 +143,7 @@ proptest! {
                 }
             }
         }
-        expected.charged = Some(charged);
+        expected.attributed = Some(attributed);
         prop_assert_eq!(compare(&all, images), expected);
     }
 }

@@ -67,13 +67,13 @@ fn a_message_that_the_kernel_takes_back_is_no_success() {
             let record = crate::backend::pool::tests::snapshot(n, &source);
             backend.prepare_snapshot(&record, &any)?;
             let copy = Image::Snapshot(record.uuid);
-            clone_quiet(&backend, Image::Volume(source.uuid), copy)
+            clone_unused(&backend, Image::Volume(source.uuid), copy)
         },
         &|n| {
             let from = Image::Snapshot(snapshot.uuid);
             let record = restored(&backend, n, Allocation::Thin, from);
             backend.prepare(&record, &any)?;
-            clone_quiet(&backend, from, Image::Volume(record.uuid))
+            clone_unused(&backend, from, Image::Volume(record.uuid))
         },
         // The kernel deletes it again: it still exists.
         &|_| backend.snapshots.delete(snapshot.uuid),
@@ -442,9 +442,9 @@ fn read_by_a_copy(backend: &PoolBackend) -> (ImageHandle, Image, Image) {
     (reader, from, Image::Volume(record.uuid))
 }
 
-fn copy_quiet(host: &MemoryHost, backend: &PoolBackend, from: Image, to: Image) -> Result<u64> {
+fn copy_unused(host: &MemoryHost, backend: &PoolBackend, from: Image, to: Image) -> Result<u64> {
     let copier = backend.copier(from, to, &Arc::default())?;
-    crate::cut::copy_quiet(host, "snapshot", &*copier, Duration::from_secs(10))
+    crate::cut::copy_unused(host, "snapshot", &*copier, Duration::from_secs(10))
 }
 
 fn suspended(host: &MemoryHost) -> usize {
@@ -456,9 +456,9 @@ fn suspended(host: &MemoryHost) -> usize {
 fn the_guard_suspends_a_device_that_a_copy_reads_for_another_copy() {
     let (host, backend) = pool();
     let (reader, from, to) = read_by_a_copy(&backend);
-    let refused = clone_quiet(&backend, from, to).unwrap_err();
+    let refused = clone_unused(&backend, from, to).unwrap_err();
     assert!(refused.to_string().contains("clone"), "{refused}");
-    assert_eq!(copy_quiet(&host, &backend, from, to).unwrap(), 1);
+    assert_eq!(copy_unused(&host, &backend, from, to).unwrap(), 1);
     assert_eq!((thin_ids(&host).len(), suspended(&host)), (3, 0));
     assert!(host.list_journaled().unwrap().is_empty());
     drop(reader);
@@ -480,7 +480,7 @@ fn a_process_that_dies_during_a_copy_leaves_no_device_suspended() {
             // Then the next process must resume it.
             host.let_guard_die(true);
             host.fail_effect(n, mode);
-            let done = copy_quiet(&host, &backend, from, to);
+            let done = copy_unused(&host, &backend, from, to);
             if host.is_alive() {
                 done.unwrap();
                 break;

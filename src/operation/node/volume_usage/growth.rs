@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::{Measured, Moment};
-use crate::backend::{Family, FamilyBytes};
+use crate::backend::{Family, LineageBytes};
 use crate::model::{PoolId, VolumeId};
 
 /// The least time between two samples.
@@ -69,7 +69,7 @@ pub(super) fn continued(
     before: Option<Measured>,
     family: &Family,
     now: Moment,
-    bytes: &FamilyBytes,
+    bytes: &LineageBytes,
     is_new: impl Fn(u64) -> bool,
 ) -> BTreeMap<Uuid, Growth> {
     let earlier = |uuid: Uuid| {
@@ -98,14 +98,14 @@ pub(super) fn continued(
 }
 
 /// The bytes that a volume has added since its lineage was measured.
-fn added(before: &Measured, family: &Family, bytes: &FamilyBytes, uuid: Uuid) -> i128 {
-    let charged = |bytes: &FamilyBytes| Some(*bytes.charged.as_ref()?.get(&uuid)?);
-    let of = |bytes: &FamilyBytes| bytes.volumes.get(&uuid).copied().unwrap_or_default();
+fn added(before: &Measured, family: &Family, bytes: &LineageBytes, uuid: Uuid) -> i128 {
+    let attributed = |bytes: &LineageBytes| Some(*bytes.attributed.as_ref()?.get(&uuid)?);
+    let of = |bytes: &LineageBytes| bytes.volumes.get(&uuid).copied().unwrap_or_default();
     let (old, new) = (of(&before.bytes), of(bytes));
-    // Blocks of a volume that was deleted are now charged to others.
+    // Blocks of a volume that was deleted are now attributed to others.
     let is_there = |(uuid, at): (&Uuid, &u64)| family.volumes.get(uuid) == Some(at);
     let was_deleted = !before.family.volumes.iter().all(is_there);
-    let (old, new) = match (charged(&before.bytes), charged(bytes)) {
+    let (old, new) = match (attributed(&before.bytes), attributed(bytes)) {
         (Some(old), Some(new)) if !was_deleted => (old, new),
         (Some(_), Some(_)) => (
             old.own + old.shared + old.snapshots,

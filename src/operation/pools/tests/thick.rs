@@ -24,7 +24,7 @@ fn snapshot(of: &str) -> CreateSnapshot {
 }
 
 fn capacity(driver: &Driver, allocation: Allocation) -> u64 {
-    let mut ask = AskCapacity {
+    let mut ask = GetCapacity {
         capabilities: Vec::new(),
         parameters: new_volume("b").parameters,
         topology: None,

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
 use crate::model::{Allocation, Level, Wipe};
-use crate::operation::snapshot::remote::{Checksum, SentRange};
+use crate::operation::snapshot::remote::{Checksum, SnapshotRange};
 
 /// Content that is read from its beginning to its end.
 pub trait Content {
@@ -25,7 +25,7 @@ pub trait Content {
 }
 
 /// What is known about content.
-pub struct ContentFacts {
+pub struct ContentInfo {
     /// Where it is from, for messages.
     pub source: String,
     pub bytes: u64,
@@ -36,7 +36,7 @@ pub struct ContentFacts {
     pub read_at: u64,
 }
 
-impl ContentFacts {
+impl ContentInfo {
     /// The content as a snapshot of a volume that was never formatted by a driver.
     pub(in crate::operation) fn into_snapshot(self) -> ArchivedSnapshot {
         let image_bytes = self.bytes.next_multiple_of(ZERO_BLOCK);
@@ -72,7 +72,7 @@ pub fn content_identity(state: &str) -> u64 {
 /// If the content has changed the archive has no end, so its import fails.
 pub fn archive_content(
     content: &mut dyn Content,
-    facts: ContentFacts,
+    facts: ContentInfo,
     to: &mut dyn Write,
 ) -> Result<()> {
     let source = facts.source.clone();
@@ -90,7 +90,7 @@ pub fn archive_content(
         if is_read_twice {
             checksums.push(Checksum::sha256(&[], &pieces));
         }
-        let range = SentRange {
+        let range = SnapshotRange {
             offset,
             length,
             checksum: None,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn archived(changes: Option<u32>, is_read_twice: bool) -> (Result<()>, Result<()>) {
-        let facts = ContentFacts {
+        let facts = ContentInfo {
             source: "/dev/others/pvc-1".into(),
             bytes: BYTES,
             block_size: 512,

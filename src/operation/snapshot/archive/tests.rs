@@ -12,7 +12,7 @@ use crate::record::FormattedAs;
 use crate::record::formats::{check_with, files};
 
 /// An archive as values.
-type Contents = (Manifest, Vec<(u32, SentRange)>);
+type Contents = (Manifest, Vec<(u32, SnapshotRange)>);
 
 fn read(bytes: &[u8]) -> Result<Contents> {
     let mut archive = ArchiveReader::begin(bytes)?;
@@ -69,8 +69,8 @@ fn snapshot(n: u64, image_bytes: u64) -> ArchivedSnapshot {
     }
 }
 
-fn range(offset: u64, length: u64, pieces: Vec<Piece>, changed: Vec<Range<u64>>) -> SentRange {
-    SentRange {
+fn range(offset: u64, length: u64, pieces: Vec<Piece>, changed: Vec<Range<u64>>) -> SnapshotRange {
+    SnapshotRange {
         checksum: None,
         offset,
         length,
@@ -264,7 +264,7 @@ fn another_version_and_another_file_are_refused_by_name() {
 }
 
 /// Ranges of differences, or of a whole image, with blocks of data at random.
-fn ranges(base: bool) -> impl Strategy<Value = (u64, Vec<SentRange>)> {
+fn ranges(base: bool) -> impl Strategy<Value = (u64, Vec<SnapshotRange>)> {
     let blocks = prop::collection::vec((any::<bool>(), 1..=255_u8), 1..40);
     prop::collection::vec(blocks, 1..4).prop_map(move |segments| {
         let (mut offset, mut ranges) = (0, Vec::new());

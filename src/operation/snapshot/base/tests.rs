@@ -13,7 +13,7 @@ use crate::model::{
 use crate::operation::StageVolume;
 use crate::operation::tests::{ext4, new_volume, pool, settings, volume};
 use crate::operation::{
-    AskCapacity, AskMetadata, CreateGroup, CreateSnapshot, CreateVolume, Driver, ExpandVolume,
+    CreateGroup, CreateSnapshot, CreateVolume, Driver, ExpandVolume, GetCapacity, GetMetadata,
     ListSnapshots,
 };
 
@@ -53,7 +53,7 @@ fn snapshot(driver: &Driver, name: &str, of: VolumeId, parameters: SnapshotParam
 }
 
 fn delta(driver: &Driver, base: &str, target: &str) -> Result<Vec<(u64, u64)>> {
-    let page = driver.snapshots.snapshot_metadata(&AskMetadata {
+    let page = driver.snapshots.snapshot_metadata(&GetMetadata {
         base_snapshot_id: Some(base.into()),
         snapshot_id: target.into(),
         starting_offset: 0,
@@ -250,7 +250,7 @@ fn a_base_is_deleted_before_a_volume_is_refused_for_its_space() {
     for kind in KINDS {
         let (host, driver) = start(kind);
         let (base, bytes) = scarce(&host, &driver, kind);
-        let offered = driver.pools.capacity(&AskCapacity {
+        let offered = driver.pools.capacity(&GetCapacity {
             parameters: VolumeParameters::default(),
             capabilities: Vec::new(),
             topology: None,

@@ -468,11 +468,17 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
             of_any_group,
             ..DeleteOne::default()
         };
-        driver.snapshots.delete_alone(&first, &how).unwrap();
+        driver
+            .snapshots
+            .delete_without_router(&first, &how)
+            .unwrap();
         // Neither a refresh nor a start undoes the second member after the first one was deleted.
         driver.refresh_pools();
         driver.snapshots.get_snapshot(&second).unwrap();
-        driver.snapshots.delete_alone(&second, &how).unwrap();
+        driver
+            .snapshots
+            .delete_without_router(&second, &how)
+            .unwrap();
     }
     assert_eq!(driver.pools.serving()[0].backend.snapshots.count(), 0);
 }

@@ -153,7 +153,7 @@ struct Direct {
 
 struct DirectRanges {
     driver: Arc<Driver>,
-    loan: crate::operation::Loan,
+    loan: crate::operation::OutgoingRead,
     left: Option<usize>,
     damage: bool,
     is_bare: bool,
@@ -184,12 +184,12 @@ impl SnapshotSource for Direct {
 }
 
 impl Ranges for DirectRanges {
-    fn next(&mut self) -> Result<Option<SentRange>> {
+    fn next(&mut self) -> Result<Option<SnapshotRange>> {
         if self.left == Some(0) {
             return Err(Error::unreachable("source", "the network was cut"));
         }
         self.left = self.left.map(|left| left - 1);
-        let mut range = self.driver.snapshots.read_loan(&mut self.loan)?;
+        let mut range = self.driver.snapshots.read_next(&mut self.loan)?;
         if let Some(range) = &mut range {
             let sent = Checksum::crc32(&range.changed, &range.pieces);
             let sent = range.checksum.unwrap_or(sent);
@@ -544,7 +544,7 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
     let mut loan = snapshots
         .lend(&ticket, &|_| true, (0, Wanted::Data))
         .unwrap();
-    snapshots.read_loan(&mut loan).unwrap();
+    snapshots.read_next(&mut loan).unwrap();
     let read = snapshots.read_snapshots();
     assert!(snapshot.ends_with(&read[0]) && read.len() == 1, "{read:?}");
     let refused = snapshots.delete_snapshot(&snapshot).unwrap_err();

@@ -8,7 +8,7 @@ use crate::model::VolumeId;
 use crate::model::size::GIB;
 use crate::model::{AccessMode, CapacityRange};
 use crate::operation::tests::{driver, new_volume};
-use crate::operation::{CreateVolume, Driver, ExpandNode, ExpandVolume, StageVolume};
+use crate::operation::{CreateVolume, Driver, ExpandVolume, NodeExpandVolume, StageVolume};
 
 const STAGING: &str = "/var/lib/kubelet/staging";
 
@@ -102,7 +102,7 @@ fn a_stage_that_could_not_grow_its_volume_is_reported_until_it_has_grown_or_ende
         assert_eq!(driver.usage.not_grown(), [], "{fs}");
     }
     let (host, driver, id) = staged_small(FsType::Xfs);
-    let grown = driver.volumes.expand_node(&ExpandNode {
+    let grown = driver.volumes.expand_node(&NodeExpandVolume {
         volume_id: id.to_string(),
         volume_path: STAGING.into(),
         capacity: None,

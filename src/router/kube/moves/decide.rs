@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use crate::operation::{MovedSnapshot, MovedVolume, MovingState};
+use crate::operation::{MoveSnapshotStatus, MovingState, VolumeMoveStatus};
 use crate::router::kube::adopt::manifest::{Goal, HANDLE, Manifest};
 use crate::router::kube::adopt::step::{self, Step as PvStep};
 use crate::router::kube::reconcile::Next;
@@ -62,10 +62,10 @@ pub(super) struct Observed {
     /// A PersistentVolume that names the copy.
     pub(super) names_copy: Option<String>,
     /// The volumes, or why they are not known.
-    pub(super) source: Result<MovedVolume, String>,
-    pub(super) copy: Result<MovedVolume, String>,
+    pub(super) source: Result<VolumeMoveStatus, String>,
+    pub(super) copy: Result<VolumeMoveStatus, String>,
     /// The snapshots of the move that exist, if the source is known.
-    pub(super) snapshots: BTreeMap<Round, MovedSnapshot>,
+    pub(super) snapshots: BTreeMap<Round, MoveSnapshotStatus>,
     /// Why no volume can be moved to the pool of the copy now.
     pub(super) target_problem: Option<String>,
     /// The pool of the copy is marked as lost.
@@ -296,7 +296,7 @@ impl Begun<'_> {
 
     /// While the source is used it is copied. Once nothing uses it, a copy that was made in advance is
     /// not needed any more: the application waits.
-    fn before_fence(&self, source: &MovedVolume) -> Decision {
+    fn before_fence(&self, source: &VolumeMoveStatus) -> Decision {
         if let Some(problem) = &self.seen.target_problem {
             let why = format!("its target on node {}: {problem}", self.to.node);
             return wait(self.begun_phase(), "TargetNotReady", why);
@@ -317,7 +317,7 @@ impl Begun<'_> {
     }
 
     /// Until nothing uses the source, and nothing is about to use it.
-    fn drain(&self, source: &MovedVolume) -> Decision {
+    fn drain(&self, source: &VolumeMoveStatus) -> Decision {
         let seen = self.seen;
         let waits = |reason, message: String| wait(Phase::Waiting, reason, message);
         let is_now = seen.object.spec.when == When::Now;

@@ -16,7 +16,7 @@ use super::trust;
 use super::{MoveController, Moving, NOTE, snapshots_of};
 use crate::error::{Result, chain};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::{MovedVolume, MovingState};
+use crate::operation::{MovingState, VolumeMoveStatus};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::{Homes, Manifest};
@@ -65,8 +65,8 @@ pub(super) async fn observe(controller: &MoveController, moving: Moving) -> Resu
         foreign_volume: None,
         foreign_source: None,
         names_copy: None,
-        source: Ok(MovedVolume::default()),
-        copy: Ok(MovedVolume::default()),
+        source: Ok(VolumeMoveStatus::default()),
+        copy: Ok(VolumeMoveStatus::default()),
         snapshots: BTreeMap::new(),
         target_problem: None,
         is_target_lost: false,
@@ -159,13 +159,13 @@ impl Reader<'_> {
         seen.target_problem = match target {
             Some(target) if target.problem.is_some() => target.problem,
             Some(target) => {
-                let is_absent = |copy: &MovedVolume| copy.state == MovingState::Absent;
+                let is_absent = |copy: &VolumeMoveStatus| copy.state == MovingState::Absent;
                 let is_new = seen.copy.as_ref().is_ok_and(is_absent);
-                let is_full = is_new && target.promisable < status.bytes_total;
+                let is_full = is_new && target.provisionable < status.bytes_total;
                 is_full.then(|| {
                     format!(
                         "only {} bytes may still be promised there",
-                        target.promisable
+                        target.provisionable
                     )
                 })
             }
@@ -176,7 +176,7 @@ impl Reader<'_> {
         let node = self.node(&from.node).await?;
         let spec = node.as_ref().and_then(|node| node.spec.as_ref());
         seen.is_cordoned = node.is_none() || spec.is_some_and(|it| it.unschedulable == Some(true));
-        let is_quiet = |source: &MovedVolume| source.user.is_none();
+        let is_quiet = |source: &VolumeMoveStatus| source.user.is_none();
         if status.switched_at.is_none() && seen.source.as_ref().is_ok_and(is_quiet) {
             seen.attached = self.attached(volume).await?;
         }
@@ -425,7 +425,7 @@ pub(super) fn capacity(live: &Manifest) -> Option<u64> {
 }
 
 /// Bytes of the copy that exist.
-pub(super) fn bytes_done(copy: &MovedVolume, total: u64) -> u64 {
+pub(super) fn bytes_done(copy: &VolumeMoveStatus, total: u64) -> u64 {
     match copy.state {
         MovingState::Absent => 0,
         MovingState::Filling => copy.copied.min(total),

@@ -60,7 +60,7 @@ pub(super) fn choose(question: &Question<'_>) -> Result<TargetPool, Refusal> {
     }
     let best = fitting
         .into_iter()
-        .max_by_key(|target| (target.promisable, std::cmp::Reverse(&target.node)));
+        .max_by_key(|target| (target.provisionable, std::cmp::Reverse(&target.node)));
     best.cloned().ok_or_else(|| Refusal {
         reason: "NoTarget",
         message: match reasons.is_empty() {
@@ -85,10 +85,10 @@ impl Question<'_> {
         if let Some((key, value)) = selector.find(|(key, value)| labels.get(*key) != Some(*value)) {
             return Err(format!("its node does not have the label {key}={value}"));
         }
-        if target.promisable < self.bytes {
+        if target.provisionable < self.bytes {
             return Err(format!(
                 "{} bytes may still be promised there, but {} are needed",
-                target.promisable, self.bytes
+                target.provisionable, self.bytes
             ));
         }
         if self.to.node.is_some() {
@@ -141,13 +141,13 @@ mod tests {
 
     use super::*;
 
-    fn target(n: u128, node: &str, promisable: u64) -> TargetPool {
+    fn target(n: u128, node: &str, provisionable: u64) -> TargetPool {
         TargetPool {
             id: PoolId(uuid::Uuid::from_u128(n)),
             name: "default".into(),
             node: node.into(),
             home: format!("home-of-{node}"),
-            promisable,
+            provisionable,
             problem: None,
         }
     }
@@ -237,7 +237,7 @@ mod tests {
             "c",
             "not the source, which has more"
         );
-        case.targets[1].promisable = 100;
+        case.targets[1].provisionable = 100;
         assert_eq!(case.choose().unwrap(), "b");
         case.to.node = Some("c".into());
         assert_eq!(case.choose().unwrap(), "c");
@@ -249,7 +249,7 @@ mod tests {
     fn each_pool_that_does_not_fit_is_named_with_its_reason() {
         let refused = |change: fn(&mut Case), words: &str| {
             let mut case = Case::new();
-            case.targets[1].promisable = 70;
+            case.targets[1].provisionable = 70;
             assert!(case.choose().is_ok());
             change(&mut case);
             let why = case.choose().unwrap_err();
@@ -258,7 +258,11 @@ mod tests {
             }
         };
         refused(
-            |case| case.targets.iter_mut().for_each(|one| one.promisable = 59),
+            |case| {
+                case.targets
+                    .iter_mut()
+                    .for_each(|one| one.provisionable = 59)
+            },
             "59 bytes",
         );
         let away = |case: &mut Case| {

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::operation::RevertedVolume;
+use crate::operation::VolumeRevertStatus;
 use crate::router::kube::reconcile::with_transitions;
 use crate::router::kube::volume_revert::{
     MemberState, RevertMember, RevertPhase as Phase, RevertStatus, VolumeRevert,
@@ -46,7 +46,7 @@ pub(super) struct MemberSeen {
     /// content, it is read only before the switch, and before an abort.
     pub(super) is_bound: bool,
     /// The state of the volume, or why it is not known.
-    pub(super) volume: Result<RevertedVolume, String>,
+    pub(super) volume: Result<VolumeRevertStatus, String>,
     pub(super) old: Old,
     /// The pods that name the claim and have not ended.
     pub(super) pods: Vec<String>,
@@ -280,7 +280,7 @@ impl Deciding<'_> {
         }
     }
 
-    fn is_fenced(&self, volume: &RevertedVolume) -> bool {
+    fn is_fenced(&self, volume: &VolumeRevertStatus) -> bool {
         volume.fenced == Some(self.uid)
     }
 
@@ -360,7 +360,7 @@ impl Deciding<'_> {
     }
 
     /// The volumes of the members whose agents have answered.
-    fn known(&self) -> impl Iterator<Item = (usize, &RevertedVolume)> {
+    fn known(&self) -> impl Iterator<Item = (usize, &VolumeRevertStatus)> {
         let members = self.seen.members.iter().enumerate();
         members.filter_map(|(n, member)| Some((n, member.volume.as_ref().ok()?)))
     }
@@ -405,7 +405,7 @@ impl Deciding<'_> {
 
     /// All members get their new content, whatever happens.
     fn roll_forward(&self) -> Decision {
-        let fenced = |volume: &RevertedVolume| volume.exists && self.is_fenced(volume);
+        let fenced = |volume: &VolumeRevertStatus| volume.exists && self.is_fenced(volume);
         let mut left = self
             .known()
             .filter(|(_, volume)| fenced(volume) && !volume.is_switched);
@@ -442,7 +442,7 @@ impl Deciding<'_> {
 
     /// All members keep their content, for good.
     fn undo(&self) -> Decision {
-        let is_open = |(n, volume): &(usize, &RevertedVolume)| {
+        let is_open = |(n, volume): &(usize, &VolumeRevertStatus)| {
             // Under another fence it cannot begin, and the end of that changes the number.
             let is_planned = volume.number == self.status.members[*n].number;
             let may_begin = volume.fenced.is_none() && is_planned;

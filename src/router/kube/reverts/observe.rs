@@ -12,7 +12,7 @@ use super::read::{Reader, is_ready, parsed, snapshots_api, text};
 use super::{Revert, RevertController};
 use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::RevertedVolume;
+use crate::operation::VolumeRevertStatus;
 use crate::router::kube::ask;
 use crate::router::kube::volume_revert::{RevertMember, RevertPhase, VolumeRevert};
 
@@ -102,7 +102,7 @@ impl Reader<'_> {
         &self,
         object: &VolumeRevert,
         member: &RevertMember,
-    ) -> Result<std::result::Result<RevertedVolume, String>> {
+    ) -> Result<std::result::Result<VolumeRevertStatus, String>> {
         let volume: VolumeId = parsed(&member.handle)?;
         let snapshot: SnapshotId = parsed(&member.snapshot_handle)?;
         let namespace = object.namespace().unwrap_or_default();
@@ -112,7 +112,7 @@ impl Reader<'_> {
             .foreign_claim(&member.handle, &namespace);
         let looked = self.controller.volumes.look(volume, snapshot).await;
         let uid = object.uid();
-        let is_own = |seen: &RevertedVolume| uid.is_some() && seen.fenced == uid;
+        let is_own = |seen: &VolumeRevertStatus| uid.is_some() && seen.fenced == uid;
         let looked = match (looked, foreign) {
             // The status of an object in a namespace is not trusted. The fence of this revert proves that the
             // volume was one of its members, also if its claim has changed since.

@@ -11,7 +11,7 @@ use super::decide::Refusal;
 use super::read::{Reader, is_ready, snapshots_api, text};
 use crate::error::{Result, chain};
 use crate::model::{SnapshotId, VolumeId};
-use crate::operation::RevertedVolume;
+use crate::operation::VolumeRevertStatus;
 use crate::router::kube::volume_revert::{MemberState, RevertMember, VolumeRevert};
 use crate::router::kube::{ask, note};
 
@@ -339,7 +339,7 @@ fn incomplete(group: &Handles, members: &[RevertMember]) -> Option<Refusal> {
     })
 }
 
-fn fitting(claim: &str, found: &RevertedVolume) -> Refused<()> {
+fn fitting(claim: &str, found: &VolumeRevertStatus) -> Refused<()> {
     if !found.exists {
         return never(
             "VolumeGone",

@@ -132,10 +132,10 @@ fn btrfs_has_a_number_that_is_no_device() {
         .unwrap();
     assert_ne!(stage.device, Device::of_loop(0).rdev);
     assert_eq!(
-        host.stat_caller(path(STAGE)).unwrap().unwrap().id.device,
+        host.stat_csi_path(path(STAGE)).unwrap().unwrap().id.device,
         stage.device
     );
-    assert_eq!(host.space_caller(path(STAGE)).unwrap().inodes, 0);
+    assert_eq!(host.space_csi_path(path(STAGE)).unwrap().inodes, 0);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_bound_device_is_written_through_its_node() {
         (mount.fs_name.as_str(), mount.root.as_path()),
         ("devtmpfs", path("/loop0"))
     );
-    let stat = host.stat_caller(target).unwrap().unwrap();
+    let stat = host.stat_csi_path(target).unwrap().unwrap();
     assert_eq!((stat.kind, stat.rdev), (FileKind::Block, device.rdev));
     host.write_block_token(target, 9).unwrap();
     assert_eq!(host.block_tokens(target).unwrap(), [9]);
@@ -203,9 +203,9 @@ fn a_file_system_grows_to_its_device_once_both_were_resized() {
     let host = staged(FsType::Ext4);
     let (device, at) = (Device::of_loop(0), path(STAGE));
     allocate(&host, 2 * GIB, false).unwrap();
-    assert!(!host.wants_growth(&device, at, FsType::Ext4).unwrap());
+    assert!(!host.should_grow(&device, at, FsType::Ext4).unwrap());
     host.perform(&Effect::ResizeLoop { number: 0 }).unwrap();
-    assert!(host.wants_growth(&device, at, FsType::Ext4).unwrap());
+    assert!(host.should_grow(&device, at, FsType::Ext4).unwrap());
     host.perform(&Effect::GrowFs {
         device: &device,
         mount_point: at,
@@ -243,12 +243,12 @@ fn a_target_folder_is_assumed_to_exist_until_the_test_removes_it() {
     let host = MemoryHost::new();
     let parent = path("/var/lib/kubelet/pods/a");
     assert_eq!(
-        host.stat_caller(parent).unwrap().unwrap().kind,
+        host.stat_csi_path(parent).unwrap().unwrap().kind,
         FileKind::Dir
     );
     host.forget_folder(parent);
-    assert!(host.stat_caller(parent).unwrap().is_none());
-    assert!(host.stat_caller(&parent.join("b")).unwrap().is_none());
+    assert!(host.stat_csi_path(parent).unwrap().is_none());
+    assert!(host.stat_csi_path(&parent.join("b")).unwrap().is_none());
 }
 
 #[test]

@@ -332,7 +332,7 @@ fn only_a_granted_base_is_read_and_it_is_not_deleted_during_that() {
         let wanted = Wanted::Differences(source.identity(base));
         snapshots.lend(ticket, &|_| true, (from, wanted))
     };
-    let refused = |answer: Result<crate::operation::Loan>, why: &str| {
+    let refused = |answer: Result<crate::operation::OutgoingRead>, why: &str| {
         let error = answer.err().expect("it is refused").to_string();
         assert!(error.contains(why), "{error}");
     };
@@ -348,7 +348,7 @@ fn only_a_granted_base_is_read_and_it_is_not_deleted_during_that() {
     refused(read(&without.ticket, 0, &base), "is not in the offer");
     refused(read(&offer.ticket, 17, &base), "multiple");
     let mut loan = read(&offer.ticket, 0, &base).unwrap();
-    snapshots.read_loan(&mut loan).unwrap();
+    snapshots.read_next(&mut loan).unwrap();
     for id in [&base, &snapshot] {
         let refused = snapshots.delete_snapshot(id).unwrap_err();
         let expected = "copied to node reader";
@@ -388,7 +388,7 @@ fn zeros_are_what_differs_and_has_no_data() {
         offset,
         bytes: vec![1; length],
     };
-    let sent = |pieces: &[Piece], changed: &[Range<u64>]| SentRange {
+    let sent = |pieces: &[Piece], changed: &[Range<u64>]| SnapshotRange {
         offset: 10,
         length: 90,
         pieces: pieces.to_vec(),

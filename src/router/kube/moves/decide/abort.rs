@@ -1,7 +1,7 @@
 //! How a move is undone, while its PersistentVolume names the source.
 
 use super::{Begun, Decision, Step, act, wait};
-use crate::operation::{MovedVolume, MovingState};
+use crate::operation::{MovingState, VolumeMoveStatus};
 use crate::router::kube::adopt::step::Step as PvStep;
 use crate::router::kube::volume_move::Phase;
 
@@ -50,7 +50,7 @@ impl Begun<'_> {
             },
         };
         if let Some(round) = seen.snapshots.keys().next() {
-            let is_read = |copy: &MovedVolume| copy.state == MovingState::Filling;
+            let is_read = |copy: &VolumeMoveStatus| copy.state == MovingState::Filling;
             return match seen.copy.as_ref().is_ok_and(is_read) {
                 // A snapshot that is read cannot be deleted.
                 true => delete_copy(),

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::{Begun, Decision, Step, act, wait};
 use crate::model::size::MIB;
-use crate::operation::{MovedContent, MovedSnapshot, MovedVolume};
+use crate::operation::{MoveContentStatus, MoveSnapshotStatus, VolumeMoveStatus};
 use crate::router::kube::volume_move::Phase;
 use crate::router::moved::ROUNDS;
 
@@ -73,7 +73,7 @@ impl Begun<'_> {
 
     /// The snapshot whose copy is begun, and not complete. To complete it takes less than to copy
     /// everything again.
-    pub(super) fn begun_round(&self, copy: &MovedVolume) -> Option<u32> {
+    pub(super) fn begun_round(&self, copy: &VolumeMoveStatus) -> Option<u32> {
         let content = copy.content.filter(|content| !content.is_whole)?;
         ROUNDS.into_iter().find(|round| {
             let snapshot = self.seen.snapshots.get(&Some(*round));
@@ -82,8 +82,8 @@ impl Begun<'_> {
     }
 }
 
-fn whole(snapshot: &MovedSnapshot) -> MovedContent {
-    MovedContent {
+fn whole(snapshot: &MoveSnapshotStatus) -> MoveContentStatus {
+    MoveContentStatus {
         identity: snapshot.identity,
         is_whole: true,
     }

@@ -276,7 +276,7 @@ fn nothing_of_a_claim_in_another_namespace_is_changed_in_any_state() {
                 status.switched_at = None;
             }
             if !has_copy {
-                seen.copy = Ok(MovedVolume::default());
+                seen.copy = Ok(VolumeMoveStatus::default());
             }
             let step = decide(&seen).step;
             let begins = matches!(

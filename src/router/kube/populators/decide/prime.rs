@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 
 use super::{Class, Decision, Phase, PodSeen, Seen, Step, bind, cached, delete_pod, retries};
-use crate::model::size::Human;
+use crate::model::size::HumanBytes;
 use crate::router::kube::populators::cache::{has_source, restored_from};
 use crate::router::kube::populators::pod::{Attempt, ending, waits_for};
 use crate::router::kube::populators::state::{
@@ -205,13 +205,13 @@ fn is_newer(point: &Point, prime: &PersistentVolumeClaim) -> bool {
 fn filling(state: &State) -> String {
     match (state.percent(), state.received_bytes, state.total_bytes) {
         (Some(percent), Some(bytes), Some(total)) => {
-            let bytes = Human(bytes);
+            let bytes = HumanBytes(bytes);
             format!(
                 "the pod fills the volume: {percent} %, {bytes} of {} received",
-                Human(total)
+                HumanBytes(total)
             )
         }
-        (_, Some(bytes), _) => format!("the pod fills the volume: {} received", Human(bytes)),
+        (_, Some(bytes), _) => format!("the pod fills the volume: {} received", HumanBytes(bytes)),
         _ => "the pod fills the volume".into(),
     }
 }

@@ -23,7 +23,7 @@ enum Content {
 /// A volume as its agent keeps it, with the rules of `operation/volume/reverting.rs`.
 #[derive(Clone, Debug)]
 struct Volume {
-    seen: RevertedVolume,
+    seen: VolumeRevertStatus,
     content: Content,
     has_claim: bool,
     has_snapshot: bool,
@@ -35,10 +35,10 @@ struct Volume {
 impl Volume {
     fn new() -> Volume {
         Volume {
-            seen: RevertedVolume {
+            seen: VolumeRevertStatus {
                 exists: true,
                 number: 3,
-                ..RevertedVolume::default()
+                ..VolumeRevertStatus::default()
             },
             content: Content::Own,
             has_claim: true,
@@ -106,12 +106,12 @@ impl Volume {
         Ok(())
     }
 
-    fn look(&self) -> Result<RevertedVolume, String> {
+    fn look(&self) -> Result<VolumeRevertStatus, String> {
         if self.is_away {
             return Err("it does not answer".into());
         }
         let is_free = self.seen.fenced.is_none();
-        Ok(RevertedVolume {
+        Ok(VolumeRevertStatus {
             user: (is_free && self.is_used).then(|| "it is mounted".into()),
             unfit: (is_free && !self.has_snapshot).then(|| "no snapshot".into()),
             ..self.seen.clone()
@@ -548,7 +548,7 @@ fn a_member_that_is_lost_after_the_switch_is_named_and_the_others_are_reverted()
             let seen = world.observe().unwrap();
             world.act(&seen, false);
         }
-        world.volumes[0].seen = RevertedVolume::default();
+        world.volumes[0].seen = VolumeRevertStatus::default();
         for _ in 0..20 {
             let seen = world.observe().unwrap();
             world.act(&seen, false);
@@ -572,7 +572,7 @@ fn a_volume_that_is_deleted_after_its_revert_is_not_lost() {
         let seen = world.observe().unwrap();
         world.act(&seen, false);
     }
-    world.volumes[0].seen = RevertedVolume::default();
+    world.volumes[0].seen = VolumeRevertStatus::default();
     for _ in 0..20 {
         let seen = world.observe().unwrap();
         world.act(&seen, false);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::super::super::show::shown;
 use super::super::*;
-use crate::operation::MovedContent;
+use crate::operation::MoveContentStatus;
 use crate::router::kube::adopt::manifest::POLICY;
 use crate::router::kube::adopt::manifest::tests::{KEY, volume};
 use crate::router::kube::fences;
@@ -142,9 +142,9 @@ impl World {
         self.pod.as_ref().is_some_and(|pod| pod.has_started)
     }
 
-    pub(super) fn seen_snapshots(&self) -> BTreeMap<Round, MovedSnapshot> {
+    pub(super) fn seen_snapshots(&self) -> BTreeMap<Round, MoveSnapshotStatus> {
         let snapshots = self.snapshots.iter().map(|(round, taken)| {
-            let snapshot = MovedSnapshot {
+            let snapshot = MoveSnapshotStatus {
                 id: format!("{round:?}"),
                 is_ready: taken.is_whole,
                 identity: taken.identity,
@@ -156,11 +156,11 @@ impl World {
     }
 
     /// The copy, if it is incomplete with what it has.
-    pub(super) fn seen_copy(&self, whole: MovedVolume) -> MovedVolume {
+    pub(super) fn seen_copy(&self, whole: VolumeMoveStatus) -> VolumeMoveStatus {
         let mut copy = whole;
         if let Some(filled) = self.filled {
             copy.state = MovingState::Filling;
-            copy.content = Some(MovedContent {
+            copy.content = Some(MoveContentStatus {
                 identity: filled.identity,
                 is_whole: filled.is_whole,
             });
@@ -170,7 +170,7 @@ impl World {
 
     pub(super) fn seen(&self) -> Option<Observed> {
         let object = self.object.clone()?;
-        let moved = |data: Data, user: bool| MovedVolume {
+        let moved = |data: Data, user: bool| VolumeMoveStatus {
             state: match data.exists {
                 true => MovingState::Ready,
                 false => MovingState::Absent,
@@ -178,7 +178,7 @@ impl World {
             fenced: data.fenced.then_some(UID),
             lifted: data.lifted.then_some(UID),
             user: user.then(|| "it is mounted".to_string()),
-            ..MovedVolume::default()
+            ..VolumeMoveStatus::default()
         };
         let is_at_source = self.handle() == Some(SOURCE);
         let source = moved(self.source, self.uses() && is_at_source);
@@ -227,7 +227,7 @@ impl World {
             names_copy: (self.handle() == Some(COPY)).then(|| "pv".into()),
             source: away(self.is_source_away, source),
             copy: match self.is_target_lost {
-                true => Ok(MovedVolume::default()),
+                true => Ok(VolumeMoveStatus::default()),
                 false => away(self.is_copy_away, copy),
             },
             snapshots: self.seen_snapshots(),
@@ -316,7 +316,7 @@ impl World {
             Step::Copy if self.refuses => {}
             Step::Fill(_) | Step::Snapshot(_) => self.round(step, is_same, status),
             Step::DeleteSource => {
-                let is_ready = |copy: &MovedVolume| copy.state == MovingState::Ready;
+                let is_ready = |copy: &VolumeMoveStatus| copy.state == MovingState::Ready;
                 let has_copy = seen.copy.as_ref().is_ok_and(is_ready);
                 assert!(has_copy || seen.live.is_none(), "the last copy: {self:?}");
                 self.order(step);
