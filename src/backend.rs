@@ -55,20 +55,20 @@ pub struct PoolSpace {
     pub allocated: u64,
     /// A lower bound of the bytes of blocks that volumes have and no snapshot has, each block
     /// counted once. Together with `available`, this is the space for promises to volumes.
-    pub own: u64,
+    pub not_in_snapshots: u64,
     /// Bytes of blocks that snapshots have. A shared block is counted in each snapshot that has it.
     pub snapshots: u64,
     /// Bytes of blocks that hidden bases have or keep from volumes, which are not counted in
     /// `snapshots`.
     pub bases: u64,
-    /// What `own` would be without hidden bases.
+    /// What `not_in_snapshots` would be without hidden bases.
     pub not_in_snapshots_or_bases: u64,
-    /// Bytes that are promised: the sizes of all volumes, thin and thick, and the bytes that copies
+    /// Bytes that are provisioned: the sizes of all volumes, thin and thick, and the bytes that copies
     /// of snapshots in progress will fill.
-    pub promised: u64,
+    pub provisioned: u64,
     /// The part of `available` that operations in progress will certainly fill: creations of thick
     /// volumes, copies, and snapshots of thick volumes.
-    pub claimed: u64,
+    pub pending_bytes: u64,
     /// The metadata of a thin pool; `None` in other pools.
     pub metadata: Option<MetadataSpace>,
 }
@@ -81,7 +81,7 @@ impl PoolSpace {
         let freed = self.available.saturating_add(self.bases).min(most);
         PoolSpace {
             available: freed.max(self.available),
-            own: self.not_in_snapshots_or_bases,
+            not_in_snapshots: self.not_in_snapshots_or_bases,
             bases: 0,
             ..self
         }

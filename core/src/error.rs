@@ -137,7 +137,7 @@ pub enum Error {
     #[error(
         "group snapshot {group} is still in doubt on some nodes, so its members cannot be deleted: {reason}; try again"
     )]
-    Unsettled {
+    GroupInDoubt {
         group: String,
         /// What prevents the deletion.
         reason: String,
@@ -165,15 +165,15 @@ pub enum Error {
     },
     /// A snapshot would use space that is guaranteed to volumes.
     #[error(
-        "pool {pool} guarantees {promised} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or {enlarge}"
+        "pool {pool} guarantees {provisioned} bytes to its volumes (snapshots=reserved), but next to its snapshots only {room} bytes would remain for them; delete snapshots or volumes that are not needed, or {enlarge}"
     )]
-    Promised {
+    SpaceGuaranteed {
         /// Name of the pool.
         pool: String,
         /// How an administrator enlarges it ([`PoolPlace::enlarge`](crate::model::PoolPlace::enlarge)).
         enlarge: String,
         /// Bytes guaranteed to volumes.
-        promised: u64,
+        provisioned: u64,
         /// Bytes that could be kept available for them.
         room: u64,
     },

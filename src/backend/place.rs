@@ -16,7 +16,7 @@ use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 use super::PoolBackend;
 use super::records::write_lock;
 use image::{MOUNT_POINT, OpenImage};
-use lvm::{Claim, OpenRecords};
+use lvm::{CreatePolicy, OpenRecords};
 use make::Probe;
 
 /// What must stay open while the folder of a pool is in use.
@@ -75,7 +75,7 @@ impl FoundPlace {
 
 /// How to open a place.
 pub struct Opening {
-    pub claim: Claim,
+    pub create: CreatePolicy,
     /// How long to wait for a lock.
     pub max_wait: Duration,
     /// Folders on the file systems that have the machine's own files.
@@ -96,7 +96,7 @@ fn open_records(
     definition: &PoolDefinition,
     opening: &Opening,
 ) -> Result<FoundPlace> {
-    let open = lvm::open(host, definition, opening.claim, opening.max_wait)?;
+    let open = lvm::open(host, definition, opening.create, opening.max_wait)?;
     let found = match &open {
         Some(open) => {
             let found = make::probe(host, &open.folder)?;
@@ -122,7 +122,7 @@ fn open_folder(
     image::unmount_dead_image(host, definition, &outer)?;
     let found = make::probe(host, &outer)?;
     image::check_kind(definition, &found)?;
-    let may_create = definition.init && !opening.claim.is_known;
+    let may_create = definition.init && !opening.create.is_known;
     let is_nothing = matches!(found, Probe::Blank | Probe::Missing);
     if is_nothing && may_create {
         pool_fs::check_mount(host, definition, &outer)?;

@@ -44,7 +44,7 @@ impl ThinPool {
         let status = lvm::usable(host, &self.definition, name);
         let status = status.map_err(|error| Failed::new(doing, chain(&error)))?;
         let used = match status.transaction_id {
-            0 => lvm::unused(host, &status, name.mapped()),
+            0 => lvm::find_previous_use(host, &status, name.mapped()),
             id => Ok(Some(format!("its transaction ID is {id}"))),
         };
         let used = used.map_err(|error| Failed::new(doing, chain(&error)))?;

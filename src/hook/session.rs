@@ -169,7 +169,7 @@ impl Sessions {
     /// Ends all sessions. Returns the names of those that needed a signal, and the result.
     fn terminate(&mut self) -> (Vec<String>, &'static str) {
         for running in &mut self.running {
-            running.session.let_go();
+            running.session.close_stdin();
         }
         if self.wait_for_exits(self.grace) {
             return (Vec::new(), "");

@@ -222,7 +222,7 @@ impl Drop for Running {
 
 impl Driver {
     /// Runs a blocking operation to its end. After [`Driver::stop`] no new operation starts.
-    pub async fn detach<T: Send + 'static>(
+    pub async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> Result<T> {

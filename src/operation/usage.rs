@@ -87,7 +87,7 @@ impl Usage {
     /// claims. The caller has checked that no mount shows the device. A mkfs that survived its
     /// driver is such a process.
     pub(super) fn refuse_claimed(&self, volume: Uuid, device: &Device) -> Result<()> {
-        match self.find_claim(device)? {
+        match self.find_holder(device)? {
             None => Ok(()),
             Some(holder) => Err(Error::Busy {
                 subject: format!("volume {volume}"),
@@ -97,7 +97,7 @@ impl Usage {
     }
 
     /// Describes the holder that claims a device which no mount shows.
-    pub(super) fn find_claim(&self, device: &Device) -> Result<Option<String>> {
+    pub(super) fn find_holder(&self, device: &Device) -> Result<Option<String>> {
         let claim = |holders| {
             format!(
                 "{} is held by a file system that is not mounted here (frozen, or in another mount namespace), or by a program that has it open exclusively, such as a running mkfs{holders}",

@@ -68,7 +68,7 @@ impl Router {
         let router = self.clone();
         let work = async move {
             let _lock = lock;
-            let unsettled = |reason: String| Error::Unsettled {
+            let unsettled = |reason: String| Error::GroupInDoubt {
                 group: group.to_string(),
                 reason,
             };

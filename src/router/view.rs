@@ -33,7 +33,7 @@ impl RouterView for View {
                 up: seen.is_reachable(),
                 silent: seen.answered.map(|at| at.elapsed()),
                 pools: seen.pools.iter().filter(|pool| pool.served).count() as u64,
-                claimed: seen.pools.iter().filter(is_others).count() as u64,
+                pools_of_other_nodes: seen.pools.iter().filter(is_others).count() as u64,
                 refused: agent.refusals(),
             }
         });

@@ -189,7 +189,7 @@ async fn beside(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
 }
 
 async fn done(driver: Arc<Driver>, task: fn(&Driver, PoolId), pool: PoolId) {
-    let done = driver.detach(move |driver| {
+    let done = driver.run_blocking(move |driver| {
         task(driver, pool);
         Ok(())
     });

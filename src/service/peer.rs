@@ -90,7 +90,7 @@ impl Peer for PeerService {
             let from = (message.from, wanted);
             driver.snapshots.lend(&ticket, &is_reader, from)
         };
-        let loan = self.driver.detach(lend).await;
+        let loan = self.driver.run_blocking(lend).await;
         let loan = loan.map_err(|error| status(Rpc::CreateVolume, &error))?;
         let (to, sent) = mpsc::channel(AHEAD);
         tokio::spawn(send(self.driver.clone(), loan, message.crc32, to));
@@ -108,7 +108,7 @@ async fn send(
 ) {
     let mut rest = Some(loan);
     while let Some(mut loan) = rest.take() {
-        let read = driver.detach(move |driver| {
+        let read = driver.run_blocking(move |driver| {
             let range = driver.snapshots.read_next(&mut loan)?;
             Ok((loan, range.map(|range| response(range, crc32))))
         });

@@ -90,7 +90,7 @@ impl<T> Filler<T> {
             let ask = self.ask.clone();
             let look = self
                 .driver
-                .detach(move |driver| driver.snapshots.snapshot_metadata(&ask));
+                .run_blocking(move |driver| driver.snapshots.snapshot_metadata(&ask));
             page = match look.await {
                 Ok(page) => page,
                 Err(error) => {

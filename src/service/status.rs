@@ -41,13 +41,13 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         // The same call succeeds later. After `RollbackFailed`, something is left that only a retry
         // or the next start removes, so the caller must not forget the object.
         Error::Pending { .. }
-        | Error::Unsettled { .. }
+        | Error::GroupInDoubt { .. }
         | Error::Busy { .. }
         | Error::RollbackFailed { .. } => Code::Aborted,
         Error::InUse { .. } | Error::Refused { .. } | Error::Locked { .. } => {
             Code::FailedPrecondition
         }
-        Error::OutOfSpace { .. } | Error::Promised { .. } | Error::OutOfMetadata { .. } => {
+        Error::OutOfSpace { .. } | Error::SpaceGuaranteed { .. } | Error::OutOfMetadata { .. } => {
             no_space(rpc)
         }
         Error::OutOfRange { .. } => Code::OutOfRange,

@@ -311,13 +311,13 @@ const POOL_GAUGES: [PoolGauge; 15] = [
         "pool_own",
         "Lower bound of the space that is allocated to volumes and not shared with snapshots, in bytes",
         Some(Unit::Bytes),
-        |pool| pool.space.map(|space| space.own),
+        |pool| pool.space.map(|space| space.not_in_snapshots),
     ),
     (
         "pool_promised",
         "Sum of the sizes of all volumes, thin and thick, in bytes",
         Some(Unit::Bytes),
-        |pool| pool.space.map(|space| space.promised),
+        |pool| pool.space.map(|space| space.provisioned),
     ),
     (
         "pool_metadata_total",

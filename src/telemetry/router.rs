@@ -41,7 +41,7 @@ pub struct AgentStatus {
     /// Number of pools that it serves.
     pub pools: u64,
     /// Number of pools that it serves and that belong to another node: no call is sent there.
-    pub claimed: u64,
+    pub pools_of_other_nodes: u64,
     /// Number of its answers that were refused.
     pub refused: u64,
 }
@@ -195,7 +195,7 @@ const AGENT_GAUGES: [AgentGauge; 4] = [
         "agent_pools_claimed",
         "Pools that the agent serves but that belong to another node; they receive no calls",
         None,
-        |agent| Some(agent.claimed as f64),
+        |agent| Some(agent.pools_of_other_nodes as f64),
     ),
 ];
 

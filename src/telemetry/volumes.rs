@@ -27,7 +27,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeRepor
         (
             "volume_own",
             "Bytes of blocks of the volume that no other image has",
-            |volume| Some(volume.bytes?.own),
+            |volume| Some(volume.bytes?.exclusive),
         ),
         (
             "volume_shared",

@@ -411,7 +411,7 @@ impl Simulation {
     fn abort_revert(&self, driver: &Driver, volume: &str, snapshot: &str) -> Result<()> {
         let (volumes, uid) = (&driver.volumes, Uuid::from_u128(2));
         let begin = self.begin_revert(driver, volume, snapshot, uid)?;
-        let found = volumes.reverting(&begin.volume_id, &begin.snapshot_id)?;
+        let found = volumes.revert_status(&begin.volume_id, &begin.snapshot_id)?;
         if found.ended != Some((uid, false)) {
             volumes.begin_revert(&begin)?;
             volumes.prepare_revert(&begin.volume_id, uid)?;
@@ -428,7 +428,7 @@ impl Simulation {
         uid: Uuid,
     ) -> Result<BeginRevert> {
         let (volume_id, snapshot_id) = (self.id(volume), self.snapshot_id(snapshot));
-        let found = driver.volumes.reverting(&volume_id, &snapshot_id)?;
+        let found = driver.volumes.revert_status(&volume_id, &snapshot_id)?;
         Ok(BeginRevert {
             volume_id,
             uid,

@@ -10,7 +10,7 @@ impl Error {
     pub fn is_final(&self) -> bool {
         match self {
             Error::Pending { .. }
-            | Error::Unsettled { .. }
+            | Error::GroupInDoubt { .. }
             | Error::Busy { .. }
             | Error::RollbackFailed { .. }
             | Error::Unreachable { .. }
@@ -33,7 +33,9 @@ impl Error {
         matches!(self, Error::Host { source, .. } if source.is_no_space())
             || matches!(
                 self,
-                Error::OutOfSpace { .. } | Error::Promised { .. } | Error::OutOfMetadata { .. }
+                Error::OutOfSpace { .. }
+                    | Error::SpaceGuaranteed { .. }
+                    | Error::OutOfMetadata { .. }
             )
     }
 }

@@ -128,7 +128,7 @@ pub trait Session: Send + fmt::Debug {
     fn stderr_excerpt(&self) -> String;
 
     /// Closes its stdin, which asks it to release its application and exit.
-    fn let_go(&mut self);
+    fn close_stdin(&mut self);
 
     /// Sends SIGTERM, or SIGKILL if `by_force`, to it and to all processes that it has started;
     /// does nothing if it has exited.

@@ -50,8 +50,8 @@ pub struct SnapshotRecord {
     pub level: Level,
     /// The lowest level that its class accepted for it, to compare repeated calls; not set for a
     /// member, whose group is compared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub promised: Option<Level>,
+    #[serde(rename = "promised", default, skip_serializing_if = "Option::is_none")]
+    pub min_level: Option<Level>,
     /// Why it did not reach a higher level.
     #[serde(default)]
     pub reason: String,

@@ -33,9 +33,9 @@ use crate::host::{
     Device, DeviceHold, Effect, Host, MappedDevice, Mount, ThinPoolStatus, ThinTable,
 };
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace, ThinPoolName};
-pub use checks::{group_problem, problem, unused, usable};
+pub use checks::{find_previous_use, group_problem, problem, usable};
 use header::{FoundHeader, PoolHeader};
-pub use opening::{Claim, open};
+pub use opening::{CreatePolicy, open};
 pub use release::release;
 
 /// The directory below which the records of pools are mounted.
@@ -90,7 +90,7 @@ pub fn identify(host: &dyn Host, name: &ThinPoolName) -> Result<Option<PoolHeade
     }
     if status.transaction_id != TRANSACTION_ID {
         let found = status.transaction_id;
-        return match checks::unused(host, &status, mapped)? {
+        return match checks::find_previous_use(host, &status, mapped)? {
             None if found == 0 => Ok(None),
             None | Some(_) => unclear(format!(
                 "it is in use, and its transaction ID is {found} instead of {TRANSACTION_ID}"

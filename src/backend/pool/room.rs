@@ -1,9 +1,9 @@
-//! The space of a pool: what is free, what is promised, and what volumes certainly have for
+//! The space of a pool: what is free, what is provisioned, and what volumes certainly have for
 //! themselves.
 //!
 //! Where images share blocks, a snapshot may have the blocks of a volume's image as well. Such
 //! blocks are not space for the volume's promise, because a write to them needs another block. Only
-//! the extent maps of all images would show which blocks are shared. [`own`] is a lower bound that
+//! the extent maps of all images would show which blocks are shared. [`not_in_snapshots`] is a lower bound that
 //! needs one stat of each image (docs/adr/0017).
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +25,7 @@ use crate::record::{SnapshotRecord, VolumeRecord};
 /// A growth in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
-    /// Bytes by which the volume grows, which are promised.
+    /// Bytes by which the volume grows, which are provisioned.
     pub(super) more: u64,
     /// The offset from which on it writes blocks beyond the end of the volume, if it does.
     pub(super) from: Option<u64>,
@@ -35,7 +35,7 @@ pub(super) struct Growth {
 pub(super) type Growing = HashMap<Uuid, Growth>;
 
 /// Bytes of blocks that the growth of a volume has written beyond its end. They are no longer free, and
-/// they are what is promised to the growth.
+/// they are provisioned for the growth.
 fn grown(growing: &Growing, record: &VolumeRecord) -> u64 {
     let growth = growing.get(&record.uuid);
     let from = growth.and_then(|growth| growth.from);
@@ -170,7 +170,7 @@ impl PoolBackend {
         let mut space = PoolSpace {
             total: there.total,
             available: there.available,
-            promised: growing.values().map(|growth| growth.more).sum(),
+            provisioned: growing.values().map(|growth| growth.more).sum(),
             ..PoolSpace::default()
         };
         let (metadata, deleted) = self.reserve_maps(growing)?;
@@ -183,8 +183,8 @@ impl PoolBackend {
             let blocks = occupant.blocks(image);
             space.allocated += blocks;
             let length = image.map_or(0, |image| image.length);
-            space.promised += occupant.bytes.unwrap_or(length);
-            space.claimed += self.claim(&occupant, blocks);
+            space.provisioned += occupant.bytes.unwrap_or(length);
+            space.pending_bytes += self.pending_bytes_of(&occupant, blocks);
             held.push(occupant.held(blocks));
             filled.insert(occupant.image.uuid(), blocks);
         }
@@ -199,35 +199,35 @@ impl PoolBackend {
                 Role::Base => space.bases += blocks.max(gets(&occupant)),
                 _ => space.snapshots += blocks,
             }
-            let claim = self.claim(&occupant, blocks);
-            space.claimed += claim;
+            let pending = self.pending_bytes_of(&occupant, blocks);
+            space.pending_bytes += pending;
             if self.facts.shares_blocks {
-                held.push(occupant.held(blocks.max(claim).max(gets(&occupant))));
+                held.push(occupant.held(blocks.max(pending).max(gets(&occupant))));
             } else {
-                space.promised += claim;
+                space.provisioned += pending;
             }
         }
         if let Some(record) = planned {
             let occupant = self.snapshot_usage(record);
-            let claim = self.claim(&occupant, 0);
+            let pending = self.pending_bytes_of(&occupant, 0);
             if self.facts.shares_blocks {
-                held.push(occupant.held(claim.max(gets(&occupant))));
+                held.push(occupant.held(pending.max(gets(&occupant))));
             } else {
-                space.promised += claim;
+                space.provisioned += pending;
             }
         }
         held.extend(deleted.iter().map(Held::of_deleted));
         if each {
-            space.own = self.own(&held, space.allocated) + grown;
+            space.not_in_snapshots = self.not_in_snapshots(&held, space.allocated) + grown;
             held.retain(|image| image.role != Role::Base);
-            space.not_in_snapshots_or_bases = self.own(&held, space.allocated) + grown;
+            space.not_in_snapshots_or_bases = self.not_in_snapshots(&held, space.allocated) + grown;
         }
         Ok(space)
     }
 
-    fn own(&self, held: &[Held], allocated: u64) -> u64 {
+    fn not_in_snapshots(&self, held: &[Held], allocated: u64) -> u64 {
         match self.facts.shares_blocks {
-            true => own(held),
+            true => not_in_snapshots(held),
             false => allocated,
         }
     }
@@ -308,7 +308,7 @@ impl PoolBackend {
 
     /// Bytes that an image in progress will still take. Existing blocks may be shared, and then
     /// each needs another block.
-    fn claim(&self, occupant: &PlannedImage, blocks: u64) -> u64 {
+    fn pending_bytes_of(&self, occupant: &PlannedImage, blocks: u64) -> u64 {
         let there = if self.facts.shares_blocks { 0 } else { blocks };
         let bytes = occupant
             .bytes
@@ -426,7 +426,7 @@ struct Family {
 /// once, even if several volumes have it, and that no file of others has either. Images of two lineages share nothing. The images of one
 /// lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
 /// theirs. A thick volume shares only with copies and snapshots of it that are in progress.
-fn own(held: &[Held]) -> u64 {
+fn not_in_snapshots(held: &[Held]) -> u64 {
     let mut lineages: BTreeMap<Uuid, Family> = BTreeMap::new();
     // Snapshots of unknown lineage: they may share blocks with any image.
     let mut unknown = 0;

@@ -23,7 +23,7 @@ const PAGE: usize = 4 << 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeBytes {
     /// Blocks that no other image has.
-    pub own: u64,
+    pub exclusive: u64,
     /// Blocks that another image has, too.
     pub shared: u64,
     /// Blocks that snapshots of the volume have, and the volume has not.
@@ -35,7 +35,7 @@ pub struct VolumeBytes {
 pub struct LineageBytes {
     pub volumes: BTreeMap<Uuid, VolumeBytes>,
     /// Blocks that a volume has, and no other image.
-    pub own: u64,
+    pub exclusive: u64,
     /// Blocks that a volume has, and another image, too.
     pub shared: u64,
     /// Blocks that only snapshots and bases have.
@@ -283,13 +283,13 @@ impl Walk {
         let is_own = self.images == 1;
         match (self.having.is_empty(), is_own) {
             (true, _) => self.sums.snapshots += length,
-            (false, true) => self.sums.own += length,
+            (false, true) => self.sums.exclusive += length,
             (false, false) => self.sums.shared += length,
         }
         for at in &self.having {
             let bytes = &mut self.counted[*at as usize];
             match is_own {
-                true => bytes.own += length,
+                true => bytes.exclusive += length,
                 false => bytes.shared += length,
             }
         }
@@ -311,7 +311,7 @@ impl Walk {
         let volumes = self.volumes.iter().copied();
         LineageBytes {
             volumes: volumes.clone().zip(self.counted).collect(),
-            own: self.sums.own,
+            exclusive: self.sums.exclusive,
             shared: self.sums.shared,
             snapshots: self.sums.snapshots,
             undivided: 0,
@@ -363,12 +363,12 @@ fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -
         let its = snapshots.filter(|(_, of)| **of == Some(*uuid));
         let its = its.map(|(snapshot, _)| size(Image::Snapshot(*snapshot)));
         let bytes = VolumeBytes {
-            own,
+            exclusive: own,
             shared: allocated - own,
             snapshots: its.sum(),
         };
         attributed.insert(*uuid, allocated + bytes.snapshots);
-        found.own += own;
+        found.exclusive += own;
         found.volumes.insert(*uuid, bytes);
     }
     match is_exact {
@@ -376,7 +376,7 @@ fn estimate(family: &Family, sizes: &HashMap<Image, u64>, shares_blocks: bool) -
             found.snapshots = of_snapshots;
             found.attributed = Some(attributed);
         }
-        false => (found.own, found.undivided) = (0, all),
+        false => (found.exclusive, found.undivided) = (0, all),
     }
     found
 }

@@ -101,7 +101,7 @@ fn snapshot(n: u128, of: &VolumeRecord) -> SnapshotRecord {
         wipe: of.wipe,
         cut_at: 0,
         level: Level::Filesystem,
-        promised: None,
+        min_level: None,
         reason: String::new(),
         group: None,
         copy: None,
@@ -282,7 +282,7 @@ fn what_is_thick_or_made_of_thick_has_blocks_of_its_own() {
     let (host, backend) = pool();
     let thick = backend.create(volume(1, Allocation::Thick), &any).unwrap();
     let before = backend.space().unwrap();
-    assert_eq!((before.own, before.allocated), (SIZE, SIZE));
+    assert_eq!((before.not_in_snapshots, before.allocated), (SIZE, SIZE));
     let cut = cut(&backend, 2, &thick);
     let image_of_cut = Image::Snapshot(cut.uuid);
     for (n, allocation, from) in [
@@ -318,8 +318,8 @@ fn room_for_promises_shrinks_by_what_a_snapshot_holds() {
     let room = |backend: &PoolBackend| {
         let space = backend.space().unwrap();
         // Without the blocks of records.
-        let whole = (space.available + space.own).next_multiple_of(MIB);
-        (whole, space.promised, space.claimed)
+        let whole = (space.available + space.not_in_snapshots).next_multiple_of(MIB);
+        (whole, space.provisioned, space.pending_bytes)
     };
     let (whole, promised, _) = room(&backend);
     assert_eq!(promised, 2 * SIZE);

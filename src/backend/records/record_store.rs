@@ -135,7 +135,7 @@ pub struct RecordStore<R> {
     /// Never held during an access to the disk, which may hang.
     index: Mutex<Index<R>>,
     /// The directory of all objects is known to exist durably. Set after it was created and synced.
-    founded: AtomicBool,
+    is_parent_created: AtomicBool,
 }
 
 impl<R: StoredRecord> RecordStore<R> {
@@ -148,7 +148,7 @@ impl<R: StoredRecord> RecordStore<R> {
                 unsynced: HashMap::new(),
                 marks: 0,
             }),
-            founded: AtomicBool::new(false),
+            is_parent_created: AtomicBool::new(false),
         };
         for uuid in store.uuids()? {
             // A directory with neither record nor image is an incomplete creation, which is a

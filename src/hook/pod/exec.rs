@@ -68,8 +68,8 @@ pub(super) async fn start(
         }
     };
     let state = Arc::default();
-    let (stdin, let_go) = oneshot::channel();
-    let following = tokio::spawn(follow(process, Arc::clone(&state), let_go));
+    let (stdin, closed) = oneshot::channel();
+    let following = tokio::spawn(follow(process, Arc::clone(&state), closed));
     Ok(Exec {
         state,
         stdin: Some(stdin),
@@ -95,7 +95,7 @@ fn refusal(error: &KubeError, rights: &HookRights, namespace: &str) -> String {
 async fn follow(
     mut process: AttachedProcess,
     state: Arc<Mutex<ExecState>>,
-    mut let_go: oneshot::Receiver<()>,
+    mut closed: oneshot::Receiver<()>,
 ) {
     let (Some(mut stdin), Some(mut stdout), Some(mut stderr), Some(status)) = (
         process.stdin(),
@@ -112,7 +112,7 @@ async fn follow(
     let mut holds = true;
     let ended = loop {
         tokio::select! {
-            _ = &mut let_go, if holds => {
+            _ = &mut closed, if holds => {
                 holds = false;
                 // Close only this direction: dropping the stream would not notify the other end.
                 let _ = stdin.shutdown().await;
@@ -197,7 +197,7 @@ impl Session for Exec {
         lock(&self.state).output.stderr_excerpt()
     }
 
-    fn let_go(&mut self) {
+    fn close_stdin(&mut self) {
         self.stdin = None;
     }
 

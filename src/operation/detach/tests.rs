@@ -70,7 +70,7 @@ async fn work_that_hangs_is_bounded_and_delays_nothing_else() {
         }
         let error = driver.run_blocking_in(class, nothing).await.err().unwrap();
         assert!(matches!(error, Error::Pending { .. }), "{error}");
-        driver.detach(nothing).await.unwrap();
+        driver.run_blocking(nothing).await.unwrap();
         driver
             .run_blocking_in(WorkClass::Read, at("a"))
             .await
@@ -112,7 +112,7 @@ async fn looks_at_a_pool_that_hangs_are_bounded_and_it_is_named() {
         .run_blocking_in(WorkClass::Read, at("b"))
         .await
         .unwrap();
-    driver.detach(at("a")).await.unwrap();
+    driver.run_blocking(at("a")).await.unwrap();
     hung.ended.store(true, Ordering::SeqCst);
     for task in hung.tasks {
         task.await.unwrap().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk;
-use crate::backend::place::lvm::{self, Claim};
+use crate::backend::place::lvm::{self, CreatePolicy};
 use crate::backend::place::pool_fs::{self, PoolFs};
 use crate::backend::place::{self, OpenPlace, make};
 use crate::backend::{OpenResult, PoolBackend};
@@ -53,13 +53,13 @@ impl Driver {
         let host = self.host.as_ref();
         let known = self.pools.known(definition);
         let max_lock_wait = self.max_lock_wait();
-        let claim = Claim {
+        let create = CreatePolicy {
             home: self.pools.home(),
             init: definition.init,
             is_known: known.is_some(),
         };
         let opening = place::Opening {
-            claim,
+            create,
             max_wait: max_lock_wait,
             machine: self.machine_folders(),
         };

@@ -28,7 +28,7 @@ pub struct PoolStatus {
     pub presence: Presence,
     /// Space, if the pool is served and its space could be read.
     pub space: Option<PoolSpace>,
-    /// Bytes that may still be promised, if that is known.
+    /// Bytes that may still be provisioned, if that is known.
     pub provisionable: Option<u64>,
     /// The blocks of its images, if it is served and they were counted.
     pub images: Option<ImageUsage>,

@@ -55,7 +55,7 @@ pub(in crate::operation) struct VolumeStatistics(Mutex<HashMap<PoolId, PoolStati
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageUsage {
     /// Those that one volume has, and no other image.
-    pub own: u64,
+    pub exclusive: u64,
     /// Those that a volume has, and another image, too.
     pub shared: u64,
     /// Those that only snapshots and hidden bases have.
@@ -130,7 +130,7 @@ impl PoolStatistics {
         let mut volumes = 0;
         for measured in each.clone() {
             let bytes = &measured.bytes;
-            usage.own += bytes.own;
+            usage.exclusive += bytes.exclusive;
             usage.shared += bytes.shared;
             usage.snapshots += bytes.snapshots;
             usage.undivided += bytes.undivided;

@@ -1,8 +1,8 @@
-//! How many bytes may still be promised.
+//! How many bytes may still be provisioned.
 //!
-//! The sizes of volumes are promises. The space for promises is the free space of the pool's file
-//! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 every promise
-//! can be kept, whatever else uses the same file system.
+//! The sizes of volumes are provisioned. The space for them is the free space of the pool's file
+//! system, plus the blocks that volumes have and no snapshot has. With overcommit 1 each volume can
+//! get its whole size, whatever else uses the same file system.
 
 use crate::backend::place::lvm;
 use crate::backend::place::pool_fs::machine_reserve;
@@ -34,22 +34,22 @@ pub(in crate::operation) fn kept_for_new(pool: &Pool, space: &PoolSpace) -> u64 
     }
 }
 
-/// Bytes that may be promised in total, with `kept` bytes left free.
-fn promises(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
-    let room = space.available.saturating_add(space.own);
+/// Bytes that may be provisioned in total, with `kept` bytes left free.
+fn max_provisioned(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
+    let room = space.available.saturating_add(space.not_in_snapshots);
     (room.saturating_sub(kept) as f64 * overcommit) as u64
 }
 
-/// Bytes that may still be promised, with `kept` bytes left free. Rounded down to whole grains, so
+/// Bytes that may still be provisioned, with `kept` bytes left free. Rounded down to whole grains, so
 /// that a volume of this size can be created.
 pub(in crate::operation) fn provisionable(space: &PoolSpace, overcommit: f64, kept: u64) -> u64 {
-    promises(space, overcommit, kept).saturating_sub(space.promised) / GRAIN * GRAIN
+    max_provisioned(space, overcommit, kept).saturating_sub(space.provisioned) / GRAIN * GRAIN
 }
 
 /// Bytes that can be reserved now, apart from what operations in progress will fill and with `kept`
 /// bytes left free.
 fn reservable(space: &PoolSpace, kept: u64) -> u64 {
-    let taken = kept.saturating_add(space.claimed);
+    let taken = kept.saturating_add(space.pending_bytes);
     space.available.saturating_sub(taken) / GRAIN * GRAIN
 }
 
@@ -188,14 +188,14 @@ pub(in crate::operation) fn admit_snapshot(
 /// Checks that all volumes can still be written completely next to the existing snapshots and those
 /// in progress, if the pool reserves that space for them (docs/adr/0031).
 pub(in crate::operation) fn check_guarantees(pool: &Pool, space: &PoolSpace) -> Result<()> {
-    let room = promises(space, pool.definition.overcommit, headroom(space.total));
-    if pool.snapshots() == SnapshotSpacePolicy::BestEffort || space.promised <= room {
+    let room = max_provisioned(space, pool.definition.overcommit, headroom(space.total));
+    if pool.snapshots() == SnapshotSpacePolicy::BestEffort || space.provisioned <= room {
         return Ok(());
     }
-    Err(Error::Promised {
+    Err(Error::SpaceGuaranteed {
         pool: pool.definition.name.clone(),
         enlarge: pool.definition.place.enlarge(),
-        promised: space.promised,
+        provisioned: space.provisioned,
         room,
     })
 }
@@ -272,20 +272,20 @@ impl Pools {
 impl Pool {
     /// Why this pool cannot have thick volumes or snapshots of them; `None` if it can. Where blocks
     /// cannot be un-shared, a thick volume next to a snapshot depends on the space that is kept for
-    /// promises.
+    /// volumes.
     pub(in crate::operation) fn thick_refusal(&self) -> Option<&'static str> {
         let facts = &self.backend.facts;
-        let keeps_promises =
+        let guarantees_sizes =
             self.definition.overcommit <= 1.0 && self.snapshots() == SnapshotSpacePolicy::Reserved;
         match facts.thick_refusal {
-            None if !facts.unshares && !keeps_promises => {
+            None if !facts.unshares && !guarantees_sizes => {
                 Some("a thin pool can have them only with overcommit=1 and snapshots=reserved")
             }
             refusal => refusal,
         }
     }
 
-    /// Bytes that may still be promised with the overcommit of this pool.
+    /// Bytes that may still be provisioned with the overcommit of this pool.
     pub fn provisionable(&self, space: &PoolSpace) -> u64 {
         let kept = super::capacity::kept_for_new(self, space);
         super::capacity::provisionable(&space.without_bases(), self.definition.overcommit, kept)
@@ -299,25 +299,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
-            let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
+        fn at_overcommit_one_all_promises_fit_what_is_there(total in 0u64..1 << 50, available in 0u64..1 << 50, not_in_snapshots in 0u64..1 << 50, provisioned in 0u64..1 << 50) {
+            let space = PoolSpace { total, available, not_in_snapshots, provisioned, ..PoolSpace::default() };
             let more = provisionable(&space, 1.0, headroom(total));
-            prop_assert!(more == 0 || promised + more <= available + own);
+            prop_assert!(more == 0 || provisioned + more <= available + not_in_snapshots);
             prop_assert!(more.is_multiple_of(GRAIN));
         }
 
         #[test]
-        fn promises_leave_free_what_is_kept(total in 0u64..1 << 50, available in 0u64..1 << 50, own in 0u64..1 << 50, promised in 0u64..1 << 50) {
-            let space = PoolSpace { total, available, own, promised, ..PoolSpace::default() };
+        fn promises_leave_free_what_is_kept(total in 0u64..1 << 50, available in 0u64..1 << 50, not_in_snapshots in 0u64..1 << 50, provisioned in 0u64..1 << 50) {
+            let space = PoolSpace { total, available, not_in_snapshots, provisioned, ..PoolSpace::default() };
             let kept = machine_reserve(total);
             let more = provisionable(&space, 1.0, kept);
-            prop_assert!(more == 0 || promised + more + kept <= available + own);
+            prop_assert!(more == 0 || provisioned + more + kept <= available + not_in_snapshots);
             prop_assert!(kept * 5 >= total);
         }
 
         #[test]
-        fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, promised in 0u64..1 << 50, factor in 1.0f64..100.0) {
-            let space = PoolSpace { total, available, promised, ..PoolSpace::default() };
+        fn a_larger_overcommit_never_offers_less(total in 0u64..1 << 50, available in 0u64..1 << 50, provisioned in 0u64..1 << 50, factor in 1.0f64..100.0) {
+            let space = PoolSpace { total, available, provisioned, ..PoolSpace::default() };
             prop_assert!(provisionable(&space, factor, headroom(total)) >= provisionable(&space, 1.0, headroom(total)));
         }
     }

@@ -53,7 +53,7 @@ impl Pool {
         damaged
     }
 
-    /// Whether snapshots may take space that was promised to volumes: the value of the definition,
+    /// Whether snapshots may take space that is guaranteed to volumes: the value of the definition,
     /// or else the value with which the pool was created.
     pub fn snapshots(&self) -> SnapshotSpacePolicy {
         let said = self.definition.snapshots;

@@ -157,7 +157,7 @@ impl Snapshots {
         if let Err(first) = self.prepare_participation(&mut participation, &sources, planned) {
             return Err(self.undo_participation(&mut participation, first));
         }
-        match ThickSpaceWatchdog::watch(participation.of_thick()) {
+        match ThickSpaceWatchdog::start(participation.of_thick()) {
             Ok(watch) => participation.watchdog = watch,
             Err(first) => return Err(self.undo_participation(&mut participation, first)),
         }

@@ -195,7 +195,9 @@ fn can_suffice(pool: &Pool, refused: &Error) -> bool {
             available,
             ..
         } => required.saturating_sub(*available),
-        Error::Promised { promised, room, .. } => promised.saturating_sub(*room),
+        Error::SpaceGuaranteed {
+            provisioned, room, ..
+        } => provisioned.saturating_sub(*room),
         Error::OutOfMetadata { .. } => 0,
         _ => return false,
     };

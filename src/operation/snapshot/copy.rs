@@ -277,7 +277,7 @@ impl Snapshots {
                 record
             }
         };
-        record.promised = Some(request.parameters.least());
+        record.min_level = Some(request.parameters.least());
         let image = Image::Snapshot(id.uuid);
         let from = record.copy.unwrap_or(begin);
         let copied = pool.backend.open_image(image).and_then(|target| {

@@ -127,7 +127,7 @@ impl Snapshots {
     pub fn delete_without_router(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
         match self.delete_one(snapshot_id, how)? {
             None => Ok(()),
-            Some(group) => Err(Error::Unsettled {
+            Some(group) => Err(Error::GroupInDoubt {
                 group: group.to_string(),
                 reason: "not all of its members are in pools that this node serves".into(),
             }),
@@ -212,8 +212,8 @@ fn same_request(request: &CreateSnapshot, pool: &Pool, record: &SnapshotRecord) 
     // A snapshot counts as having at least the lowest level that its own class accepted, even if it
     // reached a lower one, as for a volume that was not in use.
     let least = request.parameters.least();
-    match record.promised {
-        Some(promised) if promised.max(record.level) < least => {
+    match record.min_level {
+        Some(min_level) if min_level.max(record.level) < least => {
             let field = "parameters.consistency";
             differs(Mismatch::new(field, record.level, least))
         }

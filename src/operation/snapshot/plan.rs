@@ -29,7 +29,7 @@ impl Snapshots {
         attempt: Uuid,
     ) -> SnapshotRecord {
         SnapshotRecord {
-            promised: Some(parameters.least()),
+            min_level: Some(parameters.least()),
             ..self.plan_snapshot(source, id, name, attempt)
         }
     }
@@ -62,7 +62,7 @@ impl Snapshots {
             base: None,
             cut_at: 0,
             level: Level::Crash,
-            promised: None,
+            min_level: None,
             reason: String::new(),
             group: None,
             copy: None,

@@ -185,7 +185,7 @@ impl Snapshots {
         record: &SnapshotRecord,
         group: &GroupMembership,
     ) -> Result<bool> {
-        let unsettled = |error: Error| Error::Unsettled {
+        let unsettled = |error: Error| Error::GroupInDoubt {
             group: group.id.to_string(),
             reason: chain(&error),
         };

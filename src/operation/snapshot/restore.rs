@@ -274,7 +274,7 @@ impl Snapshots {
                 let copies = [Image::Volume(record.uuid)];
                 let members = self.members(&sources, &uses, &copies)?;
                 let mut watchdog =
-                    ThickSpaceWatchdog::watch(of_thick(pool, record, source, &members))?;
+                    ThickSpaceWatchdog::start(of_thick(pool, record, source, &members))?;
                 let cut = self.cut(&members, now, &parameters);
                 // The rest takes long for thick volumes.
                 drop(locks.take());

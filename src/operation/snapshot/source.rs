@@ -81,7 +81,7 @@ impl Snapshots {
                 holder,
             })
         };
-        self.usage.let_go(record.uuid)?;
+        self.usage.close_published(record.uuid)?;
         let view = self.usage.view(pool, record)?;
         let Some(found) = view.devices.first() else {
             return Ok(Use::Quiet);

@@ -48,41 +48,44 @@ impl ThickCopy {
 #[derive(Default)]
 pub(in crate::operation) struct ThickSpaceWatchdog {
     copies: Arc<[ThickCopy]>,
-    watch: Option<Watch>,
+    watch: Option<WatchThread>,
 }
 
-struct Watch {
+struct WatchThread {
     /// Dropped to end the thread.
-    go_on: Sender<()>,
+    keep_running: Sender<()>,
     /// Returns why a copy was emptied, if one was.
     thread: JoinHandle<Option<Error>>,
 }
 
 impl ThickSpaceWatchdog {
     /// Starts to watch. Without copies, no thread is started.
-    pub(in crate::operation) fn watch(copies: Vec<ThickCopy>) -> Result<ThickSpaceWatchdog> {
+    pub(in crate::operation) fn start(copies: Vec<ThickCopy>) -> Result<ThickSpaceWatchdog> {
         if copies.is_empty() {
             return Ok(ThickSpaceWatchdog::default());
         }
         let copies: Arc<[ThickCopy]> = copies.into();
         let watched = copies.clone();
-        let (go_on, end) = channel();
+        let (keep_running, end) = channel();
         let watch = move || {
-            let (mut why, mut wait) = look(&watched);
+            let (mut why, mut wait) = empty_copies_if_low_space(&watched);
             while end.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 // The copies are emptied again each time, because a clone that was running may have
                 // given them blocks since.
-                let seen = look(&watched);
+                let seen = empty_copies_if_low_space(&watched);
                 (why, wait) = (why.or(seen.0), seen.1);
             }
             why
         };
-        let thread = Builder::new().name("give-way".into()).spawn(watch);
+        let thread = Builder::new().name("thick-space".into()).spawn(watch);
         let thread = thread.map_err(|error| Error::Host {
             doing: "watch the free space of a thick volume".into(),
             source: HostError::io("start", "a thread", &error),
         })?;
-        let watch = Some(Watch { go_on, thread });
+        let watch = Some(WatchThread {
+            keep_running,
+            thread,
+        });
         Ok(ThickSpaceWatchdog { copies, watch })
     }
 
@@ -94,10 +97,14 @@ impl ThickSpaceWatchdog {
     /// Ends the watch; no copy is emptied afterwards. Returns an error if a copy was emptied, since
     /// it is then worthless whatever else succeeded. Only the first call returns the error.
     pub(in crate::operation) fn stop(&mut self) -> Result<()> {
-        let Some(Watch { go_on, thread }) = self.watch.take() else {
+        let Some(WatchThread {
+            keep_running,
+            thread,
+        }) = self.watch.take()
+        else {
             return Ok(());
         };
-        drop(go_on);
+        drop(keep_running);
         let why = thread.join().map_err(|_| Error::Bug {
             invariant: "the watchdog for thick volumes does not panic".into(),
         })?;
@@ -113,7 +120,7 @@ impl Drop for ThickSpaceWatchdog {
 
 /// Empties the copies in pools whose free space is low. Returns the reason, and when the next poll
 /// is due. It must not log: the log may be on a file system that is frozen now.
-fn look(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
+fn empty_copies_if_low_space(copies: &[ThickCopy]) -> (Option<Error>, Duration) {
     let (mut why, mut wait) = (None, POLL_INTERVALS[1]);
     for copy in copies {
         let backend = &copy.pool.backend;

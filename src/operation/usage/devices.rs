@@ -82,7 +82,7 @@ impl Usage {
         uuid: Uuid,
         before: &[FoundDevice],
     ) -> Result<()> {
-        self.let_go(uuid)?;
+        self.close_published(uuid)?;
         let mut still = pool.backend.devices().list(uuid)?;
         // Usually the device of a mounted volume was detached with its mount, and nothing is left
         // to do.
@@ -109,7 +109,7 @@ impl Usage {
     /// Detaches devices of a volume whose pool is not served, if their disk is dead and nothing
     /// shows them any more. They would prevent the disk from being mounted again.
     pub(in crate::operation) fn free_dead_devices(&self, uuid: Uuid) -> Result<()> {
-        self.let_go(uuid)?;
+        self.close_published(uuid)?;
         self.clear_not_grown(uuid);
         let name = uuid.to_string();
         self.detach_dead_devices(&|named| named == name, None)

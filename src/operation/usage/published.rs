@@ -125,7 +125,7 @@ impl Usage {
 
     /// Closes the descriptor of a volume's device once no mount shows the device. It must run
     /// before the device is detached, because the detachment would wait for this descriptor.
-    pub(in crate::operation) fn let_go(&self, uuid: Uuid) -> Result<()> {
+    pub(in crate::operation) fn close_published(&self, uuid: Uuid) -> Result<()> {
         let device = |devices: &Devices| Some(devices.of.get(&uuid)?.watched.hold.device.clone());
         let Some(device) = device(&self.published.lock()) else {
             return Ok(());

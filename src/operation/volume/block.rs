@@ -78,7 +78,7 @@ impl Volumes {
         if usage.is_published(request, view, target, read_only)? {
             return Ok(());
         }
-        usage.let_go(record.uuid)?;
+        usage.close_published(record.uuid)?;
         usage.refuse_changed(&request.volume_id, record.uuid)?;
         let own = [usage.table_path(target)?];
         usage.refuse_second_writer(stage.as_ref(), request, view, &own)?;

@@ -46,7 +46,7 @@ impl Volumes {
         };
         let attached = pool.backend.devices().attach(&record, mode)?;
         let device = &attached.device;
-        if let Some(claim) = self.usage.find_claim(device)? {
+        if let Some(claim) = self.usage.find_holder(device)? {
             return refuse(claim);
         }
         let how = if repair { Check::Repair } else { Check::Look };

@@ -61,7 +61,7 @@ impl Volumes {
         if let Some(path) = self.usage.staged_as_block(record)? {
             return Err(in_use(format!("staged at {path}; unstage it first")));
         }
-        self.usage.let_go(record.uuid)?;
+        self.usage.close_published(record.uuid)?;
         let found = pool.backend.devices().list(record.uuid)?;
         if found.is_empty() {
             return Ok(());
@@ -76,7 +76,7 @@ impl Volumes {
                     mount.mount_point.display()
                 )));
             }
-            if let Some(claim) = self.usage.find_claim(device)? {
+            if let Some(claim) = self.usage.find_holder(device)? {
                 return Err(in_use(claim));
             }
             pool.backend.devices().detach(record.uuid, device)?;

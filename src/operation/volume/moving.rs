@@ -179,7 +179,11 @@ impl Volumes {
     }
 
     /// The state of a volume that a move copies, or fills, and which of these snapshots exist.
-    pub fn moving(&self, volume_id: &str, snapshot_ids: &[String]) -> Result<VolumeMoveStatus> {
+    pub fn move_status(
+        &self,
+        volume_id: &str,
+        snapshot_ids: &[String],
+    ) -> Result<VolumeMoveStatus> {
         let mut found = VolumeMoveStatus::default();
         for snapshot_id in snapshot_ids {
             if let PoolLookup::Pool(pool, id) = self.pools.owner(snapshot_id)?

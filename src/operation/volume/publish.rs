@@ -146,7 +146,7 @@ impl Volumes {
                 false => self.delete_hidden_inline(volume_id),
             };
         };
-        self.usage.let_go(uuid)?;
+        self.usage.close_published(uuid)?;
         let Ok(Some(record)) = pool.backend.volumes.get(uuid) else {
             return Ok(());
         };

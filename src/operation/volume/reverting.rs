@@ -302,7 +302,7 @@ impl Volumes {
     }
 
     /// The state of a volume for a revert to this snapshot.
-    pub fn reverting(&self, volume_id: &str, snapshot_id: &str) -> Result<VolumeRevertStatus> {
+    pub fn revert_status(&self, volume_id: &str, snapshot_id: &str) -> Result<VolumeRevertStatus> {
         let mut found = VolumeRevertStatus::default();
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(found);

@@ -207,7 +207,7 @@ fn pool(status: &PoolStatus) -> Pool {
         refusal: status.refusal.clone().unwrap_or_default(),
         total_bytes: bytes(space.total),
         available_bytes: bytes(space.available),
-        promised_bytes: bytes(space.promised),
+        promised_bytes: bytes(space.provisioned),
         promisable_bytes: bytes(status.provisionable.unwrap_or(0)),
         volumes: bytes(status.volumes),
         snapshots: bytes(status.snapshots),
@@ -238,12 +238,12 @@ fn presence(found: Presence) -> agent::pool::Presence {
 
 /// What is not divided is limited to what is used.
 fn image_usage(images: &ImageUsage, used: u64) -> agent::ImageUsage {
-    let divided = images.own + images.shared + images.snapshots;
+    let divided = images.exclusive + images.shared + images.snapshots;
     let grown = images.grown.as_ref().map(|volumes| Growth {
         volumes: volumes.iter().map(grown).collect(),
     });
     agent::ImageUsage {
-        own_bytes: bytes(images.own),
+        own_bytes: bytes(images.exclusive),
         shared_bytes: bytes(images.shared),
         snapshot_bytes: bytes(images.snapshots),
         undivided_bytes: bytes(images.undivided.min(used.saturating_sub(divided))),

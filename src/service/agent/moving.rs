@@ -89,7 +89,7 @@ impl Service {
         let found = self
             .run(Rpc::ControllerGetVolume, Ok(asked), |driver, asked| {
                 let snapshots = &asked.snapshot_ids;
-                driver.volumes.moving(&asked.volume_id, snapshots)
+                driver.volumes.move_status(&asked.volume_id, snapshots)
             })
             .await?;
         Ok(response(found))

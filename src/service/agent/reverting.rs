@@ -76,7 +76,7 @@ impl Service {
         let found = self
             .run(Rpc::ControllerGetVolume, Ok(asked), |driver, asked| {
                 let volumes = &driver.volumes;
-                volumes.reverting(&asked.volume_id, &asked.snapshot_id)
+                volumes.revert_status(&asked.volume_id, &asked.snapshot_id)
             })
             .await?;
         Ok(response(found))

@@ -139,7 +139,7 @@ impl RouterView for Leader {
             up: false,
             silent: Some(Duration::from_secs(700)),
             pools: 1,
-            claimed: 0,
+            pools_of_other_nodes: 0,
             refused: 0,
         }]
     }

@@ -29,7 +29,7 @@ pub struct SnapshotView {
     /// The file system of a mkfs that was cut off.
     pub begun: Option<FormattedAs>,
     /// The level of its class. For a member, it is that of its group.
-    pub promised: Option<Level>,
+    pub min_level: Option<Level>,
 }
 
 /// A snapshot.
@@ -52,14 +52,14 @@ impl Group {
     }
 }
 
-fn cut_of(name: &'static str, volume: &Volume, promised: Option<Level>) -> Cut {
+fn cut_of(name: &'static str, volume: &Volume, min_level: Option<Level>) -> Cut {
     Cut {
         view: SnapshotView {
             source: name,
             size: volume.view.size,
             formatted: volume.view.formatted,
             begun: volume.view.begun,
-            promised,
+            min_level,
         },
         tokens: volume.tokens.clone(),
     }
@@ -73,7 +73,7 @@ fn remote() -> Cut {
             size: REMOTE_SIZE,
             formatted: Some(FormattedAs::Ext4),
             begun: None,
-            promised: None,
+            min_level: None,
         },
         tokens: REMOTE_TOKENS.into(),
     }
@@ -104,7 +104,7 @@ impl Model {
         level: Level,
     ) -> Result<(), Code> {
         match self.snapshots.get(name).map(|cut| &cut.view) {
-            Some(view) if view.source == volume && view.promised >= Some(level) => return Ok(()),
+            Some(view) if view.source == volume && view.min_level >= Some(level) => return Ok(()),
             Some(_) => return Err(Code::AlreadyExists),
             None => {}
         }

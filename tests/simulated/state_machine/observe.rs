@@ -185,7 +185,7 @@ impl Run {
                 size: record.size,
                 formatted,
                 begun,
-                promised: record.promised,
+                min_level: record.min_level,
             };
             let named =
                 |names: &[&'static str]| names.iter().copied().find(|name| *name == record.name);

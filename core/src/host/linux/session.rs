@@ -179,7 +179,7 @@ impl Session for Process {
         self.output.stderr_excerpt()
     }
 
-    fn let_go(&mut self) {
+    fn close_stdin(&mut self) {
         self.stdin = None;
     }
 

@@ -78,7 +78,7 @@ impl Machine {
         for id in ids {
             match self.guard.dies {
                 false => drop(self.close_session(id)),
-                true => self.let_go(id),
+                true => self.close_stdin(id),
             }
         }
     }
@@ -93,7 +93,7 @@ impl Machine {
     }
 
     /// Closes the root directories and devices of a session.
-    fn let_go(&mut self, id: u64) {
+    fn close_stdin(&mut self, id: u64) {
         if let Some(session) = self.guard.sessions.get(&id) {
             for key in session.members.iter().flat_map(|member| &member.open) {
                 self.openers.remove(key);
@@ -116,7 +116,7 @@ impl Machine {
     /// Thaws all members of a session and removes it from the journal; returns the volumes that
     /// were frozen.
     fn close_session(&mut self, id: u64) -> Vec<String> {
-        self.let_go(id);
+        self.close_stdin(id);
         let Some(session) = self.guard.sessions.remove(&id) else {
             return Vec::new();
         };

@@ -32,7 +32,7 @@ fn cut_snapshot() -> SnapshotRecord {
         wipe: Wipe::Discard,
         cut_at: 1_700_000_000_000_000_001,
         level: Level::Filesystem,
-        promised: None,
+        min_level: None,
         reason: String::new(),
         group: None,
         copy: None,
@@ -58,7 +58,7 @@ fn records_of_snapshots_keep_their_format() {
         allocation: Allocation::Thick,
         wipe: Wipe::Zero,
         level: Level::Crash,
-        promised: Some(Level::Application),
+        min_level: Some(Level::Application),
         reason: "the hook of default/data failed".into(),
         copy: Some(CopyProgress {
             copied: 1 << 20,

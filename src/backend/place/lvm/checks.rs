@@ -133,7 +133,11 @@ pub fn group_problem(host: &dyn Host, name: &ThinPoolName) -> Result<Option<Stri
 }
 
 /// Whether a pool has never been used: only then may it be taken. Otherwise says what was found.
-pub fn unused(host: &dyn Host, status: &ThinPoolStatus, mapped: &str) -> Result<Option<String>> {
+pub fn find_previous_use(
+    host: &dyn Host,
+    status: &ThinPoolStatus,
+    mapped: &str,
+) -> Result<Option<String>> {
     let doing = || format!("examine the thin pool {mapped}");
     if status.holds_metadata {
         return Ok(Some("a snapshot of its metadata is held".into()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::checks::{foreign_id, group_problem, recovery_advice, unused};
+use super::checks::{find_previous_use, foreign_id, group_problem, recovery_advice};
 use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
@@ -33,7 +33,7 @@ const OPTIONS: [&str; 5] = ["nosuid", "nodev", "noexec", "noatime", "nodiscard"]
 
 /// Whether a pool may be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct CreatePolicy {
     /// The machine that opens the pool, which becomes the home of a new one.
     pub home: HomeId,
     /// A pool that was never used may be taken.
@@ -43,7 +43,7 @@ pub struct Claim {
 }
 
 /// Opens the pool of a definition: mounts its records, after it has completed what a crash has
-/// interrupted. Creates the pool if there is none and `claim` allows it. `None` if there is none.
+/// interrupted. Creates the pool if there is none and `create` allows it. `None` if there is none.
 /// Waits for `max_wait` while another process opens it.
 ///
 /// # Errors
@@ -55,7 +55,7 @@ pub struct Claim {
 pub fn open(
     host: &dyn Host,
     pool: &PoolDefinition,
-    claim: Claim,
+    create: CreatePolicy,
     max_wait: Duration,
 ) -> Result<Option<OpenRecords>> {
     let name = thin_pool(pool)?;
@@ -66,7 +66,7 @@ pub fn open(
         name,
         mapped: name.mapped(),
         status,
-        claim,
+        create,
     };
     if !opening.claim_pool()? {
         return Ok(None);
@@ -86,7 +86,7 @@ struct Opening<'a> {
     name: &'a ThinPoolName,
     mapped: &'a str,
     status: ThinPoolStatus,
-    claim: Claim,
+    create: CreatePolicy,
 }
 
 impl Opening<'_> {
@@ -121,28 +121,30 @@ impl Opening<'_> {
     }
 
     fn may_create(&self) -> bool {
-        self.claim.init && !self.claim.is_known
+        self.create.init && !self.create.is_known
     }
 
     /// Makes LVM and other programs see that the pool is used. Returns whether it belongs to
     /// Slackwater.
     fn claim_pool(&self) -> Result<bool> {
-        let unused = || {
-            let found = unused(self.host, &self.status, self.mapped)?;
-            Ok::<_, Error>(found)
-        };
+        let previous_use = || find_previous_use(self.host, &self.status, self.mapped);
         match self.status.transaction_id {
             TRANSACTION_ID => return Ok(true),
-            0 if self.claim.is_known => match unused()? {
+            0 if self.create.is_known => match previous_use()? {
                 None => return Ok(false),
                 Some(_) => return Err(foreign_id(self.pool, self.name, 0, true)),
             },
             0 => {}
             found => {
-                return Err(foreign_id(self.pool, self.name, found, self.claim.is_known));
+                return Err(foreign_id(
+                    self.pool,
+                    self.name,
+                    found,
+                    self.create.is_known,
+                ));
             }
         }
-        if let Some(found) = unused()? {
+        if let Some(found) = previous_use()? {
             return Err(self.refuse(format!(
                 "{} is in use: {found}; give a thin pool that was never used: lvcreate --type thin-pool --size SIZE --name NAME {} (if it was one of Slackwater before a repair: {})",
                 self.name,
@@ -229,11 +231,11 @@ impl Opening<'_> {
             }
             FoundHeader::Incomplete => return Ok(None),
         };
-        if header.home != self.claim.home {
+        if header.home != self.create.home {
             return Err(self.refuse(format!(
                 "it belongs to another machine (its home is {}, but the home of this machine is {}); if it is meant to stay here: slackwater pool adopt {}",
                 header.home,
-                self.claim.home,
+                self.create.home,
                 self.pool.plainly()
             )));
         }
@@ -256,7 +258,7 @@ impl Opening<'_> {
             state: HeaderState::Claimed,
             written: 0,
             id: PoolId(self.host.random_uuid()),
-            home: self.claim.home,
+            home: self.create.home,
             fs: self.host.random_uuid(),
             records_bytes: self.records_bytes(),
         }

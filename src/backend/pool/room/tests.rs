@@ -270,7 +270,7 @@ proptest! {
             let snapshots = disk.blocks(is_snapshot);
             let volumes = disk.blocks(|role| !is_snapshot(role));
             let truth = volumes.difference(&snapshots).count() as u64;
-            let bound = own(&disk.held());
+            let bound = not_in_snapshots(&disk.held());
             prop_assert!(bound <= truth, "{bound} > {truth} after {act:?}: {:?}", disk.files);
         }
     }
@@ -284,7 +284,7 @@ proptest! {
         let used = disk.blocks(|_| true).len() as u64;
         let volumes = disk.alive().filter(|file| !is_snapshot(file.role));
         let promised: u64 = volumes.map(|file| file.map.len() as u64).sum();
-        let free = promised.saturating_sub(own(&disk.held())) + spare;
+        let free = promised.saturating_sub(not_in_snapshots(&disk.held())) + spare;
         for (file, block) in orders {
             if let Some(at) = disk.pick(file, |file| !is_snapshot(file.role)) {
                 disk.write(at, block);
@@ -301,6 +301,6 @@ proptest! {
             blocks: *blocks,
             foreign: 0,
         }).collect();
-        prop_assert_eq!(own(&images), sizes.iter().map(|(blocks, _)| blocks).sum::<u64>());
+        prop_assert_eq!(not_in_snapshots(&images), sizes.iter().map(|(blocks, _)| blocks).sum::<u64>());
     }
 }

@@ -19,9 +19,9 @@ fn family(volumes: &[Uuid], snapshots: &[(Uuid, Option<Uuid>)]) -> Family {
     }
 }
 
-fn bytes(own: u64, shared: u64, snapshots: u64) -> VolumeBytes {
+fn bytes(exclusive: u64, shared: u64, snapshots: u64) -> VolumeBytes {
     VolumeBytes {
-        own,
+        exclusive: exclusive,
         shared,
         snapshots,
     }
@@ -42,7 +42,12 @@ fn blocks_are_counted_by_who_has_them() {
     assert_eq!(found.volumes[&A], bytes(20 + 90, 20 + 10 + 10, 10));
     assert_eq!(found.volumes[&B], bytes(10, 10, 0));
     // Each block counts once.
-    let sums = (found.own, found.shared, found.snapshots, found.undivided);
+    let sums = (
+        found.exclusive,
+        found.shared,
+        found.snapshots,
+        found.undivided,
+    );
     assert_eq!(sums, (110 + 10, 20 + 10 + 10, 10 + 100, 0));
     // The block that both have is that of the older one.
     let attributed = found.attributed.unwrap();
@@ -83,7 +88,7 @@ fn sizes_alone_give_bounds() {
     let sizes = sizes.into_iter().collect();
     let bounds = estimate(&all, &sizes, true);
     assert_eq!(bounds.volumes[&A], bytes(50, 50, 30));
-    let sums = |of: &LineageBytes| (of.own, of.shared, of.snapshots, of.undivided);
+    let sums = |of: &LineageBytes| (of.exclusive, of.shared, of.snapshots, of.undivided);
     assert_eq!(sums(&bounds), (0, 0, 0, 150));
     assert_eq!(bounds.attributed, None);
     // Without shared blocks they are exact.
@@ -126,7 +131,7 @@ proptest! {
             let has_volume = holders.iter().any(|holder| matches!(holder, Owner::Volume(_)));
             match (has_volume, holders.len()) {
                 (_, 0) => {}
-                (true, 1) => expected.own += 1,
+                (true, 1) => expected.exclusive += 1,
                 (true, _) => expected.shared += 1,
                 (false, _) => expected.snapshots += 1,
             }
@@ -137,7 +142,7 @@ proptest! {
             }
             for (uuid, bytes) in &mut expected.volumes {
                 match (holders.contains(&Owner::Volume(*uuid)), holders.len()) {
-                    (true, 1) => bytes.own += 1,
+                    (true, 1) => bytes.exclusive += 1,
                     (true, _) => bytes.shared += 1,
                     (false, _) => bytes.snapshots += u64::from(holders.contains(&Owner::SnapshotOf(Some(*uuid)))),
                 }

@@ -200,13 +200,13 @@ fn the_device_of_a_thick_volume_takes_no_discards_after_each_table() {
 fn a_snapshot_of_a_thick_volume_leaves_it_no_blocks_of_its_own() {
     let (_, backend) = pool();
     let thick = thick(&backend);
-    assert_eq!(backend.space().unwrap().own, SIZE);
+    assert_eq!(backend.space().unwrap().not_in_snapshots, SIZE);
     let made = cut(&backend, 2, &thick);
     backend.unshare(Image::Snapshot(made.uuid), SIZE).unwrap();
     let space = backend.space().unwrap();
-    assert_eq!((space.own, space.promised), (0, SIZE));
+    assert_eq!((space.not_in_snapshots, space.provisioned), (0, SIZE));
     backend.snapshots.delete(made.uuid).unwrap();
-    assert_eq!(backend.space().unwrap().own, SIZE);
+    assert_eq!(backend.space().unwrap().not_in_snapshots, SIZE);
 }
 
 #[test]
@@ -253,9 +253,12 @@ fn a_deleted_snapshot_counts_until_its_blocks_are_free() {
         setup.mode = ThinPoolMode::ReadWrite;
         setup.needs_check = false;
     });
-    assert_eq!((backend.space().unwrap().own, reserved()), (0, before));
+    assert_eq!(
+        (backend.space().unwrap().not_in_snapshots, reserved()),
+        (0, before)
+    );
     backend.snapshots.delete(made.uuid).unwrap();
-    assert_eq!(backend.space().unwrap().own, SIZE);
+    assert_eq!(backend.space().unwrap().not_in_snapshots, SIZE);
     assert!(reserved() < before);
 }
 

@@ -20,7 +20,7 @@ impl<R: StoredRecord> RecordStore<R> {
         for record in records {
             let doing = || format!("create {} {}", R::NOUN, record.uuid());
             let dir = self.dir(record.uuid());
-            self.found(doing)?;
+            self.create_parent_dir(doing)?;
             self.folder.perform(Effect::MakeDir { path: &dir }, doing)?;
         }
         self.store(records, Some(&self.folder.root.join(R::PART)))
@@ -35,8 +35,8 @@ impl<R: StoredRecord> RecordStore<R> {
 
     /// Creates the directory of all objects. A pool that an earlier release created has no
     /// directory of snapshots. An existing one may not be durable, which cannot be detected.
-    fn found(&self, doing: impl Fn() -> String) -> Result<()> {
-        if R::PART == VOLUMES || self.founded.load(Ordering::Acquire) {
+    fn create_parent_dir(&self, doing: impl Fn() -> String) -> Result<()> {
+        if R::PART == VOLUMES || self.is_parent_created.load(Ordering::Acquire) {
             return Ok(());
         }
         let root = &self.folder.root;
@@ -45,7 +45,7 @@ impl<R: StoredRecord> RecordStore<R> {
             .perform(Effect::MakeDir { path: &path }, &doing)?;
         self.folder
             .perform(Effect::SyncDir { path: root }, &doing)?;
-        self.founded.store(true, Ordering::Release);
+        self.is_parent_created.store(true, Ordering::Release);
         Ok(())
     }
 

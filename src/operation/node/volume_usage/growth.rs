@@ -89,7 +89,7 @@ pub(super) fn continued(
                 at: now.at,
                 seconds,
             });
-            (growth, own.map_or(0, |bytes| i128::from(bytes.own)))
+            (growth, own.map_or(0, |bytes| i128::from(bytes.exclusive)))
         });
         growth.add(added, now);
         (*uuid, growth)
@@ -108,11 +108,11 @@ fn added(before: &Measured, family: &Family, bytes: &LineageBytes, uuid: Uuid) -
     let (old, new) = match (attributed(&before.bytes), attributed(bytes)) {
         (Some(old), Some(new)) if !was_deleted => (old, new),
         (Some(_), Some(_)) => (
-            old.own + old.shared + old.snapshots,
-            new.own + new.shared + new.snapshots,
+            old.exclusive + old.shared + old.snapshots,
+            new.exclusive + new.shared + new.snapshots,
         ),
         // What snapshots keep is not known.
-        _ => (old.own + old.shared, new.own + new.shared),
+        _ => (old.exclusive + old.shared, new.exclusive + new.shared),
     };
     i128::from(new) - i128::from(old)
 }

@@ -140,16 +140,19 @@ fn a_cut_is_followed_by_a_measurement_of_what_it_shares() {
     assert_eq!(fixture.report(id).bytes, None, "a scrape measures nothing");
     fixture.pass(LATER);
     let alone = fixture.bytes(id);
-    assert!(alone.own > 0);
+    assert!(alone.exclusive > 0);
     assert_eq!(
-        (alone.own, alone.shared, alone.snapshots),
+        (alone.exclusive, alone.shared, alone.snapshots),
         (fixture.allocated(), 0, 0)
     );
 
     fixture.snapshot("s", id);
     fixture.pass(LATER);
     let cut = fixture.bytes(id);
-    assert_eq!((cut.own, cut.shared, cut.snapshots), (0, alone.own, 0));
+    assert_eq!(
+        (cut.exclusive, cut.shared, cut.snapshots),
+        (0, alone.exclusive, 0)
+    );
 
     // The next write gives the volume new blocks, and the snapshot keeps the old ones.
     fixture.write("a", 2);
@@ -161,12 +164,12 @@ fn a_cut_is_followed_by_a_measurement_of_what_it_shares() {
     );
     fixture.pass(HOUR);
     let written = fixture.bytes(id);
-    assert_eq!(written.own + written.shared, fixture.allocated());
+    assert_eq!(written.exclusive + written.shared, fixture.allocated());
     assert!(
-        written.own >= BLOCK && written.snapshots >= BLOCK,
+        written.exclusive >= BLOCK && written.snapshots >= BLOCK,
         "{written:?}"
     );
-    assert_eq!(written.shared + written.snapshots, alone.own);
+    assert_eq!(written.shared + written.snapshots, alone.exclusive);
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn measurements_are_separated_by_pauses() {
     fixture.pass(Duration::ZERO);
     assert_eq!(fixture.report(other).bytes, None);
     fixture.pass(LATER);
-    assert!(fixture.bytes(other).own > 0);
+    assert!(fixture.bytes(other).exclusive > 0);
 }
 
 #[test]
@@ -227,11 +230,11 @@ fn in_a_thin_pool_sizes_give_bounds() {
     fixture.write("a", 1);
     fixture.pass(LATER);
     let alone = fixture.bytes(id);
-    assert_eq!((alone.own, alone.shared), (fixture.allocated(), 0));
+    assert_eq!((alone.exclusive, alone.shared), (fixture.allocated(), 0));
     fixture.snapshot("s", id);
     fixture.pass(LATER);
     let cut = fixture.bytes(id);
-    assert_eq!(cut.own + cut.shared, fixture.allocated());
+    assert_eq!(cut.exclusive + cut.shared, fixture.allocated());
     assert!(cut.snapshots > 0);
 }
 
@@ -258,7 +261,7 @@ fn a_pool_that_hangs_delays_neither_a_scrape_nor_another_pool() {
 }
 
 fn sum(images: &ImageUsage) -> u64 {
-    images.own + images.shared + images.snapshots
+    images.exclusive + images.shared + images.snapshots
 }
 
 #[test]
@@ -269,7 +272,7 @@ fn bytes_are_charged_to_the_volume_that_was_written() {
     fixture.pass(Duration::ZERO);
     let new = fixture.images();
     assert_eq!(
-        (new.own, new.shared, new.snapshots),
+        (new.exclusive, new.shared, new.snapshots),
         (fixture.allocated(), 0, 0)
     );
     assert_eq!((new.grown, new.unmeasured), (None, 0), "no hour has passed");
@@ -277,8 +280,8 @@ fn bytes_are_charged_to_the_volume_that_was_written() {
     fixture.snapshot("s", a);
     fixture.pass(LATER);
     let cut = fixture.images();
-    assert_eq!(sum(&cut), new.own, "a snapshot adds no blocks");
-    assert_eq!(cut.own, fixture.bytes(b).own);
+    assert_eq!(sum(&cut), new.exclusive, "a snapshot adds no blocks");
+    assert_eq!(cut.exclusive, fixture.bytes(b).exclusive);
     assert_eq!(cut.shared, fixture.bytes(a).shared);
 
     fixture.write("a", 1);
@@ -347,9 +350,9 @@ fn what_a_new_volume_was_filled_with_was_added() {
     let b = fixture.volume("b");
     fixture.write("b", 1);
     fixture.pass(HOUR);
-    assert_eq!(fixture.grown(), [(b, fixture.bytes(b).own)]);
+    assert_eq!(fixture.grown(), [(b, fixture.bytes(b).exclusive)]);
     assert_eq!(
-        fixture.bytes(a).own + fixture.bytes(b).own,
+        fixture.bytes(a).exclusive + fixture.bytes(b).exclusive,
         sum(&fixture.images())
     );
 }
@@ -368,7 +371,7 @@ fn snapshots_of_deleted_volumes_are_counted() {
         .unwrap();
     fixture.pass(LATER);
     let after = fixture.images();
-    assert_eq!((after.own, after.shared), (0, 0));
+    assert_eq!((after.exclusive, after.shared), (0, 0));
     assert_eq!(after.snapshots, before.shared);
 }
 
@@ -382,15 +385,15 @@ fn in_a_thin_pool_volumes_with_snapshots_are_not_divided() {
     let once = fixture.host.metadata_reads() - reads;
     assert_eq!(once, 1, "the metadata is read once for all volumes");
     let alone = fixture.images();
-    assert_eq!((alone.own, alone.undivided), (fixture.allocated(), 0));
+    assert_eq!((alone.exclusive, alone.undivided), (fixture.allocated(), 0));
     fixture.snapshot("s", a);
     fixture.pass(LATER);
     let cut = fixture.images();
     assert_eq!(
-        (cut.own, cut.shared, cut.snapshots),
-        (fixture.bytes(b).own, 0, 0)
+        (cut.exclusive, cut.shared, cut.snapshots),
+        (fixture.bytes(b).exclusive, 0, 0)
     );
-    assert!(cut.undivided >= alone.own - cut.own);
+    assert!(cut.undivided >= alone.exclusive - cut.exclusive);
 }
 
 #[test]
@@ -401,7 +404,7 @@ fn sizes_that_cannot_be_read_together_are_read_one_by_one() {
     fixture.host.fail_query(1, Errno::EIO);
     fixture.pass(LATER);
     assert_eq!(fixture.host.faults_left(), 0);
-    assert!(ids.iter().all(|id| fixture.bytes(*id).own > 0));
+    assert!(ids.iter().all(|id| fixture.bytes(*id).exclusive > 0));
     assert_eq!(fixture.images().unmeasured, 0);
 }
 
@@ -419,7 +422,7 @@ fn the_map_of_a_volume_is_not_read_while_a_call_works_on_it() {
         .unwrap();
     fixture.pass(LATER);
     assert_eq!(fixture.report(a).bytes, None);
-    assert!(fixture.bytes(b).own > 0);
+    assert!(fixture.bytes(b).exclusive > 0);
     assert_eq!(fixture.images().unmeasured, 1);
     drop(held);
     fixture.pass(LATER);
@@ -441,7 +444,10 @@ fn an_agent_counts_blocks_for_its_router_without_metrics_of_volumes() {
     }
     assert_eq!(driver.volume_usage(), None);
     let status = driver.pool_status().remove(0);
-    assert_eq!(status.images.unwrap().own, status.space.unwrap().allocated);
+    assert_eq!(
+        status.images.unwrap().exclusive,
+        status.space.unwrap().allocated
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Adopted, Made, homes, lock, machine_home, other_home, remember};
 use crate::backend::PoolBackend;
-use crate::backend::place::lvm::{self, Claim};
+use crate::backend::place::lvm::{self, CreatePolicy};
 use crate::backend::place::make::{self, Probe};
 use crate::backend::place::{self, FoundPlace, OpenPlace, Opening};
 use crate::error::{Error, Result, chain};
@@ -30,7 +30,7 @@ fn enter(
     node: &NodeRecord,
 ) -> Result<FoundPlace> {
     let opening = Opening {
-        claim: Claim {
+        create: CreatePolicy {
             home,
             init,
             is_known: node.find_pool(pool).is_some(),

@@ -33,7 +33,7 @@ fn capacity(driver: &Driver, allocation: Allocation) -> u64 {
     driver.pools.capacity(&ask).unwrap().available
 }
 
-fn keeping_promises(host: &MemoryHost) -> Driver {
+fn guaranteeing_sizes(host: &MemoryHost) -> Driver {
     start_with(
         host,
         &[pool("default=lvm:vg/pool,init,rawBlock=unfiltered")],
@@ -44,7 +44,7 @@ fn keeping_promises(host: &MemoryHost) -> Driver {
 #[test]
 fn the_capacity_for_thick_volumes_is_what_one_can_have() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let bytes = capacity(&driver, Allocation::Thick);
     assert!(bytes > GIB, "{bytes}");
     let refused = driver.volumes.create_volume(&thick("a", bytes + GRAIN));
@@ -61,7 +61,7 @@ fn the_capacity_for_thick_volumes_is_what_one_can_have() {
 #[test]
 fn a_snapshot_of_a_thick_volume_keeps_room_for_a_whole_copy() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let before = capacity(&driver, Allocation::Thin);
     let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     assert_eq!(before - capacity(&driver, Allocation::Thin), GIB);
@@ -90,7 +90,7 @@ fn a_snapshot_of_a_thick_volume_keeps_room_for_a_whole_copy() {
 #[test]
 fn a_snapshot_of_a_thick_volume_without_room_for_a_copy_is_refused() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let bytes = capacity(&driver, Allocation::Thick) / 4 * 3;
     let made = driver.volumes.create_volume(&thick("a", bytes)).unwrap();
     let refused = driver
@@ -106,7 +106,7 @@ fn a_snapshot_of_a_thick_volume_without_room_for_a_copy_is_refused() {
 #[test]
 fn metadata_is_reserved_for_the_worst_case_of_thick_volumes_and_their_snapshots() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let metadata = || host.thin_pool(NAME).unwrap().unwrap().metadata;
     let data_bound = capacity(&driver, Allocation::Thick);
     // A tenth stays free. A block needs 48 bytes, so this is enough for the maps of 2.5 GiB.
@@ -166,7 +166,7 @@ fn metadata_is_reserved_for_the_worst_case_of_thick_volumes_and_their_snapshots(
 #[test]
 fn thin_volumes_are_refused_before_they_take_the_metadata_of_thick_ones() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     let status = host.thin_pool(NAME).unwrap().unwrap();
     let rest = (16 << 10) + GIB / status.block_bytes * (48 - 16);
@@ -192,7 +192,7 @@ fn growth(id: &str, bytes: u64) -> ExpandVolume {
 #[test]
 fn a_thick_volume_grows_with_all_its_blocks() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let before = capacity(&driver, Allocation::Thick);
     let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     let id = made.id.to_string();
@@ -219,7 +219,7 @@ fn a_thick_volume_grows_with_all_its_blocks() {
 fn interrupted_growth(n: usize, mode: FaultMode, power_loss: bool) -> bool {
     let context = format!("effect {n}, {mode:?}, {power_loss}");
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     let id = made.id.to_string();
     let more = growth(&id, 2 * GIB);
@@ -235,7 +235,7 @@ fn interrupted_growth(n: usize, mode: FaultMode, power_loss: bool) -> bool {
                 true => host.reboot(true),
                 false => host.restart_process(),
             };
-            let driver = keeping_promises(&host);
+            let driver = guaranteeing_sizes(&host);
             (host, driver)
         }
         false => (host, driver),
@@ -272,7 +272,7 @@ fn a_growth_that_is_interrupted_claims_no_blocks_that_were_not_written() {
 #[test]
 fn thick_volumes_need_a_pool_that_keeps_its_promises() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let made = driver.volumes.create_volume(&thick("a", GIB)).unwrap();
     drop(driver);
     let host = host.restart_process();
@@ -292,7 +292,7 @@ const STEPS_OF_PROGRESS: usize = 32;
 #[test]
 fn while_a_thick_volume_grows_calls_for_other_volumes_do_not_wait_and_have_the_same_space() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin_thick(&driver);
     let [of, beside] = ["of", "beside"].map(|name| volume(&driver, name).to_string());
     let all = capacity(&driver, Allocation::Thick);
@@ -358,7 +358,7 @@ fn while_a_thick_volume_grows_calls_for_other_volumes_do_not_wait_and_have_the_s
 #[test]
 fn blocks_of_a_growth_never_count_twice_as_space() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin_thick(&driver);
     let size = capacity(&driver, Allocation::Thick) / 2 / GIB * GIB;
     let after = capacity(&driver, Allocation::Thin) + GIB - size;
@@ -385,7 +385,7 @@ fn blocks_of_a_growth_never_count_twice_as_space() {
 fn interrupted(n: usize, mode: FaultMode) -> bool {
     let context = format!("effect {n}, {mode:?}");
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     host.fail_effect(n, mode);
     let request = thick("a", GIB);
     drop(driver.volumes.create_volume(&request));
@@ -393,7 +393,7 @@ fn interrupted(n: usize, mode: FaultMode) -> bool {
     host.clear_faults();
     drop(driver);
     let host = host.reboot(true);
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let made = driver.volumes.create_volume(&request).unwrap();
     let devices = host.thin_devices(NAME).unwrap();
     assert_eq!(devices.len(), 3, "{context}: {devices:?}");
@@ -424,7 +424,7 @@ fn begin_thick(driver: &Driver) -> String {
 /// The number of the effect with which step `n` of a call writes blocks.
 fn find_step(n: usize, begin: Begin, call: Call<'_>) -> usize {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin(&driver);
     let before = host.effect_log().len();
     call(&driver, &id).unwrap();
@@ -441,13 +441,13 @@ type Call<'a> = &'a dyn Fn(&Driver, &str) -> Result<()>;
 fn written_again(begin: Begin, call: Call<'_>) -> u64 {
     let step = find_step(50, begin, call);
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin(&driver);
     host.fail_effect(step, FaultMode::CrashBefore);
     call(&driver, &id).unwrap_err();
     drop(driver);
     let host = host.reboot(true);
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     driver.clean(driver.served()[0]);
     call(&driver, &id).unwrap();
     assert_eq!(host.violations(), Vec::<String>::new());
@@ -480,7 +480,7 @@ fn a_repeat_writes_only_the_blocks_that_were_not_written_before_a_crash() {
     assert_eq!(written_again(begin_thick, cloned), GIB / 2);
 
     // The blocks that are written already are not required a second time.
-    let driver = keeping_promises(&MemoryHost::new());
+    let driver = guaranteeing_sizes(&MemoryHost::new());
     let all = capacity(&driver, Allocation::Thick);
     let grown: Call<'_> = &|driver, id| driver.volumes.expand_volume(&growth(id, all)).map(drop);
     assert_eq!(written_again(begin_thick, grown), all - GIB - GIB / 2);
@@ -500,13 +500,13 @@ fn no_copy_shares_the_blocks_of_a_growth_that_was_interrupted() {
     let step = find_step(50, begin_thick, grows);
     for copies in [snapshots, clones] {
         let host = MemoryHost::new();
-        let driver = keeping_promises(&host);
+        let driver = guaranteeing_sizes(&host);
         let id = begin_thick(&driver);
         host.fail_effect(step, FaultMode::CrashBefore);
         grows(&driver, &id).unwrap_err();
         drop(driver);
         let host = host.reboot(true);
-        let driver = keeping_promises(&host);
+        let driver = guaranteeing_sizes(&host);
         assert!(host.thin_devices(NAME).unwrap()[&3] > GIB);
         copies(&driver, &id).unwrap();
         assert_eq!(host.thin_devices(NAME).unwrap()[&3], GIB);
@@ -519,7 +519,7 @@ fn no_copy_shares_the_blocks_of_a_growth_that_was_interrupted() {
 #[test]
 fn a_thick_volume_is_written_at_the_rate_of_copies_and_within_their_number() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin_thick(&driver);
     let before = host.now();
     begin_another(&driver).unwrap();
@@ -548,7 +548,7 @@ fn begin_another(driver: &Driver) -> Result<()> {
 #[test]
 fn a_stop_keeps_what_was_written_for_a_repeat() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = begin_thick(&driver);
     driver.stop();
     let stopped = begin_another(&driver);
@@ -558,7 +558,7 @@ fn a_stop_keeps_what_was_written_for_a_repeat() {
     assert_eq!(thin_ids(&host), [1, 2, 3, 4]);
     drop(driver);
     let host = host.restart_process();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     begin_another(&driver).unwrap();
     assert_eq!(thin_ids(&host), [1, 2, 3, 4]);
     driver.volumes.expand_volume(&growth(&id, 2 * GIB)).unwrap();
@@ -578,7 +578,7 @@ fn failed_growth(host: &MemoryHost, driver: &Driver, mode: FaultMode) -> String 
 #[test]
 fn a_growth_that_fails_frees_its_blocks() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let mode = FaultMode::Before(nix::errno::Errno::EIO);
     let id = failed_growth(&host, &driver, mode);
     assert_eq!(host.thin_devices(NAME).unwrap()[&3], GIB);
@@ -590,11 +590,11 @@ fn a_growth_that_fails_frees_its_blocks() {
 #[test]
 fn a_growth_that_no_call_asks_for_any_more_gives_its_blocks_back() {
     let host = MemoryHost::new();
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let id = failed_growth(&host, &driver, FaultMode::CrashBefore);
     drop(driver);
     let host = host.reboot(true);
-    let driver = keeping_promises(&host);
+    let driver = guaranteeing_sizes(&host);
     let blocks = || host.thin_devices(NAME).unwrap()[&3];
     let clean = || driver.clean(driver.served()[0]);
     clean();

@@ -494,7 +494,7 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
     let member = member_of(GROUP, ours[0]).to_string();
     let refused = driver.snapshots.delete_snapshot(&member);
     assert!(
-        matches!(refused, Err(Error::Unsettled { .. })),
+        matches!(refused, Err(Error::GroupInDoubt { .. })),
         "{refused:?}"
     );
     let of = |settled: Option<GroupId>| DeleteOne {
@@ -530,7 +530,7 @@ fn a_member_stays_while_another_one_cannot_be_read() {
     let driver = self::driver(&host);
     let refused = driver.snapshots.delete_snapshot(&first.to_string());
     assert!(
-        matches!(refused, Err(Error::Unsettled { .. })),
+        matches!(refused, Err(Error::GroupInDoubt { .. })),
         "{refused:?}"
     );
     driver.snapshots.get_snapshot(&first.to_string()).unwrap();

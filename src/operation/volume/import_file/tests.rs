@@ -112,7 +112,7 @@ impl Node {
     /// Bytes that volumes certainly have for themselves, as the pool counts them.
     fn own(&self) -> u64 {
         let pool = self.driver.pools.choose_pool(None).unwrap();
-        pool.backend.space().unwrap().own
+        pool.backend.space().unwrap().not_in_snapshots
     }
 }
 

@@ -117,7 +117,7 @@ fn calls_are_refused(driver: &Driver, id: &str, name: &str) {
     is_refused(Rpc::ControllerModifyVolume, another);
     // A move lifts only its own fence.
     volumes.lift_fence(id, LATE).unwrap();
-    assert_eq!(volumes.moving(id, &[]).unwrap().fenced, Some(MOVE));
+    assert_eq!(volumes.move_status(id, &[]).unwrap().fenced, Some(MOVE));
     let foreign = volumes.snapshot_for_move(id, OTHER, Some(1));
     is_refused(Rpc::CreateSnapshot, foreign);
     assert!(volumes.delete_moved(id, OTHER).is_err());
@@ -157,7 +157,7 @@ fn a_fenced_volume_is_kept_from_everything_but_its_move() {
         let host = host.restart_process().reboot(true);
         let driver = start(&host, kind);
         calls_are_refused(&driver, &id, "db");
-        let found = driver.volumes.moving(&id, &[]).unwrap();
+        let found = driver.volumes.move_status(&id, &[]).unwrap();
         assert_eq!((found.fenced, found.user), (Some(MOVE), None));
         let fences = driver.describe().fences;
         assert_eq!(fences, [(id.parse().unwrap(), MOVE)]);
@@ -192,7 +192,7 @@ fn a_volume_in_use_is_not_fenced() {
             let refused = || {
                 let error = volumes.fence_volume(&id, MOVE).unwrap_err();
                 assert!(matches!(error, Error::InUse { .. }), "{error:?}");
-                let found = volumes.moving(&id, &[]).unwrap();
+                let found = volumes.move_status(&id, &[]).unwrap();
                 assert!(found.user.is_some() && found.fenced.is_none(), "{found:?}");
             };
             stage(&driver, &id, how.clone()).unwrap();
@@ -202,7 +202,7 @@ fn a_volume_in_use_is_not_fenced() {
             volumes.unpublish_volume(&id, TARGET).unwrap();
             refused();
             volumes.unstage_volume(&id, STAGING).unwrap();
-            assert_eq!(volumes.moving(&id, &[]).unwrap().user, None);
+            assert_eq!(volumes.move_status(&id, &[]).unwrap().user, None);
             volumes.fence_volume(&id, MOVE).unwrap();
         }
         assert_eq!(host.violations(), [""; 0]);
@@ -236,7 +236,7 @@ fn the_last_snapshot_is_taken_under_the_fence_and_only_once() {
         let again = volumes.snapshot_for_move(&id, MOVE, None).unwrap().0;
         assert_eq!((again.id, again.cut_at), (last.id, last.cut_at));
         let ids = [&early, &last].map(|one| one.id.to_string());
-        let found = volumes.moving(&id, &ids).unwrap().snapshots;
+        let found = volumes.move_status(&id, &ids).unwrap().snapshots;
         let found: Vec<_> = found
             .iter()
             .map(|it| (it.id.clone(), it.is_ready))
@@ -315,7 +315,7 @@ fn a_crash_at_any_effect_leaves_the_fence_as_it_was_or_as_it_should_be() {
             drop(driver);
             let host = host.reboot(true);
             let driver = start(&host, kind);
-            let found = driver.volumes.moving(&id, &[]).unwrap();
+            let found = driver.volumes.move_status(&id, &[]).unwrap();
             assert_eq!(found.state, MovingState::Ready, "{name} {n}");
             // The fence is whole: either everything is refused, or nothing.
             let staged = stage(&driver, &id, ext4());
@@ -324,7 +324,7 @@ fn a_crash_at_any_effect_leaves_the_fence_as_it_was_or_as_it_should_be() {
                 driver.volumes.unstage_volume(&id, STAGING).unwrap();
             }
             act(&driver, &id).unwrap();
-            let found = driver.volumes.moving(&id, &[]).unwrap();
+            let found = driver.volumes.move_status(&id, &[]).unwrap();
             assert_eq!(found.fenced.is_some(), name != "lift", "{name} {n}");
             assert_eq!(host.violations(), [""; 0], "{name} {n}");
         }
@@ -338,7 +338,7 @@ fn an_id_that_belongs_to_no_pool_of_this_node_is_an_error_and_not_absent() {
     let foreign = format!("{}.{}", Uuid::from_u128(1), GroupId(Uuid::from_u128(2)));
     let volumes = &driver.volumes;
     for answer in [
-        volumes.moving(&foreign, &[]).map(drop),
+        volumes.move_status(&foreign, &[]).map(drop),
         volumes.lift_fence(&foreign, MOVE),
         volumes.delete_moved(&foreign, MOVE),
         volumes.fence_volume(&foreign, MOVE),
@@ -362,7 +362,9 @@ fn a_snapshot_is_another_one_after_it_was_deleted_and_taken_again() {
         let identity = || {
             let made = volumes.snapshot_for_move(&id, MOVE, Some(1)).unwrap().0;
             let made = made.id.to_string();
-            let found = volumes.moving(&id, std::slice::from_ref(&made)).unwrap();
+            let found = volumes
+                .move_status(&id, std::slice::from_ref(&made))
+                .unwrap();
             (made, found.snapshots[0].identity)
         };
         let (snapshot, first) = identity();

@@ -286,7 +286,7 @@ fn from_its_beginning_to_its_end_a_revert_keeps_everything_else_from_its_volume(
         calls_are_aborted(&driver, &id, &old, false);
         volumes.prepare_revert(&id, REVERT).unwrap();
         calls_are_aborted(&driver, &id, &old, false);
-        let spare = volumes.reverting(&id, &old).unwrap();
+        let spare = volumes.revert_status(&id, &old).unwrap();
         assert!(spare.is_prepared && !spare.is_switched, "{spare:?}");
         volumes.switch_revert(&id, REVERT, 1_u32.into()).unwrap();
         calls_are_aborted(&driver, &id, &old, true);
@@ -325,7 +325,7 @@ fn a_volume_in_use_and_a_foreign_snapshot_are_refused() {
             let refused = || {
                 let begun = volumes.begin_revert(&begin(&id, &old, REVERT, 0));
                 assert!(matches!(begun, Err(Error::InUse { .. })), "{begun:?}");
-                let found = volumes.reverting(&id, &old).unwrap();
+                let found = volumes.revert_status(&id, &old).unwrap();
                 assert!(found.user.is_some() && found.fenced.is_none(), "{found:?}");
             };
             stage(&driver, &id, &how).unwrap();
@@ -335,7 +335,7 @@ fn a_volume_in_use_and_a_foreign_snapshot_are_refused() {
             volumes.unpublish_volume(&id, TARGET).unwrap();
             refused();
             volumes.unstage_volume(&id, STAGING).unwrap();
-            assert_eq!(volumes.reverting(&id, &old).unwrap().user, None);
+            assert_eq!(volumes.revert_status(&id, &old).unwrap().user, None);
         }
         let other = asked("other", &ext4(), VolumeParameters::default());
         let other = volumes.create_volume(&other).unwrap().id.to_string();
@@ -344,7 +344,7 @@ fn a_volume_in_use_and_a_foreign_snapshot_are_refused() {
         let refused = volumes.begin_revert(&begin(&id, &its, REVERT, 0));
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("another volume"), "{refused}");
-        assert!(volumes.reverting(&id, &its).unwrap().unfit.is_some());
+        assert!(volumes.revert_status(&id, &its).unwrap().unfit.is_some());
         // A volume of the same name that was created later is another one.
         volumes.delete_volume(&id).unwrap();
         let again = asked("db", &ext4(), VolumeParameters::default());
@@ -427,7 +427,7 @@ fn a_request_of_a_revert_that_has_ended_has_no_effect() {
             volumes.abort_revert(&id, late, 1).unwrap();
         }
         assert_eq!(used(&host, &driver, &id, &ext4(), 5), [1, 3, 5]);
-        assert_eq!(volumes.reverting(&id, &old).unwrap().number, 3);
+        assert_eq!(volumes.revert_status(&id, &old).unwrap().number, 3);
     }
 }
 
@@ -522,7 +522,7 @@ fn a_fault_at_any_effect_leaves_the_old_content_or_the_new_one() {
                 let served = driver.served();
                 served.iter().for_each(|pool| driver.clean(*pool));
                 let volumes = &driver.volumes;
-                let found = volumes.reverting(&id, &old).unwrap();
+                let found = volumes.revert_status(&id, &old).unwrap();
                 assert!(found.exists, "{case}");
                 if found.is_switched {
                     // The start and the cleanup have completed it.
@@ -590,7 +590,7 @@ fn a_volume_is_not_switched_for_another_group_than_it_was_fenced_for() {
         .switch_revert(&id, REVERT, 2_u32.into())
         .unwrap_err();
     assert!(refused.to_string().contains("of 3 volumes"), "{refused}");
-    assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
+    assert!(!volumes.revert_status(&id, &old).unwrap().is_switched);
     volumes.switch_revert(&id, REVERT, 3_u32.into()).unwrap();
     volumes.end_revert(&id, REVERT).unwrap();
     // Of a router that does not name it.
@@ -628,7 +628,7 @@ fn a_volume_is_not_switched_if_another_member_was_replaced() {
         refused.to_string().contains("of other volumes"),
         "{refused}"
     );
-    assert!(!volumes.reverting(&id, &old).unwrap().is_switched);
+    assert!(!volumes.revert_status(&id, &old).unwrap().is_switched);
     // It survives the process and the machine, and is in the report.
     drop(driver);
     let driver = start(&host.restart_process().reboot(true), KINDS[0]);
@@ -676,7 +676,7 @@ fn a_wipe_that_fails_or_takes_long_keeps_no_volume_fenced() {
         let case = format!("{kind} {is_held}");
         let aborted = volumes.abort_revert(&id, REVERT, 0);
         aborted.unwrap_or_else(|error| panic!("{case}: {}", chain(&error)));
-        let open = volumes.reverting(&id, &old).unwrap();
+        let open = volumes.revert_status(&id, &old).unwrap();
         assert_eq!(open.ended, Some((REVERT, false)), "{case}");
         assert_eq!(records(&driver), 1, "{case}");
         assert_eq!(used(&host, &driver, &id, &ext4(), 3), [1, 2, 3], "{case}");

@@ -29,12 +29,12 @@ fn name_of(error: &Error) -> &'static str {
         Error::NotFound { .. } => "Not found",
         Error::Exists { .. } => "Exists",
         Error::Pending { .. } => "Pending",
-        Error::Unsettled { .. } => "Unsettled",
+        Error::GroupInDoubt { .. } => "GroupInDoubt",
         Error::InUse { .. } => "In use",
         Error::Refused { .. } | Error::Locked { .. } => "Refused",
         Error::Busy { .. } => "Busy",
         Error::OutOfSpace { .. } => "Out of space",
-        Error::Promised { .. } => "Promised",
+        Error::SpaceGuaranteed { .. } => "Promised",
         Error::OutOfMetadata { .. } => "Out of metadata",
         Error::OutOfRange { .. } => "Out of range",
         Error::TopologyMismatch { .. } => "Elsewhere only",
@@ -115,7 +115,7 @@ fn conditions() -> Vec<Condition> {
             "An earlier call is still running. Callers retry and then get its result.",
         ),
         of(
-            Error::Unsettled {
+            Error::GroupInDoubt {
                 group: "0c1d...9f".into(),
                 reason: "the agent of node node-b is unavailable: it did not answer within 5 s".into(),
             },
@@ -152,10 +152,10 @@ fn conditions() -> Vec<Condition> {
             "A new volume is scheduled to another node if the claim allows it; other calls are retried until there is space.",
         ),
         of(
-            Error::Promised {
+            Error::SpaceGuaranteed {
                 pool: "default".into(),
                 enlarge: "enlarge the thin pool: lvextend --size +SIZE vg/pool".into(),
-                promised: 8 << 30,
+                provisioned: 8 << 30,
                 room: 7 << 30,
             },
             "Only for snapshots: no snapshot was created. Callers retry until it fits.",
@@ -449,7 +449,7 @@ fn every_condition_is_described_once() {
 fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
     let may_leave = [
         "Pending",
-        "Unsettled",
+        "GroupInDoubt",
         "Busy",
         "Undo",
         "Unreachable",
