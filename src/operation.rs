@@ -9,7 +9,7 @@
 //! part has references to the parts below it only, so an operation cannot call one of a higher
 //! layer. The uppermost layer, the folder `node`, is the driver itself.
 
-mod detach;
+mod blocking;
 mod lock;
 mod node;
 pub mod pools;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use crate::host::Host;
 use crate::model::PoolDefinition;
 
-pub use detach::{InFlight, WorkClass};
+pub use blocking::{InFlight, WorkClass};
 pub use lock::{Key, Locks};
 pub use node::describe::{Description, Forgotten, Named};
 pub use node::pool_status::PoolStatus;

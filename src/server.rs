@@ -58,7 +58,7 @@ const REQUEST_BYTES: usize = 4 << 20;
 
 /// Maximum number of concurrent calls of the router, including the streams of cuts; further calls
 /// wait.
-const STREAMS: u32 = 1024;
+const MAX_CONCURRENT_STREAMS: u32 = 1024;
 
 /// Each call passes through [`watch`].
 type Watched = Stack<watch::Watch, util::Identity>;
@@ -111,13 +111,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let service = Service::new(driver.clone(), options.alpha);
-    let life = Life::new(socket, &options);
-    let server = builder(&options.metrics, &life.calls);
+    let parts = ServerParts::new(socket, &options);
+    let server = builder(&options.metrics, &parts.calls);
     let server = with_controllers(server, &service, &options)
         .add_service(sized!(NodeServer, service))
         .add_service(sized!(AdminServer, service))
-        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
-    live(server, life.ending, Work::Driver(driver), shutdown).await
+        .serve_with_incoming_shutdown(connections(parts.listener), wait_for_stop(&parts.stop));
+    run_until_shutdown(server, parts.shutdown, Work::Driver(driver), shutdown).await
 }
 
 /// Serves a node of a cluster: the kubelet's calls on the socket, the router's at the endpoint, and
@@ -139,19 +139,19 @@ pub async fn serve_node(
         dial: Arc::new(dial),
         port,
     });
-    let life = Life::new(socket, &options);
-    let kubelet = builder(&options.metrics, &life.calls)
+    let parts = ServerParts::new(socket, &options);
+    let kubelet = builder(&options.metrics, &parts.calls)
         .add_service(sized!(IdentityServer, service))
         .add_service(sized!(NodeServer, service))
         .add_service(sized!(AdminServer, service))
-        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
+        .serve_with_incoming_shutdown(connections(parts.listener), wait_for_stop(&parts.stop));
     let address = endpoint.listener.local_addr()?;
-    let router = agent_builder(&options.metrics, &life.calls);
+    let router = agent_builder(&options.metrics, &parts.calls);
     let router = with_controllers(router, &service, &options)
         .add_service(sized!(AgentServer, service))
         .serve_with_incoming_shutdown(
             secured::connections(endpoint, &options.metrics),
-            wait_for_stop(&life.stop),
+            wait_for_stop(&parts.stop),
         );
     tracing::info!(%address, "listening for the controller");
     let of_driver = driver.clone();
@@ -160,15 +160,15 @@ pub async fn serve_node(
             return Ok(());
         };
         let service = PeerService::new(of_driver, Arc::new(secured::Certificates));
-        let stop = wait_for_stop(&life.stop);
-        agent_builder(&options.metrics, &life.calls)
+        let stop = wait_for_stop(&parts.stop);
+        agent_builder(&options.metrics, &parts.calls)
             .http2_keepalive_timeout(Some(COPY_PING_TIMEOUT))
             .add_service(PeerServer::new(service))
             .serve_with_incoming_shutdown(secured::connections_of_agents(of_agents), stop)
             .await
     };
     let all = async { tokio::try_join!(kubelet, router, agents).map(drop) };
-    live(all, life.ending, Work::Driver(driver), shutdown).await
+    run_until_shutdown(all, parts.shutdown, Work::Driver(driver), shutdown).await
 }
 
 /// Serves a whole cluster to the sidecars with a router, and ends as described for this module.
@@ -178,46 +178,46 @@ pub async fn serve_router(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let life = Life::new(socket, &options);
-    let server = builder(&options.metrics, &life.calls);
+    let parts = ServerParts::new(socket, &options);
+    let server = builder(&options.metrics, &parts.calls);
     let server = with_controllers(server, &router, &options)
         .add_service(sized!(AdminServer, router))
-        .serve_with_incoming_shutdown(connections(life.listener), wait_for_stop(&life.stop));
-    let work = Work::Router(life.calls, router);
-    live(server, life.ending, work, shutdown).await
+        .serve_with_incoming_shutdown(connections(parts.listener), wait_for_stop(&parts.stop));
+    let work = Work::Router(parts.calls, router);
+    run_until_shutdown(server, parts.shutdown, work, shutdown).await
 }
 
 /// What a server needs to start.
-struct Life {
+struct ServerParts {
     listener: UnixListener,
     stop: Receiver<()>,
     calls: Calls,
-    ending: Ending,
+    shutdown: ShutdownParts,
 }
 
 /// What a server needs to end.
-struct Ending {
+struct ShutdownParts {
     file: socket::SocketFile,
     stop: Sender<()>,
     metrics: Arc<Metrics>,
     drain: Duration,
 }
 
-impl Life {
-    fn new(socket: Socket, options: &Options) -> Life {
+impl ServerParts {
+    fn new(socket: Socket, options: &Options) -> ServerParts {
         let (listener, file) = socket.into_parts();
-        let (tell, stop) = channel(());
-        let ending = Ending {
+        let (stop_sender, stop) = channel(());
+        let shutdown = ShutdownParts {
             file,
-            stop: tell,
+            stop: stop_sender,
             metrics: options.metrics.clone(),
             drain: options.drain,
         };
-        Life {
+        ServerParts {
             listener,
             stop,
             calls: Calls::default(),
-            ending,
+            shutdown,
         }
     }
 }
@@ -239,7 +239,7 @@ fn agent_builder(metrics: &Arc<Metrics>, calls: &Calls) -> Server<Watched> {
         // snapshot, so both must be detected.
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .max_concurrent_streams(Some(STREAMS))
+        .max_concurrent_streams(Some(MAX_CONCURRENT_STREAMS))
 }
 
 /// The services that sidecars and an agent's router call. More can be added.
@@ -261,18 +261,18 @@ where
 
 /// Cleans up what an earlier process has left, for a limited time, serves until the shutdown, and
 /// ends in order.
-async fn live(
+async fn run_until_shutdown(
     servers: impl Future<Output = Result<(), tonic::transport::Error>>,
-    ending: Ending,
+    parts: ShutdownParts,
     work: Work,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Ending {
+    let ShutdownParts {
         file,
         stop,
         metrics,
         drain,
-    } = ending;
+    } = parts;
     let (mut servers, mut shutdown) = (pin!(servers), pin!(shutdown));
     work.observe(&metrics);
     let ended = tokio::select! {

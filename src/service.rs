@@ -14,7 +14,7 @@ mod identity;
 pub(crate) mod ids;
 mod node;
 mod peer;
-mod pulse;
+mod prerequisites;
 pub(crate) mod reached;
 pub(crate) mod reply;
 pub mod request;
@@ -34,7 +34,7 @@ use crate::operation::Driver;
 pub(crate) use deadline::{max_wait, timeout};
 use ids::Ids;
 pub use peer::{Callers, PeerDial, PeerService, Peers};
-use pulse::PrerequisiteCheck;
+use prerequisites::PrerequisiteCheck;
 pub use request::ONLY_POOL;
 use request::WithClassWarning;
 pub use rpc::Rpc;
@@ -47,7 +47,7 @@ pub struct Service {
     driver: Arc<Driver>,
     alpha: Alpha,
     descriptions: agent::DescriptionCache,
-    pulse: PrerequisiteCheck,
+    prerequisites: PrerequisiteCheck,
     peers: Option<Peers>,
 }
 
@@ -62,7 +62,7 @@ impl Service {
             driver,
             alpha,
             descriptions,
-            pulse: PrerequisiteCheck::default(),
+            prerequisites: PrerequisiteCheck::default(),
             peers: None,
         }
     }

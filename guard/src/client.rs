@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 
-use super::journal::Own;
+use super::journal::LockedEntry;
 use super::keeper;
 use super::load::Admitted;
 use super::protocol::{Request, Version, code, encode_long};
@@ -47,7 +47,7 @@ impl Session {
         channel: Channel,
         guard: Option<Process>,
         (members, admitted): (Vec<Member>, Arc<Admitted>),
-        journal: Own,
+        journal: LockedEntry,
         limits: FreezeLimits,
         grace_periods: GracePeriods,
         max_wait: Duration,
@@ -348,7 +348,7 @@ impl Freeze for Session {
         // Threads that wait for the guard stop waiting; the keeper continues until everything is
         // thawed.
         self.0.state().lose();
-        self.0.tell();
+        self.0.notify();
         if self.0.ask("end", Request::End).is_err() {
             self.0.channel.finish();
         }

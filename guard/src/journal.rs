@@ -130,7 +130,7 @@ pub enum Hold {
 }
 
 /// An entry of this process, and its lock.
-pub struct Own {
+pub struct LockedEntry {
     journal: Journal,
     id: Uuid,
     entry: Entry,
@@ -174,7 +174,7 @@ impl Journal {
 
     /// Writes a new entry, locked by this process. A crash leaves a lock file, or an entry of which
     /// nothing is frozen; the next sweep removes both.
-    pub fn begin(&self, entry: Entry) -> Result<Own> {
+    pub fn begin(&self, entry: Entry) -> Result<LockedEntry> {
         self.make_folders()?;
         loop {
             let id = self.host.random_uuid();
@@ -191,7 +191,7 @@ impl Journal {
             let Some(lock) = lock.filter(|_| path.exists()) else {
                 continue;
             };
-            let own = Own {
+            let own = LockedEntry {
                 journal: self.clone(),
                 id,
                 entry,
@@ -293,7 +293,7 @@ impl Journal {
 
     /// Removes what a crash during the writing of an entry left: lock files without an entry, and
     /// temporary files.
-    pub fn tidy(&self) -> Result<()> {
+    pub fn remove_leftovers(&self) -> Result<()> {
         for id in self.names(".lock")? {
             if self.entry_path(id).exists() {
                 continue;
@@ -310,7 +310,7 @@ impl Journal {
     }
 }
 
-impl Own {
+impl LockedEntry {
     fn write(&self) -> Result<()> {
         let path = self.journal.entry_path(self.id);
         record::store(self.journal.host.as_ref(), &path, &self.entry).map_err(|error| match error {

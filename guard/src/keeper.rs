@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::client::KILL_DELAY;
-use super::journal::Own;
+use super::journal::LockedEntry;
 use super::mapped::Mapped;
 use super::protocol::{MESSAGE_BYTES, Reply};
 use super::shared::{Answers, Shared};
@@ -199,7 +199,7 @@ fn note(shared: &Shared, reply: Reply) {
         Reply::Pong | Reply::Ended => {}
     }
     drop(state);
-    shared.tell();
+    shared.notify();
 }
 
 /// Whether the guard's last resumes and FITHAWs left nothing suspended or frozen.
@@ -248,7 +248,7 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
         if state.late_at.is_none() {
             // The guard was never asked to freeze.
             drop(state);
-            shared.tell();
+            shared.notify();
             return true;
         }
     }
@@ -270,7 +270,7 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
         }
     }
     drop(done);
-    shared.tell();
+    shared.notify();
     // Let the writers continue first; wait a little for a FITHAW that hangs.
     shared.wait(Instant::now() + THAW_TIMEOUT, |state| {
         let thawed = |answers: &Answers| answers.thawed.is_some() || answers.is_settled();
@@ -279,7 +279,7 @@ fn thaw_all(shared: &Arc<Shared>, is_late: bool) -> bool {
     if is_late {
         // Other sessions need not keep the guard alive for this one.
         let journal = &mut *shared.journal();
-        let _ = journal.as_mut().map_or(Ok(()), Own::expire);
+        let _ = journal.as_mut().map_or(Ok(()), LockedEntry::expire);
     }
     collect(shared, &answers, waited_for, is_late)
 }
@@ -325,7 +325,7 @@ fn is_alive(shared: &Shared) -> bool {
 /// thread.
 fn resume_again(shared: &Shared) {
     for at in 0..shared.members.len() {
-        if !is_none_of_ours(shared, at) {
+        if !is_foreign(shared, at) {
             // The next attempt comes soon. This one does not wait for the thread of the member.
             let _ = resume(shared, at, Mapped::try_resume);
         }
@@ -367,7 +367,7 @@ fn release(shared: &Shared, at: usize) -> Result<(), Errno> {
 }
 
 /// Whether the guard never froze the member, or has thawed it: a freeze that exists now is foreign.
-fn is_none_of_ours(shared: &Shared, at: usize) -> bool {
+fn is_foreign(shared: &Shared, at: usize) -> bool {
     let answers = shared.state().answers[at];
     let never = answers.frozen.is_some_and(|errno| errno != 0);
     // `early`, when set by the driver itself, follows from the guard's exit and so proves nothing.
@@ -379,7 +379,7 @@ fn is_none_of_ours(shared: &Shared, at: usize) -> bool {
 fn thaw_one(shared: &Shared, at: usize) -> bool {
     let member = &shared.members[at];
     for _ in 0..TRIES {
-        if is_none_of_ours(shared, at) {
+        if is_foreign(shared, at) {
             return true;
         }
         // Checked before the FITHAW, so that the FITHAW covers everything that was frozen before
@@ -390,7 +390,7 @@ fn thaw_one(shared: &Shared, at: usize) -> bool {
             let mut state = shared.state();
             state.answers[at].thawed.get_or_insert((0, true));
             drop(state);
-            shared.tell();
+            shared.notify();
         }
         if thawed && final_word {
             return true;
@@ -412,5 +412,5 @@ fn finish(shared: &Shared, thawed: bool) {
     let mut state = shared.state();
     state.ended = true;
     drop(state);
-    shared.tell();
+    shared.notify();
 }

@@ -42,7 +42,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use client::Session;
-use journal::{Entry, EntryMember, Journal, Own};
+use journal::{Entry, EntryMember, Journal, LockedEntry};
 use load::{Admitted, Load};
 use mapped::{Mapped, Mapper};
 pub use protocol::{MAX_DESCRIPTORS, MAX_MEMBERS};
@@ -229,7 +229,7 @@ impl GuardClient {
             // No descriptor is passed to a guard that does not know what it is for.
             self.check_version(&channel)?;
         }
-        let journal = self.write_down(entries, limits)?;
+        let journal = self.create_entry(entries, limits)?;
         let (how, max_wait) = (self.grace_periods, START_TIMEOUT / 2);
         let held = (copies, admitted.clone());
         Session::begin(channel, guard, held, journal, limits, how, max_wait)
@@ -244,7 +244,7 @@ impl GuardClient {
         }
     }
 
-    fn write_down(&self, members: Vec<EntryMember>, limits: FreezeLimits) -> Result<Own> {
+    fn create_entry(&self, members: Vec<EntryMember>, limits: FreezeLimits) -> Result<LockedEntry> {
         let now = self.host.now();
         let entry = Entry {
             boot: self.host.boot_id()?,

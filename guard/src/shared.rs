@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 
-use super::journal::Own;
+use super::journal::LockedEntry;
 use super::load::Admitted;
 use super::mapped::Mapped;
 use super::protocol::{Passed, Request, Version};
@@ -117,7 +117,7 @@ pub(super) struct Shared {
     pub(super) version: Version,
     /// The guard's process, if it is visible in this PID namespace.
     pub(super) guard: Option<Process>,
-    pub(super) journal: Mutex<Option<Own>>,
+    pub(super) journal: Mutex<Option<LockedEntry>>,
     pub(super) limits: FreezeLimits,
     /// Keeps the session counted until its last thread has ended.
     pub(super) _admitted: Arc<Admitted>,
@@ -130,11 +130,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    pub(super) fn journal(&self) -> MutexGuard<'_, Option<Own>> {
+    pub(super) fn journal(&self) -> MutexGuard<'_, Option<LockedEntry>> {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -99,7 +99,7 @@ impl Sweeper {
         if self.host.stat(&freezes)?.is_none() {
             return Ok(Vec::new());
         }
-        let _turn = self.turn()?;
+        let _lock = self.acquire_lock()?;
         let boot = self.host.boot_id()?;
         let Entries {
             entries,
@@ -108,12 +108,12 @@ impl Sweeper {
         let mut errors: Vec<_> = unreadable.into_iter().map(|(_, error)| error).collect();
         let mut thawed = Vec::new();
         for (id, entry) in entries {
-            match self.settle(id, entry.boot == boot, all) {
+            match self.release_entry(id, entry.boot == boot, all) {
                 Ok(volumes) => thawed.extend(volumes),
                 Err(error) => errors.push(error),
             }
         }
-        errors.extend(self.journal.tidy().err());
+        errors.extend(self.journal.remove_leftovers().err());
         errors.extend(self.leave_all_private_mounts().err());
         match self.journal.is_empty() {
             Ok(true) => Expedite::default().restore(),
@@ -137,12 +137,12 @@ impl Sweeper {
     }
 
     /// Only one sweep runs at a time, in all processes.
-    fn turn(&self) -> Result<Kept> {
+    fn acquire_lock(&self) -> Result<Kept> {
         let path = self.state_dir.join("sweep.lock");
         let mut waited = Duration::ZERO;
         loop {
-            if let Some(turn) = self.host.try_lock_file(&path)? {
-                return Ok(turn);
+            if let Some(lock) = self.host.try_lock_file(&path)? {
+                return Ok(lock);
             }
             if waited >= SWEEP_LOCK_TIMEOUT {
                 let what = "another process has been sweeping for too long";
@@ -153,7 +153,7 @@ impl Sweeper {
         }
     }
 
-    fn settle(&self, id: Uuid, is_of_this_boot: bool, all: bool) -> Result<Vec<String>> {
+    fn release_entry(&self, id: Uuid, is_of_this_boot: bool, all: bool) -> Result<Vec<String>> {
         if !is_of_this_boot {
             // A reboot has thawed it.
             self.journal.remove(id)?;

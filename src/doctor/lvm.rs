@@ -41,7 +41,7 @@ pub(super) fn examine(
         }
     };
     checks.push(data(pool, name, &status));
-    let found = lvm::look(host, name);
+    let found = lvm::find_pool(host, name);
     let records = match &found {
         Ok(Some(FoundPool {
             id,

@@ -83,11 +83,11 @@ impl Work {
     /// that takes longer continues concurrently with the first calls.
     pub(super) async fn begin(&self) {
         let Work::Driver(driver) = self else { return };
-        let chores: [fn(&Driver, PoolId); 2] = [Driver::resolve_groups, Driver::clean];
+        let tasks: [fn(&Driver, PoolId); 2] = [Driver::resolve_groups, Driver::clean];
         let served = driver.served();
         let each = served.iter().flat_map(|pool| {
-            let one = |task| done(driver.clone(), task, *pool);
-            chores.map(one)
+            let one = |task| run_counted(driver.clone(), task, *pool);
+            tasks.map(one)
         });
         // Reaching the time limit is not an error.
         let _ = timeout(CLEAN_UP_TIMEOUT, join_all(each)).await;
@@ -100,19 +100,19 @@ impl Work {
             Work::Router(..) => return std::future::pending().await,
         };
         // These run concurrently: overwriting takes long, and a query may wait for a disk.
-        let sweep = every_tick(driver, "sweep of freezes", |driver| {
+        let sweep = run_periodically(driver, "sweep of freezes", |driver| {
             driver.snapshots.sweep_freezes();
         });
-        let look = every_tick(driver, "check of the node", Driver::refresh_node);
+        let refresh = run_periodically(driver, "check of the node", Driver::refresh_node);
         let pools = probe_pools(driver);
         let groups = clean(driver, Driver::resolve_groups);
         let leftovers = clean(driver, Driver::clean);
         let wipes = clean(driver, Driver::wipe);
-        let trims = beside(driver, |driver, pool| driver.volumes.trim_volumes(pool));
-        let disks = beside(driver, Driver::discard_freed);
-        let numbers = beside(driver, Driver::measure_volumes);
+        let trims = run_uncounted(driver, |driver, pool| driver.volumes.trim_volumes(pool));
+        let disks = run_uncounted(driver, Driver::discard_freed);
+        let numbers = run_uncounted(driver, Driver::measure_volumes);
         tokio::join!(
-            sweep, look, pools, groups, leftovers, wipes, disks, trims, numbers
+            sweep, refresh, pools, groups, leftovers, wipes, disks, trims, numbers
         );
     }
 
@@ -125,7 +125,7 @@ impl Work {
     }
 }
 
-async fn every_tick(driver: &Arc<Driver>, what: &str, task: fn(&Driver)) {
+async fn run_periodically(driver: &Arc<Driver>, what: &str, task: fn(&Driver)) {
     let mut ticks = ticks();
     ticks.tick().await;
     loop {
@@ -173,14 +173,14 @@ async fn for_pools(driver: &Arc<Driver>, begin: impl Fn(PoolId) -> JoinHandle<()
 /// others.
 async fn clean(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
     for_pools(driver, |pool| {
-        tokio::spawn(done(driver.clone(), task, pool))
+        tokio::spawn(run_counted(driver.clone(), task, pool))
     })
     .await;
 }
 
 /// Discards free blocks on disks or images. A shutdown does not wait for it: nothing depends on it,
 /// and it is repeated.
-async fn beside(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
+async fn run_uncounted(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
     let begin = |pool| {
         let driver = driver.clone();
         tokio::task::spawn_blocking(move || task(&driver, pool))
@@ -188,7 +188,7 @@ async fn beside(driver: &Arc<Driver>, task: fn(&Driver, PoolId)) {
     for_pools(driver, begin).await;
 }
 
-async fn done(driver: Arc<Driver>, task: fn(&Driver, PoolId), pool: PoolId) {
+async fn run_counted(driver: Arc<Driver>, task: fn(&Driver, PoolId), pool: PoolId) {
     let done = driver.run_blocking(move |driver| {
         task(driver, pool);
         Ok(())

@@ -28,7 +28,7 @@ impl Identity for Service {
 
     async fn probe(&self, request: Request<csi::ProbeRequest>) -> RpcResult<csi::ProbeResponse> {
         log_and_unwrap(request);
-        let missing = self.pulse.missing(&self.driver).await;
+        let missing = self.prerequisites.missing(&self.driver).await;
         let missing = missing.map_err(|error| status(Rpc::Probe, &error))?;
         if !missing.is_empty() {
             let error = Error::refused("this host", missing.join("; "));

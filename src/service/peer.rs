@@ -175,7 +175,7 @@ impl Service {
         port.map_or(0, u32::from)
     }
 
-    pub(super) async fn offered(
+    pub(super) async fn handle_offer(
         &self,
         asked: OfferRequest,
     ) -> std::result::Result<OfferResponse, Status> {
@@ -204,7 +204,7 @@ impl Service {
         })
     }
 
-    pub(super) async fn hidden_snapshot(
+    pub(super) async fn handle_snapshot_for_clone(
         &self,
         asked: Request<SnapshotForCloneRequest>,
     ) -> std::result::Result<SnapshotForCloneResponse, Status> {
@@ -236,7 +236,7 @@ impl Service {
     }
 
     /// Fills a volume. The work continues if the caller disconnects, or its time is over.
-    pub(super) async fn received(
+    pub(super) async fn handle_receive(
         &self,
         asked: Request<ReceiveRequest>,
     ) -> std::result::Result<ReceiveResponse, Status> {

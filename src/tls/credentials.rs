@@ -58,7 +58,7 @@ pub(super) struct Current {
     pub(super) client: Arc<ClientConfig>,
     expires: Option<u64>,
     /// Why a peer would refuse the certificate now.
-    distrust: Option<String>,
+    distrust_reason: Option<String>,
 }
 
 impl Credentials {
@@ -127,12 +127,13 @@ impl Credentials {
     /// Whether a peer that trusts the same CAs would have accepted the certificate when it was
     /// read: it was issued by them and within its validity period.
     pub fn is_trusted(&self) -> bool {
-        self.now().is_some_and(|current| current.distrust.is_none())
+        self.now()
+            .is_some_and(|current| current.distrust_reason.is_none())
     }
 
     /// Why the certificate is not trusted now; none if it is, or if it does not exist.
-    pub fn distrust(&self) -> Option<String> {
-        self.now()?.distrust.clone()
+    pub fn distrust_reason(&self) -> Option<String> {
+        self.now()?.distrust_reason.clone()
     }
 
     /// When the certificate expires, in seconds since 1970. This checks the files as a handshake
@@ -240,7 +241,7 @@ impl Current {
             server_of_agents,
             client: Arc::new(client.map_err(wrong)?),
             expires,
-            distrust: judged.err().map(|error| in_words(&error)),
+            distrust_reason: judged.err().map(|error| in_words(&error)),
         })
     }
 

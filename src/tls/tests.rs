@@ -278,7 +278,7 @@ fn a_certificate_that_is_not_valid_yet_names_the_clock() {
     let bundle = authority().issue(&node(), validity).unwrap();
     let credentials = Credentials::of_bundle(node(), bundle).unwrap();
     assert!(!credentials.is_trusted());
-    let why = credentials.distrust().unwrap();
+    let why = credentials.distrust_reason().unwrap();
     assert!(why.contains("the clock of this machine is behind"), "{why}");
 }
 

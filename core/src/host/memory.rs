@@ -285,6 +285,6 @@ impl Drop for Keep {
             Closes::Pin(fd) => machine.unpin(fd),
             Closes::Lock(process, ino) => machine.unlock(process, ino),
         }
-        machine.settle();
+        machine.remove_unreferenced();
     }
 }

@@ -165,7 +165,7 @@ pub fn open(
 
 /// A pool's folder, for the action of an administrator.
 #[derive(Debug)]
-pub struct Inside {
+pub struct AdminPool {
     /// The folder that contains the pool or in which it is to be created.
     pub folder: PathBuf,
     /// What was found there.
@@ -174,7 +174,7 @@ pub struct Inside {
     image: Option<OpenImage>,
 }
 
-impl Inside {
+impl AdminPool {
     /// Warnings about the image and the file system below it.
     pub fn warnings(&self, host: &dyn Host, pool: &PoolDefinition) -> Result<Vec<String>> {
         if pool.image.is_none() {
@@ -188,7 +188,7 @@ impl Inside {
 
     /// Ends the action: unmounts what it has mounted. The next user of an image finds it mounted if
     /// this fails.
-    pub fn leave(self, host: &dyn Host, pool: &PoolDefinition) {
+    pub fn close(self, host: &dyn Host, pool: &PoolDefinition) {
         if let Some(image) = self.image
             && let Err(error) = close(host, image)
         {
@@ -200,13 +200,13 @@ impl Inside {
 /// Examines a pool's folder for an action. An image is opened if it is not mounted here. With
 /// `make` it is created, unless the node record has a pool there that is missing. For `machine` see
 /// [`open`].
-pub fn enter(
+pub fn open_for_admin(
     host: &dyn Host,
     node: &NodeRecord,
     pool: &PoolDefinition,
     make: bool,
     machine: &[PathBuf],
-) -> Result<Inside> {
+) -> Result<AdminPool> {
     let outer = file_folder(pool)?;
     check_kind(pool, &make::probe(host, outer)?)?;
     let (folder, found) = probe_path(host, outer)?;
@@ -215,7 +215,7 @@ pub fn enter(
         (Some(size), Probe::Blank) if make && folder == *outer => size,
         (Some(size), Probe::Missing) if make => size,
         _ => {
-            return Ok(Inside {
+            return Ok(AdminPool {
                 folder,
                 found,
                 image: None,
@@ -231,7 +231,7 @@ pub fn enter(
         make::make_folder(host, outer)?;
     }
     let image = open(host, pool, size, Duration::ZERO, machine)?;
-    Ok(Inside {
+    Ok(AdminPool {
         found: make::probe(host, &image.folder)?,
         folder: image.folder.clone(),
         image: Some(image),

@@ -129,7 +129,7 @@ pub struct FoundPool {
 }
 
 /// Finds a pool by its records if they are mounted here, or else by its header.
-pub fn look(host: &dyn Host, name: &ThinPoolName) -> Result<Option<FoundPool>> {
+pub fn find_pool(host: &dyn Host, name: &ThinPoolName) -> Result<Option<FoundPool>> {
     let doing = || format!("examine the thin pool {name}");
     let mapped = host.thin_pool(name.mapped()).context(doing)?;
     if mapped.is_none() {

@@ -84,7 +84,7 @@ impl Driver {
                 .map(|state: ServingState| state.with(Presence::OtherHome));
             }
             make::Probe::Pool(pool) => {
-                if let Some((id, why)) = self.rival(definition, pool.id) {
+                if let Some((id, why)) = self.find_duplicate(definition, pool.id) {
                     if let Some(place) = place {
                         // The kernel mounts only one of two xfs images with the same UUID.
                         place.close(host)?;
@@ -144,7 +144,7 @@ impl Driver {
     ) -> Result<ServingState> {
         let refused = |id, why| Ok(ServingState::refused(definition, id, why));
         match PoolBackend::open(self.host.clone(), path, pool_kind(definition), max_wait)? {
-            OpenResult::Pool(backend) => match self.stays_behind(&backend, was)? {
+            OpenResult::Pool(backend) => match self.find_stale_devices(&backend, was)? {
                 Some(why) => refused(Some(backend.record.id), why),
                 None => Ok(ServingState::Serving(Arc::new(self.recover(
                     definition,
@@ -164,7 +164,11 @@ impl Driver {
     /// pool at another place. The pool that is served already stays; otherwise the place in the
     /// node record decides; if it decides nothing, none of them is served. The ID is returned as
     /// well, unless another place represents it.
-    fn rival(&self, definition: &PoolDefinition, id: PoolId) -> Option<(Option<PoolId>, String)> {
+    fn find_duplicate(
+        &self,
+        definition: &PoolDefinition,
+        id: PoolId,
+    ) -> Option<(Option<PoolId>, String)> {
         let why = |place: &PoolPlace| {
             format!(
                 "the same pool ({id}) also exists at {place}; one of them is a copy: remove the one that must not be used from the configuration"
@@ -255,7 +259,7 @@ impl Driver {
     /// Why a pool whose disk was mounted again cannot be served yet: devices of its volumes still
     /// use the previous mount, and the image would get a second device. Devices that nothing shows
     /// are detached.
-    pub(in crate::operation) fn stays_behind(
+    pub(in crate::operation) fn find_stale_devices(
         &self,
         backend: &PoolBackend,
         was: Option<u64>,
@@ -306,7 +310,7 @@ impl Driver {
                 place: Some(place),
                 definition,
                 ..
-            }) = self.sole(pool)
+            }) = self.into_unshared(pool)
             else {
                 continue;
             };
@@ -326,7 +330,7 @@ impl Driver {
     }
 
     /// The only reference to a pool, after the probes of it have finished, which takes a moment.
-    fn sole(&self, mut pool: Arc<Pool>) -> Option<Pool> {
+    fn into_unshared(&self, mut pool: Arc<Pool>) -> Option<Pool> {
         const TRIES: u32 = 200;
         const WAIT: Duration = Duration::from_millis(10);
         for _ in 0..TRIES {

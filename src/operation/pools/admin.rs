@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::node_record::{load_node, store_node};
 use crate::backend::PoolBackend;
-use crate::backend::place::image::{self, Inside, blank_but_known, file_folder};
+use crate::backend::place::image::{self, AdminPool, blank_but_known, file_folder};
 use crate::backend::place::lvm::identify;
 use crate::backend::place::make::{self, Probe};
 use crate::backend::place::pool_fs::{self, machine_folders};
@@ -55,9 +55,10 @@ pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Resul
     {
         pool_fs::check_mount(host, pool, outer)?;
     }
-    let inside = image::enter(host, &node, pool, true, &machine_folders(node_record, &[]))?;
-    let made = init_inside(host, node_record, node, pool, &inside);
-    inside.leave(host, pool);
+    let admin_pool =
+        image::open_for_admin(host, &node, pool, true, &machine_folders(node_record, &[]))?;
+    let made = init_inside(host, node_record, node, pool, &admin_pool);
+    admin_pool.close(host, pool);
     made
 }
 
@@ -66,28 +67,28 @@ fn init_inside(
     node_record: &Path,
     mut node: NodeRecord,
     pool: &PoolDefinition,
-    inside: &Inside,
+    admin_pool: &AdminPool,
 ) -> Result<Made> {
-    let path = inside.folder.as_path();
-    if let Probe::Foreign(what) = &inside.found {
+    let path = admin_pool.folder.as_path();
+    if let Probe::Foreign(what) = &admin_pool.found {
         return Err(make::not_blank(path, what));
     }
     let home = machine_home(host, &node, &[])?;
-    if let Probe::Pool(record) = &inside.found {
+    if let Probe::Pool(record) = &admin_pool.found {
         if let Some(home) = home.filter(|home| *home != record.home) {
             return Err(other_home(pool, record, home));
         }
     } else if let Some(id) = node.find_pool(pool) {
         return Err(blank_but_known(pool, id));
     }
-    if inside.found == Probe::Missing {
+    if admin_pool.found == Probe::Missing {
         make::make_folder(host, path)?;
     }
     let mut warnings = make::check_pool_fs(host, path)?;
     make::check_extent(host, pool, path)?;
     let without = make::find_without_sharing(host, path)?;
     warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
-    warnings.extend(inside.warnings(host, pool)?);
+    warnings.extend(admin_pool.warnings(host, pool)?);
     if pool.mount.is_none()
         && let Some(what) = pool_fs::without_mount(host, file_folder(pool)?)?
     {
@@ -95,7 +96,7 @@ fn init_inside(
             "{what}: if a disk is meant to be mounted there, stop and mount it first; otherwise set mount=any"
         ));
     }
-    let (record, lock) = match &inside.found {
+    let (record, lock) = match &admin_pool.found {
         Probe::Pool(record) => (record.clone(), None),
         Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
             let lock = lock(host, pool, path)?;
@@ -124,15 +125,16 @@ pub fn adopt(
         return lvm::adopt(host, node_record, pool, others, false);
     }
     let mut node = load_node(host, node_record)?;
-    let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
-    let adopted = adoption(host, &node, pool, others, &inside).and_then(|(adopted, lock)| {
+    let admin_pool =
+        image::open_for_admin(host, &node, pool, false, &machine_folders(node_record, &[]))?;
+    let adopted = adoption(host, &node, pool, others, &admin_pool).and_then(|(adopted, lock)| {
         if lock.is_some() {
-            PoolBackend::replace_record(host, &inside.folder, &adopted.pool)?;
+            PoolBackend::replace_record(host, &admin_pool.folder, &adopted.pool)?;
         }
         remember(host, node_record, &mut node, pool, &adopted.pool)?;
         Ok(adopted)
     });
-    inside.leave(host, pool);
+    admin_pool.close(host, pool);
     adopted
 }
 
@@ -147,9 +149,10 @@ pub fn would_adopt(
         return lvm::adopt(host, node_record, pool, others, true);
     }
     let node = load_node(host, node_record)?;
-    let inside = image::enter(host, &node, pool, false, &machine_folders(node_record, &[]))?;
-    let adopted = adoption(host, &node, pool, others, &inside);
-    inside.leave(host, pool);
+    let admin_pool =
+        image::open_for_admin(host, &node, pool, false, &machine_folders(node_record, &[]))?;
+    let adopted = adoption(host, &node, pool, others, &admin_pool);
+    admin_pool.close(host, pool);
     adopted.map(|(adopted, _lock)| adopted)
 }
 
@@ -159,10 +162,10 @@ fn adoption(
     node: &NodeRecord,
     pool: &PoolDefinition,
     others: &[PoolDefinition],
-    inside: &Inside,
+    admin_pool: &AdminPool,
 ) -> Result<(Adopted, Option<Kept>)> {
-    let path = inside.folder.as_path();
-    let mut record = match &inside.found {
+    let path = admin_pool.folder.as_path();
+    let mut record = match &admin_pool.found {
         Probe::Pool(record) => record.clone(),
         Probe::Blank | Probe::Missing | Probe::Foreign(_) | Probe::Image(_) => {
             return Err(Error::refused(

@@ -82,7 +82,7 @@ pub(in crate::operation) fn admit(
 ) -> Result<()> {
     let more = image_bytes(size).saturating_sub(if had == 0 { 0 } else { image_bytes(had) });
     let kept = kept_for_new(pool, space);
-    judge(pool, more, room(pool, space, allocation, kept))?;
+    check_available(pool, more, room(pool, space, allocation, kept))?;
     let thick = allocation == Allocation::Thick;
     check_metadata(pool, space, thick.then_some(more))
 }
@@ -100,7 +100,7 @@ pub(in crate::operation) fn admit_copy(
     // A thick source may need a map of its own beside a thin copy.
     let is_mapped = is_of_thick || allocation == Allocation::Thick;
     let size = image_bytes(size);
-    judge(pool, size, room(pool, space, allocation, kept))?;
+    check_available(pool, size, room(pool, space, allocation, kept))?;
     check_metadata(pool, space, is_mapped.then_some(size))
 }
 
@@ -147,7 +147,7 @@ fn check_metadata_available(
     })
 }
 
-fn judge(pool: &Pool, required: u64, available: u64) -> Result<()> {
+fn check_available(pool: &Pool, required: u64, available: u64) -> Result<()> {
     check_setup(pool)?;
     if required <= available {
         return Ok(());
@@ -180,7 +180,7 @@ pub(in crate::operation) fn admit_snapshot(
     } else {
         GRAIN
     };
-    judge(pool, required, reservable(space, headroom(space.total)))?;
+    check_available(pool, required, reservable(space, headroom(space.total)))?;
     check_metadata(pool, space, thick.then_some(required))?;
     check_guarantees(pool, space)
 }

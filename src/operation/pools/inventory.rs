@@ -125,7 +125,7 @@ fn entry(
     let mut folder = None;
     let (id, home, state) = match place {
         PoolPlace::Memory { .. } => (None, None, PoolPresence::Blank),
-        PoolPlace::Lvm { pool } => match lvm::look(host, pool) {
+        PoolPlace::Lvm { pool } => match lvm::find_pool(host, pool) {
             Ok(Some(found)) => {
                 folder = found.folder;
                 (Some(found.id), Some(found.home), presence(found.home))

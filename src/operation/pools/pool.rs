@@ -11,7 +11,7 @@ use crate::backend::{Leftovers, PoolBackend, PoolKind};
 use crate::error::Result;
 use crate::model::id::NameKind;
 use crate::model::{PoolDefinition, PoolId, PoolPlace, SnapshotSpacePolicy, VolumeId};
-use crate::operation::detach::count_read;
+use crate::operation::blocking::count_read;
 
 /// A pool that is served.
 pub struct Pool {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use crate::backend::place::lvm::header::SLOTS;
-use crate::backend::place::lvm::{HeaderDevice, folder, look, raw_block, release, thin_pool};
+use crate::backend::place::lvm::{HeaderDevice, find_pool, folder, raw_block, release, thin_pool};
 use crate::backend::thin::device_uuid;
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::cut::CutInterfaces;
@@ -350,7 +350,7 @@ fn an_adoption_that_was_interrupted_is_repeated() {
         let host = host.restart_process();
         let adopted = admin::adopt(&host, node, &definition(), &[]).unwrap();
         assert_eq!(adopted.pool.home, made.pool.home, "effect {n}");
-        let found = look(&host, thin_pool(&definition()).unwrap()).unwrap();
+        let found = find_pool(&host, thin_pool(&definition()).unwrap()).unwrap();
         assert_eq!(found.unwrap().home, made.pool.home, "effect {n}");
         let driver = start(&host);
         assert_eq!(refusal(&driver), None, "effect {n}");

@@ -8,7 +8,7 @@ use super::members::by_pool;
 use super::source::Source;
 use crate::error::Error;
 use crate::model::{GroupId, Level, SnapshotId, SnapshotParameters};
-use crate::operation::detach::CleanUp;
+use crate::operation::blocking::CleanUp;
 use crate::operation::{GroupMembership, Pool, SnapshotState, Snapshots, member_of};
 use crate::record::SnapshotRecord;
 

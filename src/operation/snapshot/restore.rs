@@ -16,7 +16,7 @@ use crate::model::{
     AccessType, Allocation, Capability, FsType, SnapshotParameters, VolumeParameters, mkfs,
     mount_option,
 };
-use crate::operation::detach::CleanUp;
+use crate::operation::blocking::CleanUp;
 use crate::operation::lock::{Key, LockGuard};
 use crate::operation::pools::capacity::{admit_copy, minimum_size};
 use crate::operation::{CreateVolume, Pool, Snapshots};

@@ -14,7 +14,7 @@ pub(super) fn pool_id(text: &str) -> Result<PoolId> {
 }
 
 impl Service {
-    pub(super) async fn pool_adopted(
+    pub(super) async fn handle_adopt_pool(
         &self,
         asked: AdoptPoolRequest,
     ) -> Result<AdoptPoolResponse, Status> {
@@ -26,7 +26,7 @@ impl Service {
         Ok(AdoptPoolResponse {})
     }
 
-    pub(super) async fn pool_forgotten(
+    pub(super) async fn handle_forget_pool(
         &self,
         asked: ForgetPoolRequest,
     ) -> Result<ForgetPoolResponse, Status> {

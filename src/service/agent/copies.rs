@@ -174,7 +174,7 @@ mod tests {
 
     async fn reported(service: &Service, copied: u64) -> RunningCopy {
         for _ in 0..1000 {
-            let mut copies = service.described().await.unwrap().copies;
+            let mut copies = service.handle_describe().await.unwrap().copies;
             if copies
                 .first()
                 .is_some_and(|copy| copy.copied_bytes == copied && copy.total_bytes > 0)
@@ -201,7 +201,7 @@ mod tests {
         let begun = reported(&service, 0).await;
         permit(&sender, 16 * MIB);
         let later = reported(&service, 16 * MIB).await;
-        let pool = service.described().await.unwrap().pools.remove(0).id;
+        let pool = service.handle_describe().await.unwrap().pools.remove(0).id;
         assert!(later.id.starts_with(&format!("{pool}.")), "{}", later.id);
         let expected = RunningCopy {
             volume_name: "pvc-1".into(),
@@ -220,13 +220,13 @@ mod tests {
         // The network is cut: what was copied stays, and a repeat begins there.
         drop(sender);
         copying.await.unwrap().unwrap_err();
-        assert_eq!(service.described().await.unwrap().copies, []);
+        assert_eq!(service.handle_describe().await.unwrap().copies, []);
         let (sender, remote) = slow(&source, &snapshot);
         let copying = run(remote);
         let again = reported(&service, 16 * MIB).await;
         assert_eq!((again.before_bytes, again.id), (16 * MIB, expected.id));
         permit(&sender, 48 * MIB);
         copying.await.unwrap().unwrap();
-        assert_eq!(service.described().await.unwrap().copies, []);
+        assert_eq!(service.handle_describe().await.unwrap().copies, []);
     }
 }

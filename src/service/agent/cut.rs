@@ -43,7 +43,7 @@ const STEPS_IN_TRANSIT: usize = 2;
 
 impl Service {
     /// Serves a participation until its stream ends, and longer if something must be undone.
-    pub(super) fn share(&self, steps: Streaming<CutRequest>) -> CutStream {
+    pub(super) fn handle_cut(&self, steps: Streaming<CutRequest>) -> CutStream {
         let (answers, receiver) = mpsc::channel(STEPS_IN_TRANSIT);
         let driver = self.driver.clone();
         tokio::spawn(async move {
@@ -58,7 +58,7 @@ impl Service {
         Box::pin(ReceiverStream::new(receiver))
     }
 
-    pub(super) async fn describe_group(
+    pub(super) async fn handle_get_group(
         &self,
         request: GetGroupRequest,
     ) -> std::result::Result<GetGroupResponse, Status> {
@@ -74,7 +74,7 @@ impl Service {
         Ok(group_response(here))
     }
 
-    pub(super) async fn resolve_group(
+    pub(super) async fn handle_settle_group(
         &self,
         request: SettleGroupRequest,
     ) -> std::result::Result<SettleGroupResponse, Status> {
@@ -88,7 +88,7 @@ impl Service {
         Ok(SettleGroupResponse {})
     }
 
-    pub(super) async fn remove_group(
+    pub(super) async fn handle_delete_group(
         &self,
         request: DeleteGroupRequest,
     ) -> std::result::Result<DeleteGroupResponse, Status> {
@@ -105,7 +105,7 @@ impl Service {
         Ok(DeleteGroupResponse {})
     }
 
-    pub(super) async fn one_deleted(
+    pub(super) async fn handle_delete_one(
         &self,
         request: DeleteOneRequest,
     ) -> std::result::Result<DeleteOneResponse, Status> {

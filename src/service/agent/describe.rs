@@ -57,7 +57,7 @@ impl DescriptionCache {
 }
 
 impl Service {
-    pub(super) async fn described(&self) -> Result<DescribeResponse, Status> {
+    pub(super) async fn handle_describe(&self) -> Result<DescribeResponse, Status> {
         let Some(description) = self.descriptions.query(self.driver.clone()).await else {
             let hangs = Error::unreachable(
                 "this node",
@@ -115,7 +115,7 @@ impl Service {
         })
     }
 
-    pub(super) async fn found(&self, request: FindRequest) -> Result<FindResponse, Status> {
+    pub(super) async fn handle_find(&self, request: FindRequest) -> Result<FindResponse, Status> {
         let found = self
             .run(Rpc::CreateVolume, named(&request), move |driver, named| {
                 driver.find_named(named, &request.name)

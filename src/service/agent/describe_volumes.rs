@@ -21,7 +21,7 @@ pub(super) fn ids(asked: DescribeVolumesRequest) -> Result<Vec<String>> {
 }
 
 impl Service {
-    pub(super) async fn volumes_described(
+    pub(super) async fn handle_describe_volumes(
         &self,
         asked: DescribeVolumesRequest,
     ) -> Result<DescribeVolumesResponse, Status> {

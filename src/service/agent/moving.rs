@@ -30,7 +30,7 @@ pub(super) fn of_move(volume_id: &str, uid: &str) -> Result<(String, Uuid)> {
 }
 
 impl Service {
-    pub(super) async fn fenced(&self, asked: FenceRequest) -> Result<FenceResponse, Status> {
+    pub(super) async fn handle_fence(&self, asked: FenceRequest) -> Result<FenceResponse, Status> {
         let args = of_move(&asked.volume_id, &asked.move_uid);
         self.run(Rpc::ControllerModifyVolume, args, move |driver, args| {
             let (volume_id, mover) = args;
@@ -43,7 +43,7 @@ impl Service {
         Ok(FenceResponse {})
     }
 
-    pub(super) async fn snapshot_of_moved(
+    pub(super) async fn handle_snapshot_for_move(
         &self,
         asked: SnapshotForMoveRequest,
     ) -> Result<SnapshotForMoveResponse, Status> {
@@ -70,7 +70,7 @@ impl Service {
         })
     }
 
-    pub(super) async fn moved_deleted(
+    pub(super) async fn handle_delete_moved(
         &self,
         asked: DeleteMovedRequest,
     ) -> Result<DeleteMovedResponse, Status> {
@@ -82,7 +82,7 @@ impl Service {
         Ok(DeleteMovedResponse {})
     }
 
-    pub(super) async fn moving(
+    pub(super) async fn handle_look_for_move(
         &self,
         asked: LookForMoveRequest,
     ) -> Result<LookForMoveResponse, Status> {

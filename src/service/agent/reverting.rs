@@ -47,7 +47,10 @@ fn digest(text: &str) -> Result<Option<Uuid>> {
 }
 
 impl Service {
-    pub(super) async fn reverted(&self, asked: RevertRequest) -> Result<RevertResponse, Status> {
+    pub(super) async fn handle_revert(
+        &self,
+        asked: RevertRequest,
+    ) -> Result<RevertResponse, Status> {
         let rpc = match asked.step() {
             // It needs space, and may copy.
             Step::Prepare => Rpc::CreateVolume,
@@ -69,7 +72,7 @@ impl Service {
         Ok(RevertResponse {})
     }
 
-    pub(super) async fn reverting(
+    pub(super) async fn handle_look_for_revert(
         &self,
         asked: LookForRevertRequest,
     ) -> Result<LookForRevertResponse, Status> {

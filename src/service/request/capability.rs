@@ -65,7 +65,7 @@ pub fn all(capabilities: &[VolumeCapability]) -> Result<Vec<Capability>> {
 }
 
 /// Parses each capability: a malformed one is an error, an unsupported one gives a message.
-pub fn judge(capabilities: &[VolumeCapability]) -> Result<Vec<Result<Capability, String>>> {
+pub fn parse_each(capabilities: &[VolumeCapability]) -> Result<Vec<Result<Capability, String>>> {
     not_empty(capabilities)?;
     let each = capabilities.iter().enumerate();
     each.map(|(i, given)| {

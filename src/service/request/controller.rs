@@ -94,14 +94,16 @@ pub fn detach(request: &csi::ControllerUnpublishVolumeRequest) -> Result<()> {
 /// Parses ValidateVolumeCapabilities. Unsupported parameters give an additional message.
 pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Validate> {
     let volume_id = volume_id(&request.volume_id)?;
-    let mut capabilities = capability::judge(&request.volume_capabilities)?;
+    let mut capabilities = capability::parse_each(&request.volume_capabilities)?;
     bounded_context(&request.volume_context)?;
-    let mut judge = |error: Error| capabilities.push(Err(error.to_string()));
+    let mut record_error = |error: Error| capabilities.push(Err(error.to_string()));
     let parameters = match request.parameters.is_empty() {
         true => None,
-        false => parameters(&request.parameters).map_err(&mut judge).ok(),
+        false => parameters(&request.parameters)
+            .map_err(&mut record_error)
+            .ok(),
     };
-    let mutable = mutable(&request.mutable_parameters).map_err(judge);
+    let mutable = mutable(&request.mutable_parameters).map_err(record_error);
     Ok(Validate {
         volume_id,
         capabilities,
@@ -115,7 +117,7 @@ pub fn validate(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<Vali
 pub fn capacity(request: &csi::GetCapacityRequest, key: &str) -> Result<Option<GetCapacity>> {
     let judged = match request.volume_capabilities.as_slice() {
         [] => Vec::new(),
-        given => capability::judge(given)?,
+        given => capability::parse_each(given)?,
     };
     let parameters = parameters(&request.parameters)?;
     let topology = request.accessible_topology.as_ref();

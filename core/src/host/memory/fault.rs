@@ -151,7 +151,7 @@ impl MemoryHost {
             if fault == Some(FaultMode::CrashAfter) {
                 machine.kill(self.process);
             }
-            machine.settle();
+            machine.remove_unreferenced();
             late.map_or(acted, Err)
         })
     }

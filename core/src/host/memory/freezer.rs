@@ -232,7 +232,7 @@ impl Machine {
             // As with any other write, the data is lost if there is no space.
             let _ = self.write_back(number);
         }
-        self.settle();
+        self.remove_unreferenced();
     }
 }
 
@@ -391,7 +391,7 @@ impl Freeze for MemoryFreeze {
         let mut machine = self.host.lock();
         if machine.is_alive(self.host.process) {
             machine.close_session(self.session);
-            machine.settle();
+            machine.remove_unreferenced();
         }
     }
 }

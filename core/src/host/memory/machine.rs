@@ -185,11 +185,11 @@ impl Machine {
         self.pins.retain(|_, (owner, _)| *owner != process);
         self.locks.retain(|_, owner| *owner != process);
         self.orphan(process);
-        self.settle();
+        self.remove_unreferenced();
     }
 
     /// Removes what no opener needs any more: superblocks, autoclear loop devices, unnamed inodes.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn remove_unreferenced(&mut self) {
         let mounted: BTreeSet<u32> = self
             .mounts
             .iter()

@@ -23,7 +23,7 @@ fn no_pool(pool: &PoolDefinition) -> Error {
 }
 
 /// Opens the records without waiting for another process.
-fn enter(
+fn open_for_admin(
     host: &dyn Host,
     pool: &PoolDefinition,
     (home, init): (HomeId, bool),
@@ -42,7 +42,7 @@ fn enter(
 }
 
 /// Ends an action: unmounts the records, unless a driver has them open.
-fn leave(host: &dyn Host, pool: &PoolDefinition, open: Option<OpenPlace>) {
+fn close(host: &dyn Host, pool: &PoolDefinition, open: Option<OpenPlace>) {
     if let Some(open) = open
         && let Err(error) = open.close(host)
     {
@@ -61,7 +61,7 @@ pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -
         Some(found) => found.home,
         None => HomeId(host.random_uuid()),
     });
-    let place = enter(host, pool, (home, true), &node)?;
+    let place = open_for_admin(host, pool, (home, true), &node)?;
     let path = place.folder();
     let made = match (&place.found, &place.open) {
         (Probe::Pool(record), _) if record.home != home => Err(other_home(pool, record, home)),
@@ -82,7 +82,7 @@ pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -
             warnings: Vec::new(),
         })
     });
-    leave(host, pool, place.open);
+    close(host, pool, place.open);
     made
 }
 
@@ -117,7 +117,7 @@ pub(super) fn adopt(
     if from.is_some() {
         lvm::set_home(host, pool, home)?;
     }
-    let place = enter(host, pool, (home, false), &node)?;
+    let place = open_for_admin(host, pool, (home, false), &node)?;
     let path = place.folder();
     let adopted = match &place.found {
         Probe::Pool(record) if record.home == home => Ok((record.clone(), from)),
@@ -134,6 +134,6 @@ pub(super) fn adopt(
         remember(host, node_record, &mut node, pool, &record)?;
         Ok(Adopted { pool: record, from })
     });
-    leave(host, pool, place.open);
+    close(host, pool, place.open);
     adopted
 }

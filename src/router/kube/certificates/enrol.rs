@@ -98,7 +98,7 @@ impl Enrolment {
         };
         // Working files are replaced only after the new certificate was verified.
         let new = Credentials::of_bundle(name, bundle).map_err(|error| refused(&error))?;
-        if let Some(why) = new.distrust() {
+        if let Some(why) = new.distrust_reason() {
             return Err(Error::unreachable(
                 "the new certificate",
                 format!("peers would reject it: {why}"),

@@ -238,7 +238,7 @@ impl MemoryHost {
         let mut machine = self.lock();
         let froze = |froze: &Froze| matches!(froze, Froze::Session(_));
         machine.frozen.retain(|_, by| !froze(by));
-        machine.settle();
+        machine.remove_unreferenced();
     }
 
     /// Loop devices whose file system is frozen, and whether a foreign process froze it.

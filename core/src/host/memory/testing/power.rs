@@ -73,7 +73,7 @@ impl Machine {
         self.loops.clear();
         self.boot = self.uuid();
         self.mount_base();
-        self.settle();
+        self.remove_unreferenced();
     }
 }
 

@@ -25,7 +25,7 @@ struct CheckState {
 /// Checks periodically which prerequisites this host lacks, one check at a time.
 #[derive(Clone)]
 pub(super) struct PrerequisiteCheck {
-    beat: Arc<Mutex<CheckState>>,
+    state: Arc<Mutex<CheckState>>,
     ended: watch::Sender<()>,
     stuck: Duration,
 }
@@ -33,7 +33,7 @@ pub(super) struct PrerequisiteCheck {
 impl Default for PrerequisiteCheck {
     fn default() -> PrerequisiteCheck {
         PrerequisiteCheck {
-            beat: Arc::default(),
+            state: Arc::default(),
             ended: watch::Sender::new(()),
             stuck: STUCK_AFTER,
         }
@@ -49,24 +49,24 @@ impl PrerequisiteCheck {
     /// Fails if a check has waited too long for a thread.
     pub(super) async fn missing(&self, driver: &Arc<Driver>) -> Result<Vec<String>> {
         let driver = driver.clone();
-        self.find(move || driver.pools.missing()).await
+        self.result(move || driver.pools.missing()).await
     }
 
-    async fn find(
+    async fn result(
         &self,
-        look: impl FnOnce() -> Vec<String> + Send + 'static,
+        check_now: impl FnOnce() -> Vec<String> + Send + 'static,
     ) -> Result<Vec<String>> {
         let mut ended = self.ended.subscribe();
         let (since, known) = {
-            let mut beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
-            let since = match beat.waiting {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = match state.waiting {
                 Some(since) => since,
                 None => {
-                    self.begin(look);
-                    *beat.waiting.insert(Instant::now())
+                    self.begin(check_now);
+                    *state.waiting.insert(Instant::now())
                 }
             };
-            (since, beat.found.is_some())
+            (since, state.found.is_some())
         };
         if since.elapsed() < self.stuck {
             let max_wait = if known {
@@ -76,11 +76,11 @@ impl PrerequisiteCheck {
             };
             let _ = tokio::time::timeout(max_wait, ended.changed()).await;
         }
-        let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
-        let late = beat
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = state
             .waiting
             .is_some_and(|since| since.elapsed() >= self.stuck);
-        match &beat.found {
+        match &state.found {
             Some(found) if !late => Ok(found.clone()),
             Some(_) | None => Err(Error::unreachable(
                 "this driver",
@@ -89,17 +89,17 @@ impl PrerequisiteCheck {
         }
     }
 
-    fn begin(&self, look: impl FnOnce() -> Vec<String> + Send + 'static) {
-        let pulse = self.clone();
+    fn begin(&self, check_now: impl FnOnce() -> Vec<String> + Send + 'static) {
+        let check = self.clone();
         tokio::task::spawn_blocking(move || {
-            let found = look();
-            let mut beat = pulse.beat.lock().unwrap_or_else(PoisonError::into_inner);
-            *beat = CheckState {
+            let found = check_now();
+            let mut state = check.state.lock().unwrap_or_else(PoisonError::into_inner);
+            *state = CheckState {
                 found: Some(found),
                 waiting: None,
             };
-            drop(beat);
-            let _ = pulse.ended.send(());
+            drop(state);
+            let _ = check.ended.send(());
         });
     }
 }
@@ -117,30 +117,30 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let pulse = PrerequisiteCheck::default();
+            let check = PrerequisiteCheck::default();
             let lacks = |what: &str| {
                 let found = vec![what.to_string()];
                 move || found
             };
-            assert_eq!(pulse.find(lacks("a")).await.unwrap(), ["a"]);
-            assert_eq!(pulse.find(lacks("b")).await.unwrap(), ["b"]);
+            assert_eq!(check.result(lacks("a")).await.unwrap(), ["a"]);
+            assert_eq!(check.result(lacks("b")).await.unwrap(), ["b"]);
 
             // Occupies its only thread.
             let (free, taken) = channel::<()>();
             let hung = tokio::task::spawn_blocking(move || taken.recv());
             for _ in 0..2 {
-                assert_eq!(pulse.find(lacks("c")).await.unwrap(), ["b"]);
+                assert_eq!(check.result(lacks("c")).await.unwrap(), ["b"]);
             }
             let impatient = PrerequisiteCheck {
                 stuck: Duration::ZERO,
-                ..pulse.clone()
+                ..check.clone()
             };
-            let error = impatient.find(lacks("d")).await.err().unwrap();
+            let error = impatient.result(lacks("d")).await.err().unwrap();
             assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 
             drop(free);
             let _ = hung.await.unwrap();
-            while pulse.find(lacks("e")).await.unwrap() != ["e"] {}
+            while check.result(lacks("e")).await.unwrap() != ["e"] {}
         });
     }
 }
