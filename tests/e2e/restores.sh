@@ -344,8 +344,8 @@ test_a_schedule_reports_the_checks_of_its_cronjob() {
 
     # An image with the program of the release.
     root=$(mktemp -d)
-    "$E2E/../cluster/image" copy "$root" "$TARGET/release/kubectl-slackwater"
-    "$E2E/../cluster/image" pack "$LOGS/kubectl-slackwater.tar" registry.example/kubectl-slackwater:test "$root"
+    "$E2E/../image" copy "$root" "$TARGET/release/kubectl-slackwater"
+    "$E2E/../image" pack "$LOGS/kubectl-slackwater.tar" registry.example/kubectl-slackwater:test "$root"
     rm -rf "$root"
     load_image "$LOGS/kubectl-slackwater.tar"
     rm "$LOGS/kubectl-slackwater.tar"
