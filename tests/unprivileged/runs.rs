@@ -130,16 +130,107 @@ fn skipped_parts_are_named_and_counted_and_are_not_failures() {
     );
 }
 
+/// The parts of a test program that are compiled only with the feature `fault`: modules and tests.
+fn parts_with_faults(text: &str) -> Vec<&str> {
+    let lines: Vec<_> = text.lines().map(str::trim_start).collect();
+    // Attributes stand in any order, each in a line of its own.
+    let mut found = Vec::new();
+    for attributes in lines.chunk_by(|line, _| line.starts_with("#[") || line.starts_with("//")) {
+        let Some((item, attributes)) = attributes.split_last() else {
+            continue;
+        };
+        let has = |start: &str| attributes.iter().any(|line| line.starts_with(start));
+        let is_test = has("#[test]") || has("#[tokio::test");
+        let words: Vec<_> = item.split([' ', '(', ';', '<']).collect();
+        // A module at another path is not of this folder: it has helpers.
+        let kind = match is_test {
+            true => "fn",
+            false if has("#[path") => continue,
+            false => "mod",
+        };
+        let at = words.iter().position(|word| *word == kind);
+        if let Some(name) = at.and_then(|at| words.get(at + 1))
+            && has("#[cfg(feature = \"fault\")]")
+        {
+            found.push(*name);
+        }
+    }
+    found
+}
+
 /// Without the feature `fault`, the parts of a program that need it are not compiled.
 #[test]
-fn programs_that_need_planned_faults_are_named_when_they_are_left_out() {
-    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/root/main.rs");
-    let program = fs::read_to_string(program).unwrap();
-    let parts = program.split("#[cfg(feature = \"fault\")]\nmod ").skip(1);
-    let names: Vec<_> = parts.filter_map(|rest| rest.split(';').next()).collect();
-    assert!(names.contains(&"guard"), "{names:?}");
-    let missing = names.iter().filter(|_| cfg!(not(feature = "fault")));
-    for name in missing {
-        left_out(&format!("{name}: it needs the feature `fault`"));
+fn parts_that_need_planned_faults_are_named_when_they_are_left_out() {
+    let mut named = Vec::new();
+    for folder in ["tests", "populate/tests", "kubectl-slackwater/tests"] {
+        for source in crate::shape::below(folder) {
+            let parts = parts_with_faults(&source.text);
+            if !parts.is_empty() {
+                named.push(format!("{folder}/{}: {}", source.path, parts.join(", ")));
+            }
+        }
     }
+    for part in [
+        "tests/root/main.rs: across, cut, databases, guard, hooks, kill, roles",
+        "tests/root/host_linux.rs: fault",
+        "tests/unprivileged/cli.rs: an_unknown_fault_is_refused_with_those_that_are_known",
+    ] {
+        assert!(named.iter().any(|line| line == part), "{part}: {named:#?}");
+    }
+    for line in named.iter().filter(|_| cfg!(not(feature = "fault"))) {
+        left_out(&format!("{line}: without the feature `fault`"));
+    }
+}
+
+/// `cargo test` without `--workspace` runs the default members, which are what a release builds without
+/// `--package`.
+#[test]
+fn members_that_are_not_tested_by_default_are_named_when_they_are_left_out() {
+    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let get = |key: &str| -> Vec<String> {
+        let members = manifest["workspace"][key].as_array().unwrap().iter();
+        members.map(|name| name.as_str().unwrap().into()).collect()
+    };
+    let (members, default) = (get("members"), get("default-members"));
+    // It has no tests.
+    let others = members
+        .iter()
+        .filter(|name| !default.contains(name) && *name != "testkit");
+    // It is the parent of a test program. `make test` names all members, and uses the feature `fault`.
+    let parent = format!("/proc/{}/cmdline", std::os::unix::process::parent_id());
+    let parent = fs::read_to_string(parent).unwrap_or_default();
+    let is_default = !parent
+        .split('\0')
+        .any(|word| ["--workspace", "--all", "--package", "-p"].contains(&word));
+    for name in others.filter(|_| is_default && cfg!(not(feature = "fault"))) {
+        left_out(&format!(
+            "{name}: without `--workspace` or `--package {name}`"
+        ));
+    }
+}
+
+#[test]
+fn tests_and_modules_with_planned_faults_are_found_wherever_their_attribute_stands() {
+    let text = "\
+#[cfg(feature = \"fault\")]
+mod one;
+#[cfg(feature = \"fault\")]
+#[path = \"../x.rs\"]
+mod helpers;
+mod always;
+/// Why.
+#[tokio::test]
+#[cfg(feature = \"fault\")]
+async fn two() {}
+#[cfg(feature = \"fault\")]
+// Why.
+#[test]
+fn three() {}
+#[cfg(feature = \"fault\")]
+fn helper() {}
+#[test]
+fn four() {}
+";
+    assert_eq!(parts_with_faults(text), ["one", "two", "three"]);
 }

@@ -35,7 +35,8 @@ fn sources() -> Vec<Source> {
     sources
 }
 
-fn below(folder: &str) -> Vec<Source> {
+/// The Rust sources in a folder of the repository.
+pub fn below(folder: &str) -> Vec<Source> {
     let mut found = Vec::new();
     let top = root().join(folder);
     let mut folders = vec![top.clone()];
