@@ -121,11 +121,17 @@ pub fn state_of(stat: &Path) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Waits until a condition is true, for at most [`WAIT_TIMEOUT`].
+/// Waits until a condition is true, for at most [`WAIT_TIMEOUT`]. Between two checks it waits as long as a check
+/// takes: some start a program.
+#[track_caller]
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !check() {
+    loop {
+        let checked_at = Instant::now();
+        if check() {
+            return;
+        }
         assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(checked_at.elapsed().max(Duration::from_millis(20)));
     }
 }

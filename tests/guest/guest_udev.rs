@@ -29,13 +29,9 @@ fn root() -> PathBuf {
 }
 
 fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{program} {arguments:?}: {complaint}"
-    );
-    String::from_utf8(output.stdout).unwrap().trim().to_string()
+    slackwater_testkit::run(program, arguments)
+        .trim()
+        .to_string()
 }
 
 /// A loop device on a new file of 128 MiB: btrfs needs 109.

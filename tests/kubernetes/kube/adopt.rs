@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater::csi::NodeGetInfoRequest;
 use slackwater::router::adopt::{self, Done, Plan, Step, VolumeAction};
 
 use crate::kube::plane::Plane;
-use slackwater_testkit::{Client, Scratch, Server, binary, mount};
+use slackwater_testkit::{Client, Scratch, Server, binary, eventually, mount};
 
 const DRIVER: &str = "csi.slackwater.dev";
 const KEY: &str = "topology.csi.slackwater.dev/home";
@@ -20,16 +20,6 @@ const NEW_HOME: &str = "99999999-2222-4333-8444-555555555555";
 const CLAIMS: usize = 5;
 /// Nothing here takes as long, unless it hangs. The machine may be busy.
 const LONG: Duration = Duration::from_secs(180);
-
-#[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    eprintln!("seen: {what}");
-}
 
 /// A cluster with one node, whose driver has a volume for each claim.
 struct Fixture {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -19,23 +19,14 @@ use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::requested::PoolRequest;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::router::{Enrolment, hand_over};
+use slackwater_testkit::eventually;
 
 use crate::kube::kubelet::ApiServer;
 
 const DRIVER: &str = "csi.slackwater.dev";
-const LONG: Duration = Duration::from_secs(120);
 const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-
-#[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// Agents that give any answer that a test needs.
 #[derive(Default)]
@@ -235,15 +226,15 @@ fn a_volume_that_could_not_be_grown_is_reported_at_its_claim() {
     let agents = Arc::<Agents>::default();
     *agents.0.lock().unwrap() = vec![say("resize2fs failed"), report("node-b", &[2])];
     let cluster = cluster(&api, &agents, |_| {});
-    let told = || events(&api, "FileSystemNotGrown");
-    eventually("its claim has the event", || told() == ["db"]);
+    let reported = || events(&api, "FileSystemNotGrown");
+    eventually("its claim has the event", || reported() == ["db"]);
     let sent = changed(&api, "/apis/events.k8s.io/v1/namespaces/shop/events");
     let note = sent.last().unwrap()["note"].as_str().unwrap();
     assert!(note.contains("resize2fs failed"), "{note}");
     assert_eq!(sent.last().unwrap()["type"], "Warning");
     *agents.0.lock().unwrap() = vec![say("no room"), report("node-b", &[2])];
-    eventually("the other reason is reported", || told().len() > 1);
-    assert_eq!(told(), ["db", "db"]);
+    eventually("the other reason is reported", || reported().len() > 1);
+    assert_eq!(reported(), ["db", "db"]);
     api.runtime.block_on(cluster.shut_down());
 }
 
@@ -270,8 +261,8 @@ fn a_pool_is_handed_over_by_one_command_and_the_mark_is_removed() {
         let done = hand_over::hand_over(&client, None, "node-a/default", to);
         api.runtime.block_on(done)
     };
-    let told = over("node-x").unwrap_err().to_string();
-    assert!(told.contains("node-x"), "{told}");
+    let reported = over("node-x").unwrap_err().to_string();
+    assert!(reported.contains("node-x"), "{reported}");
     assert!(over("node-a").unwrap().unchanged);
     let done = over("node-b").unwrap();
     assert_eq!((done.from.as_str(), done.to.as_str()), ("node-a", "node-b"));
@@ -448,13 +439,13 @@ fn a_node_waits_for_its_own_request() {
     // Denied: the next request is a new one.
     let deny = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
     api.objects.lock().unwrap().at.get_mut(&name).unwrap()["status"] = deny;
-    let told = api
+    let reported = api
         .runtime
         .block_on(enrolment.refresh(&client))
         .unwrap_err();
     assert!(
-        slackwater::error::chain(&told).contains("denied"),
-        "{told:?}"
+        slackwater::error::chain(&reported).contains("denied"),
+        "{reported:?}"
     );
     assert_eq!(created(), 1);
     stopped_while_it_waits();
@@ -478,11 +469,11 @@ fn pods_that_use_the_disk_of_a_lost_pool_are_named_at_its_object() {
     pool.pods = vec![known, gone.clone()];
     *agents.0.lock().unwrap() = vec![dead];
     let cluster = cluster(&api, &agents, |_| {});
-    let told = format!("its disk is dead; in use by pods shop/db-0, {gone}");
+    let reported = format!("its disk is dead; in use by pods shop/db-0, {gone}");
     eventually("its object names them", || {
         changed(&api, &format!("{POOLS}/{}/status", id(1)))
             .iter()
-            .any(|sent| sent["status"]["message"] == told)
+            .any(|sent| sent["status"]["message"] == reported)
     });
     eventually("an event at its object reports it", || {
         events(&api, "PoolNotServed") == [id(1)]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use slackwater::agent::{DescribeResponse, Pool as Shown};
@@ -17,13 +17,12 @@ use slackwater::router::kube::pool_status::Report;
 use slackwater::router::kube::requested::PoolRequest;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::router::Orphans;
+pub use slackwater_testkit::eventually;
 
 use crate::kube::plane::Plane;
 
 pub const DRIVER: &str = "csi.slackwater.dev";
 const POOL: &str = "11111111-2222-4333-8444-555555555555";
-/// Nothing here takes as long, unless it hangs. The machine may be busy.
-const LONG: Duration = Duration::from_secs(120);
 
 /// An agent's description. If the agent cannot be reached, an error with its last description, and
 /// its time.
@@ -136,16 +135,6 @@ impl AgentReports for Agents {
             "no test changes pools of these agents",
         ))
     }
-}
-
-#[track_caller]
-pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let started_at = Instant::now();
-    while !check() {
-        assert!(started_at.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    eprintln!("seen: {what}");
 }
 
 pub fn options(me: &str) -> Options {

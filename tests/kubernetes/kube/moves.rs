@@ -2,7 +2,7 @@
 //! order.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater::agent::describe_response::Fence;
@@ -12,6 +12,7 @@ use slackwater::operation::{MoveContentStatus, MoveSnapshotStatus, MovingState, 
 use slackwater::router::kube::orphans::{Stored, StoredSnapshot};
 use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
 use slackwater::router::{ClusterOptions, InCluster};
+use slackwater_testkit::eventually;
 use uuid::Uuid;
 
 use crate::kube::agents::{Agents, cluster, list, report};
@@ -25,7 +26,6 @@ const POOLS: &str = "/apis/slackwater.dev/v1alpha1/pools";
 const VOLUME: &str = "/api/v1/persistentvolumes/pv";
 const CLAIM: &str = "/api/v1/namespaces/shop/persistentvolumeclaims/data";
 const UID: &str = "aaaaaaaa-2222-4333-8444-555555555555";
-const LONG: Duration = Duration::from_secs(120);
 
 fn pool(n: u32) -> String {
     format!("11111111-2222-4333-8444-{n:012}")
@@ -169,15 +169,6 @@ impl MovingVolumes for Volumes {
             .snapshots
             .retain(|one| one.id != snapshot.to_string());
         Ok(())
-    }
-}
-
-#[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

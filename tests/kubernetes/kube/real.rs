@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use slackwater::error::chain;
 use slackwater::hook::{Hooks, PodHooks};
+use slackwater_testkit::eventually;
 use tokio::runtime::Runtime;
 
 /// Nothing here takes as long, unless it hangs. The machine may be busy.
@@ -116,14 +117,6 @@ impl Place {
         let _inside = runtime.enter();
         PodHooks::new(client)
     }
-
-    fn eventually(&self, what: &str, mut check: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !check() {
-            assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    }
 }
 
 impl Drop for Place {
@@ -168,7 +161,7 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_reports_the_status() {
     let dying = Runtime::new().unwrap();
     let held = place.hooks(&dying).quiesce(&name("good"), LONG).unwrap();
     dying.shutdown_background();
-    place.eventually("the application is released", || {
+    eventually("the application is released", || {
         place.log("good") == "released\nreleased\n"
     });
     drop(held);
@@ -177,6 +170,6 @@ fn a_real_kubelet_keeps_stdin_open_closes_it_and_reports_the_status() {
     let mut held = hooks.quiesce(&name("good"), LONG).unwrap();
     let delete = ["delete", "pod", "good", "--force", "-n", &place.namespace];
     place.kubectl(&delete).unwrap();
-    place.eventually("the pod's death is seen", || held.verify().is_err());
+    eventually("the pod's death is seen", || held.verify().is_err());
     eprintln!("{}", chain(&held.verify().unwrap_err()));
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater::agent::describe_response::RevertFence;
@@ -13,6 +13,7 @@ use slackwater::model::{SnapshotId, VolumeId};
 use slackwater::operation::VolumeRevertStatus;
 use slackwater::router::reverted::{RevertStep, RevertingVolumes};
 use slackwater::router::{Cluster, ClusterOptions, InCluster};
+use slackwater_testkit::eventually;
 use tokio::sync::Barrier;
 use uuid::Uuid;
 
@@ -30,7 +31,6 @@ const GROUPS: &str = "/apis/groupsnapshot.storage.k8s.io/v1beta1";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 const UID: &str = "aaaaaaaa-2222-4333-8444-555555555555";
 const POOL: &str = "11111111-2222-4333-8444-000000000001";
-const LONG: Duration = Duration::from_secs(120);
 
 /// The ID of the volume, or of the snapshot, with this number.
 fn id(n: u32) -> String {
@@ -45,7 +45,7 @@ struct Volumes {
     ordered: Mutex<Vec<String>>,
     /// What prepares fail with.
     fails: Mutex<Option<tonic::Code>>,
-    /// Prepares wait until so many run at the same time.
+    /// Prepares wait until this number of them run at the same time.
     together: Mutex<Option<Arc<Barrier>>>,
     /// Switches fail.
     is_held: AtomicBool,
@@ -138,15 +138,6 @@ impl RevertingVolumes for Volumes {
             }
         }
         Ok(())
-    }
-}
-
-#[track_caller]
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -8,8 +8,9 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use slackwater::host::linux::seqpacket::Channel;
 use slackwater::model::FsType::{Ext4, Xfs};
+use slackwater_testkit::eventually;
 
-use crate::guard::fixture::{Fixture, ProbeWrite, eventually_within, is_frozen, long, signal};
+use crate::guard::fixture::{Fixture, ProbeWrite, is_frozen, long, signal};
 use crate::guard::hidden::leave_frozen;
 use crate::host_linux::scratch::text;
 
@@ -102,7 +103,7 @@ fn a_separate_guard_runs_until_it_receives_a_signal() {
         text(&fixture.state),
     ];
     let mut guard = start(&words);
-    eventually_within("a socket", || socket.exists());
+    eventually("a socket", || socket.exists());
     assert!(
         slackwater(&[words.as_slice(), &["--with-parent"]].concat())
             .status
@@ -121,7 +122,7 @@ fn a_separate_guard_runs_until_it_receives_a_signal() {
     assert!(guard.0.try_wait().unwrap().is_none());
     signal(guard.0.id(), Signal::SIGTERM);
     assert!(guard.0.wait().unwrap().success());
-    eventually_within("the next one's turn", || socket.exists());
+    eventually("the next one's turn", || socket.exists());
     assert!(fixture.frozen(&[Ext4], long()).thaw(0).unwrap());
     for guard in &mut next {
         signal(guard.0.id(), Signal::SIGTERM);
@@ -157,7 +158,7 @@ fn a_driver_that_starts_thaws_before_it_opens_its_pools() {
         "--node-record",
         text(&fixture.pool.root.join("node.json")),
     ]);
-    eventually_within("a socket", || socket.exists());
+    eventually("a socket", || socket.exists());
     crate::guard::hidden::assert_free(&fixture);
     drop(driver);
 }
@@ -173,7 +174,7 @@ fn session(channel: &Channel, members: usize) -> u32 {
     let fds = vec![null.as_fd(); members + 1];
     channel.send_with_fds(&begin, &fds).unwrap();
     let mut answer = [0; 32];
-    eventually_within("an answer", || {
+    eventually("an answer", || {
         matches!(channel.receive(&mut answer), Ok(Some(())))
     });
     u32::from_le_bytes([answer[12], answer[13], answer[14], answer[15]])
@@ -205,7 +206,7 @@ fn a_guard_with_its_maximum_of_sessions_stays_within_its_memory_and_refuses_more
     ]);
     let connect = || {
         let mut channel = None;
-        eventually_within("a guard that listens", || {
+        eventually("a guard that listens", || {
             channel = Channel::connect(&socket).unwrap();
             channel.is_some()
         });
@@ -218,7 +219,7 @@ fn a_guard_with_its_maximum_of_sessions_stays_within_its_memory_and_refuses_more
     let admitted = |members| {
         let mut held = None;
         // An ended session counts until its last thread has ended.
-        eventually_within("a free session", || {
+        eventually("a free session", || {
             let channel = connect();
             let is_ready = session(&channel, members) == 0;
             held = Some(channel);

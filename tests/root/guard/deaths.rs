@@ -7,11 +7,12 @@ use nix::sys::signal::Signal;
 use slackwater::host::Freezer;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::model::FsType::{Ext4, Xfs};
+use slackwater_testkit::eventually;
 
 use crate::guard::driver::{Driver, GRACE_PERIODS, Sight, Task, was_killed};
 use crate::guard::fixture::{
-    Fixture, ProbeWrite, WAIT_TIMEOUT, assert_not_expedited, await_stop, eventually_within, guards,
-    limits, long, short, signal,
+    Fixture, ProbeWrite, WAIT_TIMEOUT, assert_not_expedited, await_stop, guards, limits, long,
+    short, signal,
 };
 
 /// A fault before, and for steps that take time also after, each step of the guard in a session of
@@ -72,7 +73,7 @@ fn session_with_a_guard_that(meets: &str) {
         // The next session finds a stopped guard that no session needed any more.
         signal(pid, Signal::SIGCONT);
     }
-    eventually_within("no guard without a driver", || {
+    eventually("no guard without a driver", || {
         guards(&fixture.state).is_empty()
     });
     fixture.guard.sweep().unwrap();
@@ -157,7 +158,7 @@ fn a_stopped_guard_is_not_waited_for_and_survives_while_another_session_relies_o
         "the guard still has a session"
     );
     assert!(!sessions[1].thaw(0).unwrap());
-    eventually_within("the end of a guard that no session relies on", || {
+    eventually("the end of a guard that no session relies on", || {
         guards(&fixture.state).is_empty()
     });
     drop(sessions);
@@ -181,7 +182,7 @@ fn frozen_shortly(fixture: &Fixture, faults: &[(&str, &str)]) -> Driver {
             return Some(driver);
         }
         drop(driver);
-        eventually_within("the guard's end", || guards(&fixture.state).is_empty());
+        eventually("the guard's end", || guards(&fixture.state).is_empty());
         None
     })
 }
@@ -201,7 +202,7 @@ fn driver_with(
     driver.go_on();
     if mode.starts_with("stop") {
         let mut state = String::new();
-        eventually_within("a stop or an end", || {
+        eventually("a stop or an end", || {
             let path = format!("/proc/{}/stat", driver.pid());
             let stat = fs::read_to_string(path).unwrap_or_default();
             state = stat
@@ -260,7 +261,7 @@ pub fn each_step(fixture: &Fixture, mode: &str, beside: Option<Sight>, ended: im
 fn each_step_of_the_driver(mode: &str) {
     let fixture = Fixture::new(&[Ext4, Xfs]);
     let guard_ends = || {
-        eventually_within("its guard's end", || guards(&fixture.state).is_empty());
+        eventually("its guard's end", || guards(&fixture.state).is_empty());
     };
     each_step(&fixture, mode, None, || {
         guard_ends();
@@ -332,10 +333,10 @@ fn volumes_of_a_stopped_driver_and_a_stopped_guard_are_thawed_by_the_sweep_after
             signal(guard, Signal::SIGCONT);
         }
         drop(driver);
-        eventually_within("the guard's end", || guards(&fixture.state).is_empty());
+        eventually("the guard's end", || guards(&fixture.state).is_empty());
         None
     });
-    eventually_within("a sweep that thaws", || {
+    eventually("a sweep that thaws", || {
         fixture.guard.sweep().unwrap() == ["v0"]
     });
     writer.goes_on();
@@ -345,7 +346,7 @@ fn volumes_of_a_stopped_driver_and_a_stopped_guard_are_thawed_by_the_sweep_after
     );
     signal(guard, Signal::SIGCONT);
     drop(driver);
-    eventually_within("the guard's end", || guards(&fixture.state).is_empty());
+    eventually("the guard's end", || guards(&fixture.state).is_empty());
     assert!(fixture.guard.sweep().unwrap().is_empty());
     fixture.assert_all_thawed();
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use slackwater::cut::guard::GuardClient;
@@ -18,11 +18,10 @@ use slackwater::host::linux::{LinuxHost, freeze};
 use slackwater::host::{Freeze, FreezeMember, Freezer, Host};
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
+pub use slackwater_testkit::WAIT_TIMEOUT;
+use slackwater_testkit::eventually;
 
-use crate::host_linux::scratch::{Scratch, Volume, eventually, text};
-
-/// Generous: only a hang takes as long, also on a slow machine under load.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
+use crate::host_linux::scratch::{Scratch, Volume, text};
 
 /// A pool with mounted volumes, and a state directory.
 pub struct Fixture {
@@ -125,7 +124,7 @@ impl Fixture {
 
     pub fn assert_all_thawed(&self) {
         self.writers().into_iter().for_each(ProbeWrite::goes_on);
-        eventually_within("an empty journal", || self.journal_is_empty());
+        eventually("an empty journal", || self.journal_is_empty());
     }
 
     /// The PID of the guard that listens now.
@@ -150,7 +149,7 @@ pub fn is_expedited() -> bool {
 
 /// No guard has left it on: guards of other tests turn it off again.
 pub fn assert_not_expedited() {
-    eventually_within("no guard has left the switch on", || !is_expedited());
+    eventually("no guard has left the switch on", || !is_expedited());
 }
 
 impl Drop for Fixture {
@@ -250,14 +249,6 @@ pub fn are_stopped(writers: &[ProbeWrite]) -> bool {
     !writers.iter().any(ProbeWrite::has_gone_on)
 }
 
-pub fn eventually_within(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// PIDs of the running guards of a state directory.
 pub fn guards(state: &Path) -> Vec<u32> {
     let wanted = text(state);
@@ -294,7 +285,7 @@ pub fn await_stop(pid: u32) {
 /// umount by a foreign process. A process that another thread is just starting holds our
 /// descriptors until it runs exec, so a mount may be busy for a moment.
 pub fn unmount(folder: &Path) {
-    eventually_within("an unmounted folder", || {
+    eventually("an unmounted folder", || {
         crate::host_linux::scratch::try_run("umount", &[text(folder)]).is_ok()
     });
 }

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use nix::sys::signal::Signal;
 use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
+use slackwater_testkit::eventually;
 
 use crate::guard::driver::{Driver, Task};
 use crate::guard::fixture::{
-    Fixture, ProbeWrite, are_stopped, await_stop, eventually_within, freeze_by_hand, guards,
-    is_frozen, long, member, signal, thaw,
+    Fixture, ProbeWrite, are_stopped, await_stop, freeze_by_hand, guards, is_frozen, long, member,
+    signal, thaw,
 };
 
 const ALL: [FsType; 3] = [Ext4, Xfs, Btrfs];
@@ -24,13 +25,13 @@ pub fn leave_frozen(fixture: &Fixture, kinds: &[FsType]) {
     await_stop(guard);
     driver.kill();
     signal(guard, Signal::SIGKILL);
-    eventually_within("the guard's end", || guards(&fixture.state).is_empty());
+    eventually("the guard's end", || guards(&fixture.state).is_empty());
 }
 
 /// No device of the fixture has a file system any more, and no private mount is left.
 pub fn assert_free(fixture: &Fixture) {
     for volume in &fixture.volumes {
-        eventually_within("a free device", || {
+        eventually("a free device", || {
             !fixture.pool.host.is_claimed(&volume.device).unwrap()
         });
     }

@@ -9,11 +9,11 @@ use nix::sys::signal::Signal;
 use slackwater::host::freezer::FreezeLimits;
 use slackwater::host::{Freezer, Host};
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
+use slackwater_testkit::eventually;
 
 use crate::guard::driver::{Driver, Task};
 use crate::guard::fixture::{
-    Fixture, ProbeWrite, WAIT_TIMEOUT, eventually_within, freeze_by_hand, guards, limits, long,
-    member, signal, thaw,
+    Fixture, ProbeWrite, WAIT_TIMEOUT, freeze_by_hand, guards, limits, long, member, signal, thaw,
 };
 use crate::guard::hidden::leave_frozen;
 use crate::host_linux::scratch::error_text;
@@ -71,7 +71,7 @@ fn a_freeze_that_hangs_fails_in_time_and_is_thawed_when_it_returns() {
         assert!(!fixture.journal_is_empty(), "it may still be frozen");
         // After its deadline, and held: the thaw is tried, and hangs or finds nothing frozen; the
         // entry stays.
-        eventually_within("a second after the deadline", || {
+        eventually("a second after the deadline", || {
             let listed = fixture.guard.list_journaled().unwrap();
             fixture.pool.host.now() > listed[0].until + 1
         });
@@ -159,7 +159,7 @@ fn a_sweep_waits_no_longer_for_four_file_systems_than_for_one() {
         let took = begun.elapsed();
         assert!(message.contains("FITHAW hangs"), "{message}");
         assert!(thaw(&fixture.pool.pool));
-        eventually_within("a sweep that finds nothing frozen", || {
+        eventually("a sweep that finds nothing frozen", || {
             fixture.guard.sweep().is_ok() && fixture.journal_is_empty()
         });
         fixture.assert_all_thawed();
@@ -207,8 +207,8 @@ fn a_freeze_that_completes_in_a_killed_guard_without_a_driver_is_swept() {
     assert!(fixture.guard.sweep().unwrap().is_empty());
     assert!(fixture.guard.list_journaled().unwrap()[0].held);
     assert!(thaw(&fixture.pool.pool));
-    eventually_within("the guard's end", || guards(&fixture.state).is_empty());
-    eventually_within("a sweep that thaws it", || {
+    eventually("the guard's end", || guards(&fixture.state).is_empty());
+    eventually("a sweep that thaws it", || {
         fixture.guard.sweep().unwrap();
         fixture.journal_is_empty()
     });
@@ -222,7 +222,7 @@ fn await_hang(pid: u32) {
         state.starts_with('D')
     };
     let mut seen = 0;
-    eventually_within("a FIFREEZE that hangs", || {
+    eventually("a FIFREEZE that hangs", || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let stuck = tasks
             .filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok())

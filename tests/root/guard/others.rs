@@ -11,12 +11,12 @@ use slackwater::cut::guard::GuardClient;
 use slackwater::host::linux::seqpacket::{Channel, Listener, MESSAGE_BYTES};
 use slackwater::host::{Freezer, Result};
 use slackwater::model::FsType::{Ext4, Xfs};
+use slackwater_testkit::eventually;
 
 use crate::guard::deaths::{assert_session_ends, at_each_step, cut_with, each_step};
 use crate::guard::driver::{Driver, Sight, Task};
 use crate::guard::fixture::{
-    Fixture, ProbeWrite, await_stop, eventually_within, guard_of, guards, is_frozen, limits, long,
-    signal,
+    Fixture, ProbeWrite, await_stop, guard_of, guards, is_frozen, limits, long, signal,
 };
 use crate::host_linux::scratch::{error_text, text};
 
@@ -34,7 +34,7 @@ impl SupervisedGuard {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        eventually_within("a guard that listens", || {
+        eventually("a guard that listens", || {
             Channel::connect(&socket).is_ok_and(|channel| channel.is_some())
         });
         SupervisedGuard(child)
@@ -196,7 +196,7 @@ fn a_stopped_guard_is_unavailable_however_often_it_is_called() {
     assert!(error_of(guard.ready(false)).contains("does not answer"));
     drop(waiting);
     signal(beside.pid(), Signal::SIGCONT);
-    eventually_within("a guard that continues", || guard.ready(false).is_ok());
+    eventually("a guard that continues", || guard.ready(false).is_ok());
 }
 
 /// After the session, nothing is frozen, and the next guard works.
@@ -267,7 +267,7 @@ fn a_guard_in_another_pid_namespace_that_continues_later_freezes_nothing() {
             ProbeWrite::start(&volume.target).goes_on();
         }
         signal(beside.pid(), Signal::SIGCONT);
-        eventually_within("a guard that has finished the session", || {
+        eventually("a guard that has finished the session", || {
             fixture.guard.sweep().unwrap();
             fixture.journal_is_empty()
         });
@@ -279,7 +279,7 @@ fn each_step_of_a_driver_beside(mode: &str, sight: Sight) {
     let fixture = Fixture::new(&[Ext4, Xfs]);
     let beside = SupervisedGuard::start(&fixture, "");
     each_step(&fixture, mode, Some(sight), || {
-        eventually_within("an empty journal", || {
+        eventually("an empty journal", || {
             fixture.guard.sweep().unwrap();
             fixture.journal_is_empty()
         });

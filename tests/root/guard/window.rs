@@ -8,11 +8,11 @@ use nix::unistd::{AccessFlags, access};
 use slackwater::cut::guard::MAX_MEMBERS;
 use slackwater::host::Freezer;
 use slackwater::model::FsType::{self, Btrfs, Ext4, Xfs};
+use slackwater_testkit::eventually;
 
 use crate::guard::fixture::{
-    Fixture, ProbeWrite, SWITCH, are_stopped, assert_not_expedited, await_stop, eventually_within,
-    freeze_by_hand, guard_of, guards, is_expedited, limits, long, member, short, signal, switch,
-    thaw,
+    Fixture, ProbeWrite, SWITCH, are_stopped, assert_not_expedited, await_stop, freeze_by_hand,
+    guard_of, guards, is_expedited, limits, long, member, short, signal, switch, thaw,
 };
 use crate::host_linux::scratch::{error_text, text, try_run};
 
@@ -37,7 +37,7 @@ fn a_frozen_file_system_blocks_writers_until_its_own_thaw() {
     assert!(!fixture.journal_is_empty());
     drop(session);
     // The guard removes the entry after the end of the connection.
-    eventually_within("an empty journal", || fixture.journal_is_empty());
+    eventually("an empty journal", || fixture.journal_is_empty());
     let again = fixture.frozen(&ALL, long());
     assert!(
         (0..3).all(|at| again.thaw(at).unwrap()),
@@ -166,7 +166,7 @@ fn a_foreign_freeze_is_left_alone_when_the_driver_thaws_for_a_dead_guard() {
         signal(pid, sent);
         drop(session);
         signal(pid, Signal::SIGCONT);
-        eventually_within("an empty journal", || fixture.journal_is_empty());
+        eventually("an empty journal", || fixture.journal_is_empty());
         ProbeWrite::start(&fixture.volumes[0].target).goes_on();
         assert!(
             thaw(&fixture.volumes[1].target),
@@ -236,7 +236,7 @@ fn a_guard_that_is_killed_or_stopped_in_the_window_is_replaced_by_the_driver_its
         }
         drop(session);
         fixture.assert_all_thawed();
-        eventually_within("its end", || !guards(&fixture.state).contains(&pid));
+        eventually("its end", || !guards(&fixture.state).contains(&pid));
         let again = fixture.frozen(&ALL, long());
         assert!(
             (0..3).all(|at| again.thaw(at).unwrap()),
@@ -257,7 +257,7 @@ fn a_guard_that_receives_a_signal_thaws_first() {
     assert!(!session.thaw(0).unwrap());
     drop(session);
     fixture.assert_all_thawed();
-    eventually_within("its end", || !guards(&fixture.state).contains(&pid));
+    eventually("its end", || !guards(&fixture.state).contains(&pid));
 }
 
 #[test]
@@ -287,12 +287,12 @@ fn two_drivers_share_one_guard_and_outlive_each_other() {
     drop(one);
     // The guard's parent has ended; the other driver's session continues.
     drop(first);
-    eventually_within("no more connections", || {
+    eventually("no more connections", || {
         !fixture.state.join("guard.sock").exists()
     });
     assert!(two.thaw(0).unwrap());
     drop(two);
-    eventually_within("its end", || guards(&fixture.state).is_empty());
+    eventually("its end", || guards(&fixture.state).is_empty());
     let three = fixture.guard.begin(of(0), long()).unwrap();
     assert_ne!(fixture.guard_pid(), pid);
     three.freeze().unwrap();
@@ -395,7 +395,7 @@ fn grace_periods_are_expedited_while_something_is_frozen_and_not_afterwards() {
         return;
     }
     let fixture = Fixture::new(&[Ext4]);
-    eventually_within("the switch is on in the window", || {
+    eventually("the switch is on in the window", || {
         let session = fixture.frozen(&[Ext4], long());
         let on = is_expedited();
         assert!(session.thaw(0).unwrap());

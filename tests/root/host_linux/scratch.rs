@@ -13,6 +13,7 @@ use slackwater::host::{
 };
 use slackwater::model::FsType;
 use slackwater::model::size::MIB;
+pub use slackwater_testkit::eventually;
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -39,8 +40,9 @@ pub fn folder() -> TempDir {
 
 /// Runs a program that must succeed. Returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
-    let output = try_run(program, arguments);
-    output.unwrap_or_else(|error| panic!("{program} {arguments:?}: {error}"))
+    slackwater_testkit::run(program, arguments)
+        .trim()
+        .to_string()
 }
 
 /// Runs a program. Returns its output, or its messages if it failed.
@@ -69,19 +71,6 @@ fn attach_disk(disk: &Path) -> String {
     (0..20)
         .find_map(|_| attach().ok())
         .unwrap_or_else(|| attach().expect("a loop device for the pool's disk"))
-}
-
-/// Waits for an asynchronous action of the kernel, such as the detachment of an autoclear loop
-/// device.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(
-            start.elapsed() < Duration::from_secs(120),
-            "not in time: {what}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// The complete message of an error.
