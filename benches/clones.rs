@@ -1,7 +1,7 @@
 //! CreateVolume of the twentieth volume from one snapshot, beside the first one from a new snapshot of the same
 //! volume, in turns: what a cached snapshot of a data source costs the claims that come later.
 //!
-//! `ROUNDS=5 MIB=1024 cargo bench --bench clones`: so many rounds, with so much content in the volume.
+//! `ROUNDS=5 MIB=1024 cargo bench --bench clones`: five rounds, with 1024 MiB of content in the volume.
 
 #![allow(
     clippy::disallowed_methods,

@@ -149,7 +149,7 @@ mod tests {
                 assert!(printed.contains("secrets: <1 redacted>"), "{printed}");
             }
         }
-        assert_eq!(with_secrets, 22, "so many are marked in CSI 1.13");
+        assert_eq!(with_secrets, 22, "the number that is marked in CSI 1.13");
     }
 
     #[test]

@@ -69,8 +69,8 @@ impl Service {
 
     /// The topology key, if snapshots report their topology.
     fn snapshot_topology_key(&self) -> Option<String> {
-        let told = self.alpha.snapshot_topology;
-        told.then(|| self.driver.pools.topology_key())
+        let is_shown = self.alpha.snapshot_topology;
+        is_shown.then(|| self.driver.pools.topology_key())
     }
 
     /// Passes a parsed request to its operation. The work continues even if the caller disconnects.

@@ -30,7 +30,7 @@ const NOTHING: Duration = Duration::from_millis(300);
 /// The program that cuts.
 #[derive(Clone, Copy, PartialEq)]
 enum Who {
-    Nobody,
+    NoCut,
     Driver,
     Hand(Way),
 }
@@ -52,7 +52,7 @@ fn cut(fixture: &Fixture, volumes: &[Volume], who: Who, load: Load, name: &str) 
     let client = &fixture.node.client;
     let mut created = (String::new(), Vec::new());
     let ((cut_at, longest), took) = timed(|| match who {
-        Who::Nobody => {
+        Who::NoCut => {
             std::thread::sleep(NOTHING);
             (0, 0.0)
         }
@@ -85,7 +85,7 @@ fn cut(fixture: &Fixture, volumes: &[Volume], who: Who, load: Load, name: &str) 
     });
     let stall = writers.stall(cut_at);
     match who {
-        Who::Nobody => {}
+        Who::NoCut => {}
         Who::Hand(_) => fixture.hand.forget_snapshots(),
         Who::Driver => fixture.runtime.block_on(async {
             let gone = match volumes {
@@ -157,7 +157,7 @@ pub fn members() {
         .map(|n| fixture.volume(&format!("member-{n}"), FS, SMALL))
         .collect();
     let whole = [Way::SideBySide, Way::InSequence].map(Who::Hand);
-    let all = [Who::Driver, whole[0], whole[1], Who::Nobody];
+    let all = [Who::Driver, whole[0], whole[1], Who::NoCut];
     println!("\nstall of the writer that waits longest, ms: medians and quartiles of {turns}\n");
     println!(
         "| volumes | | driver, at the cut | any other moment | FICLONE in parallel | one after the other | without a cut | longest FICLONE by hand | driver / longest FICLONE | the whole call |"
@@ -183,7 +183,7 @@ pub fn members() {
         let groups = MEMBERS.map(|count| &volumes[..count]);
         let groups = rounds(&fixture, &groups, &all, load, turns);
         for (count, cuts) in MEMBERS.into_iter().zip(&groups) {
-            let [driver, aside, series, nobody] = &cuts[..] else {
+            let [driver, aside, series, no_cut] = &cuts[..] else {
                 unreachable!("one line for each way to cut");
             };
             let stall = |cut: &Cut| cut.stall.cut;
@@ -193,7 +193,7 @@ pub fn members() {
                 spread(driver, other),
                 spread(aside, stall),
                 spread(series, stall),
-                spread(nobody, other),
+                spread(no_cut, other),
             ];
             for (line, column) in lines.iter_mut().zip(columns) {
                 line.points.push(point(count as f64, column));
@@ -241,7 +241,7 @@ pub fn extents() {
         Who::Driver,
         Who::Hand(Way::InSequence),
         Who::Hand(Way::Copy),
-        Who::Nobody,
+        Who::NoCut,
     ];
     let mut lines = [
         line("driver,|at the cut"),
@@ -261,7 +261,7 @@ pub fn extents() {
         fixture.break_up(&volume, FS, extents);
         let volumes = [volume];
         let cuts = rounds(&fixture, &[&volumes], &all, Load::Busy, turns);
-        let [driver, whole, copy, nobody] = &cuts[0][..] else {
+        let [driver, whole, copy, no_cut] = &cuts[0][..] else {
             unreachable!("one line for each way to cut");
         };
         let stall = |cut: &Cut| cut.stall.cut;
@@ -271,7 +271,7 @@ pub fn extents() {
             spread(driver, other),
             spread(whole, stall),
             spread(copy, stall),
-            spread(nobody, other),
+            spread(no_cut, other),
         ];
         for (line, column) in lines.iter_mut().zip(columns) {
             line.points.push(point(extents as f64, column));

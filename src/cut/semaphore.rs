@@ -47,7 +47,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn no_more_than_so_many_are_within_and_all_get_through() {
+    fn no_more_than_the_limit_are_within_and_all_get_through() {
         let (gate, within, most) = (Semaphore::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
         // Two threads must be within at the same time: the semaphore lets more than one in.
         let meet = Barrier::new(2);

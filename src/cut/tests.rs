@@ -125,11 +125,11 @@ fn nothing_of_the_clone_ahead_runs_while_an_application_is_held() {
         let is_ahead = |line: &String| ahead.iter().any(|word| line.starts_with(word));
         assert!(log[..held].iter().any(is_ahead), "{log:?}");
         assert!(!log[held..].iter().any(is_ahead), "{log:?}");
-        let meanwhile = &log[held..frozen];
-        assert_eq!(meanwhile[1], "sync", "{log:?}");
+        let while_held = &log[held..frozen];
+        assert_eq!(while_held[1], "sync", "{log:?}");
         for event in ["clone_rest a", "clone_rest b", "room"] {
             assert!(
-                meanwhile.iter().any(|line| line == event),
+                while_held.iter().any(|line| line == event),
                 "{event}: {log:?}"
             );
         }

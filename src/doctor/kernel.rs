@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn rights_are_read_from_the_status_of_the_process() {
-        let told: Vec<String> = [
+        let checks: Vec<String> = [
             "CapEff:\t000001fffeffffff\n",
             "CapEff:\t0000000000000000\n",
             "Name:\tx\n",
@@ -308,14 +308,14 @@ mod tests {
         .flat_map(|status| capabilities(status))
         .map(|check| check.to_string())
         .collect();
-        insta::assert_snapshot!(told.join("\n"));
+        insta::assert_snapshot!(checks.join("\n"));
     }
 
     #[test]
     fn a_freeze_is_short_where_grace_periods_may_be_expedited() {
         let table =
             "20 1 0:5 / / rw - ext4 /dev/sda1 rw\n21 20 0:6 / /sys ro,nosuid - sysfs sysfs rw\n";
-        let told: Vec<String> = [
+        let checks: Vec<String> = [
             ("0\n", "0\n", ""),
             ("0\n", "1\n", ""),
             ("", "", ""),
@@ -324,7 +324,7 @@ mod tests {
         .iter()
         .map(|(expedited, normal, table)| grace_periods(expedited, normal, table).to_string())
         .collect();
-        insta::assert_snapshot!(told.join("\n"));
+        insta::assert_snapshot!(checks.join("\n"));
     }
 
     #[test]

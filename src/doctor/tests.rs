@@ -151,7 +151,7 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
             let tried = checks
                 .iter()
                 .filter(|check| trials.contains(&&*check.subject));
-            let told = tried.max_by_key(|check| check.level).unwrap();
+            let worst = tried.max_by_key(|check| check.level).unwrap();
             // An entry that was journaled but reported as failed is swept by the next process.
             let host = host.restart_process();
             let is_journal = failed.starts_with("freeze_journal");
@@ -173,10 +173,10 @@ fn a_trial_that_can_not_be_made_to_its_end_leaves_nothing() {
             let may_leave = is_clean_up || is_journal;
             let left = host.files_below(Path::new(STATE));
             if may_leave && !left.is_empty() {
-                assert_eq!(told.level, CheckStatus::Warn, "{failed}: {told}");
+                assert_eq!(worst.level, CheckStatus::Warn, "{failed}: {worst}");
             } else {
-                assert_eq!(host.loop_numbers(), [], "{failed}: {told}");
-                assert_eq!(left, Vec::<String>::new(), "{failed}: {told}");
+                assert_eq!(host.loop_numbers(), [], "{failed}: {worst}");
+                assert_eq!(left, Vec::<String>::new(), "{failed}: {worst}");
             }
         }
     }

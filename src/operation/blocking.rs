@@ -245,7 +245,7 @@ impl Driver {
             return Err(Error::Stopping);
         }
         let span = tracing::Span::current();
-        let (failing, told) = watch::channel(None);
+        let (failing, failures) = watch::channel(None);
         let reads = (class == WorkClass::Read).then(|| self.pools.in_flight.reads.clone());
         let task = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -256,7 +256,7 @@ impl Driver {
             done = task => done.map_err(|panic| Error::Bug {
                 invariant: format!("no operation panics: {panic}"),
             })?,
-            why = stuck(told) => Err(Error::Pending {
+            why = stuck(failures) => Err(Error::Pending {
                 what: format!("the cleanup of a failed call ({why})"),
             }),
         }

@@ -97,8 +97,8 @@ impl GroupController for Router {
 
 impl Router {
     fn snapshot_topology_key(&self) -> Option<String> {
-        let told = self.options.alpha.snapshot_topology;
-        told.then(|| self.topology_key())
+        let is_shown = self.options.alpha.snapshot_topology;
+        is_shown.then(|| self.topology_key())
     }
 
     /// The ID of a group's name: the same in every router of this driver.

@@ -210,7 +210,9 @@ mod tests {
             (Restore::Pod, false, &[], &source, true),
             (Restore::Pod, false, &["home-b"], &at("home-b"), false),
         ];
-        for (n, (restore, is_selected, homes, expected, told)) in table.into_iter().enumerate() {
+        for (n, (restore, is_selected, homes, expected, has_reason)) in
+            table.into_iter().enumerate()
+        {
             let homes: Vec<String> = homes.iter().map(|home| (*home).to_string()).collect();
             let (destination, why) = destination(&Question {
                 restore,
@@ -218,7 +220,11 @@ mod tests {
                 is_selected,
                 homes: &homes,
             });
-            assert_eq!((&destination, why.is_some()), (expected, told), "row {n}");
+            assert_eq!(
+                (&destination, why.is_some()),
+                (expected, has_reason),
+                "row {n}"
+            );
         }
     }
 }

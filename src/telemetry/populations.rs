@@ -95,7 +95,7 @@ impl Populations {
         self.counts().cache_hits += 1;
     }
 
-    /// Reports so many cached snapshots from now on.
+    /// Reports this number of cached snapshots from now on.
     pub fn set_cache_snapshots(&self, count: usize) {
         self.counts().cache_snapshots = count;
     }

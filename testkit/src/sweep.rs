@@ -6,7 +6,7 @@ pub struct Sweep {
     pub is_full: bool,
     /// The N of `N/M`: the number of the part that runs, counted from 0.
     pub n: usize,
-    /// The M of `N/M`: into so many parts, the trials that run by default are divided.
+    /// The M of `N/M`: the number of parts into which the trials that run by default are divided.
     pub of: usize,
 }
 

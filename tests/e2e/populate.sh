@@ -1,6 +1,6 @@
 # Claims that name a data source are filled by a pod of slackwater-populate before their first use. The HTTP
 # server is a pod of the same namespace. Needs target/slackwater-populate-image.tar (make image-populate).
-# E2E_KILLS=20: so many kills of each process in each workflow (make soak).
+# E2E_KILLS=20: the number of kills of each process in each workflow (make soak).
 # shellcheck shell=bash
 # shellcheck source=tests/e2e/nodes.sh
 . "$E2E/nodes.sh"

@@ -1,6 +1,6 @@
 # Schedules, reverts, restores and transfers, with `kubectl slackwater` as a person would use it. Needs
 # target/release/kubectl-slackwater (make e2e builds it).
-# E2E_KILLS=20: so many kills of each process in each workflow (make soak).
+# E2E_KILLS=20: the number of kills of each process in each workflow (make soak).
 # shellcheck shell=bash
 # shellcheck source=tests/e2e/databases.sh
 . "$E2E/databases.sh" # for its functions, and PostgreSQL

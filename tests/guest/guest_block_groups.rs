@@ -129,10 +129,10 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
             let ids = [raw.id.clone(), mounted.id.clone()];
             let refused = client.group("early", &ids, &[]).await.unwrap_err();
             assert_eq!(refused.code(), Code::FailedPrecondition);
-            let told = refused.message();
+            let reported = refused.message();
             assert!(
-                told.contains(&format!("restart the pod with UID {POD}")),
-                "{told}"
+                reported.contains(&format!("restart the pod with UID {POD}")),
+                "{reported}"
             );
 
             raw.down(&client).await;
@@ -165,8 +165,8 @@ fn a_raw_volume_with_a_loop_device_joins_groups_after_its_pod_was_restarted() {
             let ids = [never.id.clone(), mounted.id.clone()];
             let refused = client.group("never", &ids, &[]).await.unwrap_err();
             assert_eq!(refused.code(), Code::FailedPrecondition);
-            let told = refused.message();
-            assert!(told.contains("blockGroups"), "{told}");
+            let reported = refused.message();
+            assert!(reported.contains("blockGroups"), "{reported}");
             for volume in [raw, never, mounted] {
                 volume.down(&client).await;
                 client.delete(&volume.id).await.unwrap();

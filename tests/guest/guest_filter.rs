@@ -86,8 +86,8 @@ fn a_group_of_another_machine_and_one_of_two_with_a_name_are_refused() {
         let place = "default=lvm:slackwater-vg/thin";
         let init = || slackwater(&["pool", "init", place], &scratch);
         let refused = |words: &str| {
-            for told in [init(), doctor(&scratch)] {
-                assert!(told.contains(words), "{words}: {told}");
+            for reported in [init(), doctor(&scratch)] {
+                assert!(reported.contains(words), "{words}: {reported}");
             }
         };
         fs::write(CONFIGURATION, machine("here")).unwrap();

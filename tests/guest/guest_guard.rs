@@ -87,12 +87,12 @@ fn a_foreign_resume_is_detected() {
         let device = fs::canonicalize("/dev/mapper/slackwater-test-0").unwrap();
         let queue = device.strip_prefix("/dev").unwrap().join("queue/iostats");
         fs::write(std::path::Path::new("/sys/block").join(queue), "1").unwrap();
-        let meanwhile = |name: &str| {
+        let between = |name: &str| {
             resume(name);
             write_directly(&fixture.volumes[0]);
             suspend(name);
         };
-        assert!(!verdict(&fixture, meanwhile));
+        assert!(!verdict(&fixture, between));
         assert!(verdict(&fixture, |_| {}));
         // A file system that a foreign process has thawed below a device that stays suspended.
         fixture.volumes.swap(0, 1);
@@ -117,7 +117,7 @@ fn a_table_that_a_foreign_process_loads_during_a_suspend_is_never_switched_to() 
             run("dmsetup", &["load", name, "--table", &other]);
             assert!(has_inactive_table(name));
         });
-        assert!(held, "nothing was written meanwhile");
+        assert!(held, "nothing was written between");
         assert_eq!(table("slackwater-test-0"), before);
         assert!(!has_inactive_table("slackwater-test-0"));
     });

@@ -471,8 +471,8 @@ fn the_demo_uses_a_thin_pool_and_gives_it_back() {
         assert!(refused.contains("it has the thin device 7"), "{refused}");
         run("dmsetup", &["message", MAPPED, "0", "delete 7"]);
         let before = run("dmsetup", &["status", MAPPED]);
-        let told = run(binary(), &place);
-        assert!(told.contains("nothing is left behind"), "{told}");
+        let reported = run(binary(), &place);
+        assert!(reported.contains("nothing is left behind"), "{reported}");
         let fields = |status: &str| {
             let all: Vec<String> = status.split_whitespace().map(str::to_string).collect();
             // Of the pool: its transaction ID and its blocks in use.

@@ -222,10 +222,10 @@ pub(crate) async fn check(scratch: &Scratch, client: &Client, ledger: &Ledger) {
             client.delete(&copy.id).await.unwrap();
         }
     }
-    let told = slackwater(&["volumes"], scratch);
+    let reported = slackwater(&["volumes"], scratch);
     assert!(
-        !told.contains("thin device"),
-        "nothing is lost or left: {told}"
+        !reported.contains("thin device"),
+        "nothing is lost or left: {reported}"
     );
 }
 

@@ -309,14 +309,14 @@ fn a_hook_runs_as_its_user_with_that_users_groups_alone() {
         .unwrap()
         .release()
         .unwrap();
-    let nobody = nix::unistd::User::from_name("nobody")
+    let account = nix::unistd::User::from_name("nobody")
         .unwrap()
         .expect("every machine has one");
-    assert_eq!(hook_folder.read("uid").trim(), nobody.uid.to_string());
-    assert_eq!(hook_folder.read("gid").trim(), nobody.gid.to_string());
+    assert_eq!(hook_folder.read("uid").trim(), account.uid.to_string());
+    assert_eq!(hook_folder.read("gid").trim(), account.gid.to_string());
     assert_eq!(
         hook_folder.read("groups").trim(),
-        nobody.gid.to_string(),
+        account.gid.to_string(),
         "none of root's"
     );
     let environment = hook_folder.read("environment");

@@ -476,7 +476,7 @@ impl Simulation {
             return Err(error.clone());
         }
         let frozen = self.host.frozen();
-        if frozen.iter().any(|(_, by_stranger)| !by_stranger) {
+        if frozen.iter().any(|(_, by_foreign)| !by_foreign) {
             return Err(format!("still frozen: {frozen:?}"));
         }
         let journaled = self.host.without_faults(|host| host.list_journaled());

@@ -186,7 +186,7 @@ pub fn has_arrived(server: &Shared, context: &str) {
     assert_eq!(count("/persistentvolumeclaims/"), 4, "{context}");
 }
 
-/// All cuts of a run of so many requests.
+/// All cuts of a run with this number of requests.
 pub fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
     (0..requests).flat_map(|at| [Cut::Before(at), Cut::After(at)])
 }

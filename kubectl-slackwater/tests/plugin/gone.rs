@@ -157,7 +157,7 @@ fn is_restored(server: &Shared, context: &str) {
     assert_eq!(names.len(), OWN + 6, "{context}: {names:?}");
 }
 
-/// All cuts of a run of so many requests.
+/// All cuts of a run with this number of requests.
 fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
     (0..requests).flat_map(|at| [Cut::Before(at), Cut::After(at)])
 }

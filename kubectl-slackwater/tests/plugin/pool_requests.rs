@@ -142,8 +142,8 @@ fn what_can_not_be_adopted_is_refused_before_it_is_requested() {
     run(&server, &["adopt", "fast", "--to-node", "node-1", "--yes"]).unwrap();
     assert_eq!(spec(&server), json!({}));
     set(&server, "/status/node", json!(""));
-    let told = fails(run(&server, &["forget", POOLS[0], "--yes"]), "--on-node");
-    assert_eq!(told.code, kubectl_slackwater::failure::FAILED);
+    let reported = fails(run(&server, &["forget", POOLS[0], "--yes"]), "--on-node");
+    assert_eq!(reported.code, kubectl_slackwater::failure::FAILED);
     // Another user changes the pool before it is patched.
     server.lock().unwrap().before = Some(|server, method, _| {
         if *method == Method::PATCH {

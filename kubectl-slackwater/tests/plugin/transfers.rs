@@ -84,7 +84,7 @@ pub fn has_arrived(server: &Shared, policy: &str, context: &str) {
     assert!(!server.objects.contains_key(&old), "{context}");
 }
 
-/// All cuts of a run of so many requests.
+/// All cuts of a run with this number of requests.
 pub fn cuts(requests: usize) -> impl Iterator<Item = Cut> {
     (0..requests).flat_map(|at| [Cut::Before(at), Cut::After(at)])
 }

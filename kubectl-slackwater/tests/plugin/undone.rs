@@ -156,7 +156,7 @@ fn late(server: &Shared, request: impl AsyncFnOnce(&Cluster, &Change) -> Result<
     });
 }
 
-/// A server with a transfer that was killed after so many changes.
+/// A server with a transfer that was killed after this number of changes.
 fn begun_with(changes: usize) -> Shared {
     for at in 0.. {
         let server = server("Delete");

@@ -15,7 +15,7 @@ use crate::world::{DRIVER, id};
 
 const MOVE: &str = "/apis/slackwater.dev/v1alpha1/namespaces/shop/volumemoves/data-new";
 
-/// A move with `--wait`, of which so many polls are answered with this code.
+/// A move with `--wait`, of which this number of polls is answered with this code.
 fn moved(failing: usize, code: u16) -> Result<(), Failure> {
     let mut server = Server::default();
     server.put(

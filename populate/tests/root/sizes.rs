@@ -17,7 +17,7 @@ const CAPACITY: usize = 1 << 20;
 const SIZES: [usize; 3] = [0, 1, CAPACITY + 1];
 const PROGRAMS: [&str; 4] = ["", "gzip", "xz", "zstd"];
 
-/// A volume whose file system has so many bytes.
+/// A volume whose file system has this number of bytes.
 struct Small(Volume);
 
 impl Small {

@@ -79,7 +79,7 @@ mod tests {
         write("record.json.new").unwrap();
         assert_eq!(damaged().count(), 0);
         write("data.img").unwrap();
-        let told: Vec<_> = damaged().collect();
-        assert_eq!(told, ["it has no record.json"]);
+        let reported: Vec<_> = damaged().collect();
+        assert_eq!(reported, ["it has no record.json"]);
     }
 }

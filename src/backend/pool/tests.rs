@@ -456,11 +456,11 @@ fn many_deletes_tell_the_disk_once_also_after_a_crash() {
         let made = backend.create(discarded(n), &any).unwrap();
         backend.volumes.delete(made.uuid).unwrap();
     }
-    let told = || {
+    let trims = || {
         let log = host.effect_log();
         log.iter().filter(|line| line.starts_with("trim")).count()
     };
-    assert_eq!(told(), 0, "no delete waits for it");
+    assert_eq!(trims(), 0, "no delete waits for it");
     // After a crash and a failure, the discard is still due.
     drop(backend);
     let backend = open(&host);
@@ -468,13 +468,13 @@ fn many_deletes_tell_the_disk_once_also_after_a_crash() {
     backend.folder.discard_freed().unwrap_err();
     drop(backend);
     let backend = open(&host);
-    let before = told();
+    let before = trims();
     backend.folder.discard_freed().unwrap();
-    assert_eq!(told(), before + 1);
+    assert_eq!(trims(), before + 1);
     backend.folder.discard_freed().unwrap();
     drop(backend);
     open(&host).folder.discard_freed().unwrap();
-    assert_eq!(told(), before + 1, "all of it was told");
+    assert_eq!(trims(), before + 1, "all of it was logged");
     let left = host.files_below(&Path::new(POOL).join(TRASH));
     assert!(left.is_empty(), "{left:?}");
 }

@@ -292,10 +292,10 @@ impl PoolBackend {
     }
 
     fn unshare_unsynced(&self, image: Image, bytes: u64) -> Result<()> {
-        let mut told = Instant::now();
+        let mut logged_at = Instant::now();
         for offset in (0..bytes).step_by(UNSHARE_STEP as usize) {
-            if told.elapsed() >= PROGRESS_LOG_INTERVAL {
-                told = Instant::now();
+            if logged_at.elapsed() >= PROGRESS_LOG_INTERVAL {
+                logged_at = Instant::now();
                 tracing::info!(pool = %self.record.name, ?image, done = offset, of = bytes, "unsharing blocks");
             }
             let length = UNSHARE_STEP.min(bytes - offset);

@@ -88,14 +88,14 @@ impl Snapshots {
             records.find(|record| record.state == state)?.group.clone()
         };
         let membership = known(SnapshotState::Ready).or_else(|| known(SnapshotState::Cut));
-        let told = |(pool, record): &Member| GroupMember {
+        let group_member = |(pool, record): &Member| GroupMember {
             snapshot: self.pools.snapshot(pool, record),
             attempt: record.attempt,
             state: record.state,
         };
         Ok(GroupHere {
             busy: lock.is_err(),
-            members: found.values().map(told).collect(),
+            members: found.values().map(group_member).collect(),
             membership,
             unseen,
         })

@@ -317,12 +317,12 @@ mod tests {
 
     #[test]
     fn a_pool_without_a_certain_report_is_refused() {
-        let told = |change: fn(&mut Pool)| {
+        let changed = |change: fn(&mut Pool)| {
             let mut pool = pool(1, "default", "a");
             change(&mut pool);
             adopted(&pool, Timestamp::now()).map_err(|error| error.to_string())
         };
-        assert_eq!(told(|_| {}).unwrap().home, "home-of-a");
+        assert_eq!(changed(|_| {}).unwrap().home, "home-of-a");
         let with = |health: Health| {
             let mut pool = pool(1, "default", "a");
             pool.status.as_mut().unwrap().health = health;
@@ -341,10 +341,10 @@ mod tests {
         ] {
             assert!(!with(health), "{health:?}");
         }
-        assert!(told(|pool| pool.spec.lost = true).is_err());
-        assert!(told(|pool| pool.status = None).is_err());
-        assert!(told(|pool| pool.status.as_mut().unwrap().home = String::new()).is_err());
-        let stale = told(|pool| {
+        assert!(changed(|pool| pool.spec.lost = true).is_err());
+        assert!(changed(|pool| pool.status = None).is_err());
+        assert!(changed(|pool| pool.status.as_mut().unwrap().home = String::new()).is_err());
+        let stale = changed(|pool| {
             let long_ago = Timestamp::from_second(1_700_000_000).unwrap();
             pool.status.as_mut().unwrap().last_seen = Some(Time(long_ago));
         });

@@ -52,7 +52,7 @@ const LEASE: &str = "slackwater-populators";
 /// Names of the watches in messages.
 const CLAIMS: &str = "PersistentVolumeClaims";
 const CLASSES: &str = "StorageClasses";
-/// The cache is looked through once in so many passes over claims.
+/// One in this number of passes over claims looks through the cache.
 const CLEAN_INTERVAL: u32 = 12;
 
 /// What an administrator has decided about the pods.

@@ -21,18 +21,18 @@ pub(crate) fn group_capabilities() -> csi::GroupControllerGetCapabilitiesRespons
 /// A snapshot is returned only when it is complete, so it is ready. A member that may be deleted
 /// individually is returned without its group, because callers never delete a snapshot that has
 /// one. `key` is set if snapshots report their topology.
-pub(in crate::service) fn snapshot(told: &Snapshot, key: Option<&str>) -> csi::Snapshot {
-    let group = told.group.filter(|_| !told.independent);
+pub(in crate::service) fn snapshot(snapshot: &Snapshot, key: Option<&str>) -> csi::Snapshot {
+    let group = snapshot.group.filter(|_| !snapshot.independent);
     let group = group.map(|group| group.to_string());
     csi::Snapshot {
-        size_bytes: bytes(told.size),
-        snapshot_id: told.id.to_string(),
-        source_volume_id: told.source_volume_id.to_string(),
-        creation_time: Some(time(told.cut_at)),
+        size_bytes: bytes(snapshot.size),
+        snapshot_id: snapshot.id.to_string(),
+        source_volume_id: snapshot.source_volume_id.to_string(),
+        creation_time: Some(time(snapshot.cut_at)),
         ready_to_use: true,
         group_snapshot_id: group.unwrap_or_default(),
         accessible_topology: key
-            .map(|key| topology(key, told.home))
+            .map(|key| topology(key, snapshot.home))
             .into_iter()
             .collect(),
     }
@@ -52,16 +52,16 @@ pub(in crate::service) fn snapshots(
 }
 
 /// A group is returned only when it is complete, so it is ready.
-pub(crate) fn group(told: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
-    let id = told.id.to_string();
+pub(crate) fn group(group: &Group, key: Option<&str>) -> csi::VolumeGroupSnapshot {
+    let id = group.id.to_string();
     let member = |member: &Snapshot| csi::Snapshot {
         group_snapshot_id: id.clone(),
         ..snapshot(member, key)
     };
     csi::VolumeGroupSnapshot {
-        snapshots: told.snapshots.iter().map(member).collect(),
+        snapshots: group.snapshots.iter().map(member).collect(),
         group_snapshot_id: id,
-        creation_time: Some(time(told.cut_at)),
+        creation_time: Some(time(group.cut_at)),
         ready_to_use: true,
     }
 }

@@ -159,7 +159,7 @@ pub(super) fn file_of_rules(object: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// An alert, whether it fires, after so many minutes, with these series: values of one minute each.
+/// An alert, whether it fires, after this number of minutes, with these series: values of one minute each.
 type Case = (
     &'static str,
     bool,

@@ -210,13 +210,13 @@ fn a_cluster_that_cannot_be_served_is_refused() {
             &["admissionPolicy", "set it to false"],
         ),
     ];
-    for (words, told) in cases {
+    for (words, reported) in cases {
         let Some(output) = rendered(words) else {
             return;
         };
         assert!(!output.status.success(), "{words:?} is accepted");
         let error = String::from_utf8_lossy(&output.stderr);
-        for word in told {
+        for word in reported {
             assert!(error.contains(word), "{words:?}: {error}");
         }
     }

@@ -602,14 +602,14 @@ fn invalid_values_are_refused_by_name() {
             &["hooks.namespaces must be empty with singleNode"],
         ),
     ];
-    for (values, told) in Sweep::requested().part_if_quick(cases.iter()) {
+    for (values, reported) in Sweep::requested().part_if_quick(cases.iter()) {
         let words: Vec<_> = values.iter().flat_map(|value| ["--set", value]).collect();
         let Some(output) = rendered(&words) else {
             return;
         };
         assert!(!output.status.success(), "{values:?} is accepted");
         let error = String::from_utf8_lossy(&output.stderr);
-        for word in *told {
+        for word in *reported {
             assert!(error.contains(word), "{values:?}: {error}");
         }
     }

@@ -355,8 +355,8 @@ fn until_condition(world: &World, kind: &str, reason: &str, words: &str) {
     let life = Life::of(i64::MAX);
     let cluster = world.start(&life);
     eventually(&format!("{kind} is {reason}"), || {
-        let told = world.condition(kind);
-        told.is_some_and(|(found, message)| found == reason && message.contains(words))
+        let reported = world.condition(kind);
+        reported.is_some_and(|(found, message)| found == reason && message.contains(words))
     });
     world.api.runtime.block_on(cluster.shut_down());
 }

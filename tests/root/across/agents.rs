@@ -122,10 +122,10 @@ async fn an_agent_that_is_late_blocks_no_application_and_no_snapshot_is_kept() {
         let mut messages = Vec::new();
         for limit in SHORT {
             let status = stopped_at(&mut cluster, &volumes, &writers, step, limit).await;
-            let is_told = status.code() == tonic::Code::Unavailable
+            let is_reported = status.code() == tonic::Code::Unavailable
                 && status.message().contains(&cluster.agents[step.0].name);
             messages.push(status);
-            if is_told {
+            if is_reported {
                 let context = format!("agent {}, {}, {limit}", step.0, step.1);
                 let comes = cluster.assert_comes_to_one(&context, &volumes, &PARAMETERS, &context);
                 comes.await;

@@ -59,8 +59,8 @@ async fn a_group_across_nodes_is_answered_like_a_group_of_one_node() {
     assert_eq!(client.get_group(id, &[]).await.unwrap(), group);
     let answer = client.get_group(id, &members[..1]).await;
     assert!(refused(answer, Code::InvalidArgument).contains("snapshot_ids"));
-    let nobody = "00000000-0000-0000-0000-000000000000";
-    refused(client.get_group(nobody, &[]).await, Code::NotFound);
+    let unknown = "00000000-0000-0000-0000-000000000000";
+    refused(client.get_group(unknown, &[]).await, Code::NotFound);
     let answer = client.delete_snapshot(&members[1]).await;
     assert!(refused(answer, Code::InvalidArgument).contains(id));
     let answer = client.delete_group(id, &members[..2]).await;
@@ -80,7 +80,7 @@ async fn a_group_across_nodes_is_answered_like_a_group_of_one_node() {
         client.get_group(id, &members).await.map(drop),
         client.delete_group(id, &members).await,
         client.group("g", &asked, &[]).await.map(drop),
-        client.get_group(nobody, &[]).await.map(drop),
+        client.get_group(unknown, &[]).await.map(drop),
         client.group("h", &asked, &[]).await.map(drop),
     ] {
         assert!(refused(answer, Code::Unavailable).contains("node-0"));

@@ -198,7 +198,7 @@ impl Stage<'_> {
 
     /// Makes one clone ahead. Returns the number of blocks that differ from the source in the cut,
     /// with or without completing the clone there.
-    fn round(&self, random: &mut Random, copy: &Path, way: Way, put_right: bool) -> usize {
+    fn round(&self, random: &mut Random, copy: &Path, way: Way, corrects: bool) -> usize {
         let (source, target) = (self.image.path.as_path(), copy);
         let pause = |most: u64, random: &mut Random| {
             std::thread::sleep(Duration::from_micros(random.below(most)));
@@ -231,7 +231,7 @@ impl Stage<'_> {
             // As a freeze does.
             self.device.sync_all().unwrap();
         }
-        if put_right {
+        if corrects {
             let done = rest();
             assert!(matches!(done, Done::Cloned(_)), "{done:?}");
         }
@@ -239,7 +239,7 @@ impl Stage<'_> {
         let agrees = self.scratch.host.verify_copy(target, &known).unwrap();
         let (ours, theirs) = (fs::read(source).unwrap(), fs::read(target).unwrap());
         drop(closed);
-        if put_right && !agrees {
+        if corrects && !agrees {
             self.disagreed.fetch_add(1, Ordering::Relaxed);
             return 0;
         }
@@ -274,7 +274,7 @@ fn attach(scratch: &Scratch, image: &Image, direct: bool) -> u32 {
 }
 
 /// The number of rounds in which the copy differed in the cut.
-fn bad_rounds(below: BackingFs, way: Way, put_right: bool, length: Length) -> u32 {
+fn bad_rounds(below: BackingFs, way: Way, corrects: bool, length: Length) -> u32 {
     let Length { rounds, size } = length;
     let BackingFs { fs, in_place } = below;
     let scratch = Scratch::on(fs);
@@ -329,7 +329,7 @@ fn bad_rounds(below: BackingFs, way: Way, put_right: bool, length: Length) -> u3
                 if round % COMMIT == 0 {
                     syncfs(&pool).unwrap();
                 }
-                stage.round(&mut random, &copy, way, put_right) > 0
+                stage.round(&mut random, &copy, way, corrects) > 0
             })
             .count()
     });

@@ -73,7 +73,7 @@ fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
     let ours = authority();
     let scratch = Scratch::new();
     let certificates = Certificates::new(&scratch, &issue(&ours, &controller()));
-    let told = || {
+    let reported = || {
         let _ = std::fs::remove_file(scratch.join("log"));
         let mut server = Server::spawn(
             &scratch,
@@ -86,11 +86,11 @@ fn certificates_that_cannot_be_used_are_one_sentence_and_exit_64() {
         assert_eq!(message.lines().count(), 1, "{message}");
         message.replace(scratch.path().to_str().unwrap(), "DIR")
     };
-    let of_another = told();
+    let of_another = reported();
     std::fs::write(certificates.path("tls.key"), "secret").unwrap();
-    let no_key = told();
+    let no_key = reported();
     std::fs::write(certificates.path("ca.crt"), "none").unwrap();
-    let no_authority = told();
+    let no_authority = reported();
     insta::assert_snapshot!([of_another, no_key, no_authority].concat());
 }
 

@@ -57,7 +57,7 @@ impl Sample {
         Sample { share, from }
     }
 
-    /// The selected ones of so many.
+    /// The selected ones of this number of trials.
     fn of_all(&self, all: usize) -> Vec<usize> {
         (1..=all).filter(|n| self.has(&[*n])).collect()
     }

@@ -143,7 +143,10 @@ async fn an_agent_that_comes_back_with_other_pools_is_accepted() {
         .await;
         let listed = routed.list(0).await;
         let seen = routed.agents.of_node("node-a").unwrap().seen();
-        if seen.description.is_none_or(|told| told.pools.len() == 2) {
+        if seen
+            .description
+            .is_none_or(|reported| reported.pools.len() == 2)
+        {
             refused(listed, Code::Unavailable, &[]);
         }
     }

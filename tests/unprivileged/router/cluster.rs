@@ -270,7 +270,7 @@ pub struct KubernetesState {
     /// By volume.
     pub claims: BTreeMap<String, String>,
     /// Events: the object and the reason.
-    pub told: Vec<(ObjectRef, &'static str)>,
+    pub reported: Vec<(ObjectRef, &'static str)>,
     /// The messages of the events.
     pub messages: Vec<String>,
     /// Claims whose hooks were requested.
@@ -373,7 +373,7 @@ impl Cluster for Kubernetes {
         message: String,
     ) {
         let mut state = self.0.lock().unwrap();
-        state.told.push((about.clone(), reason));
+        state.reported.push((about.clone(), reason));
         state.messages.push(message);
     }
 
@@ -501,7 +501,10 @@ impl TestRouter {
         let agent = self.agents.of_node(node).unwrap();
         eventually(node, async || {
             agent.ask().await;
-            agent.seen().description.is_some_and(|told| is_so(&told))
+            agent
+                .seen()
+                .description
+                .is_some_and(|reported| is_so(&reported))
         })
         .await;
     }

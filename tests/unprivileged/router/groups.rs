@@ -86,8 +86,11 @@ async fn a_group_with_an_unreadable_record_is_neither_absent_nor_created_again_n
                 ..Default::default()
             };
             let got = groups.get_volume_group_snapshot(get).await.unwrap_err();
-            let told = [Code::Internal, Code::Unavailable].contains(&got.code());
-            assert!(told && got.message().contains("newer"), "{name}: {got:?}");
+            let reported = [Code::Internal, Code::Unavailable].contains(&got.code());
+            assert!(
+                reported && got.message().contains("newer"),
+                "{name}: {got:?}"
+            );
             let delete = DeleteVolumeGroupSnapshotRequest {
                 group_snapshot_id: group.group_snapshot_id.clone(),
                 snapshot_ids,

@@ -58,7 +58,7 @@ struct Plan {
     lie: Option<Lie>,
     /// The number of fields in the answers of a method, and how often the present lie was applied.
     fields: BTreeMap<String, Vec<Kind>>,
-    told: usize,
+    reported: usize,
 }
 
 /// The proxy in front of an agent.
@@ -106,12 +106,12 @@ impl Liar {
     pub fn set_lie(&self, lie: Option<Lie>) {
         let mut plan = self.plan.lock().unwrap();
         plan.lie = lie;
-        plan.told = 0;
+        plan.reported = 0;
     }
 
     /// How often the present lie was applied.
     pub fn times_applied(&self) -> usize {
-        self.plan.lock().unwrap().told
+        self.plan.lock().unwrap().reported
     }
 
     /// The methods that were called, and the number of fields in their answers.
@@ -133,7 +133,7 @@ impl Liar {
             return answer;
         };
         if let LieKind::Forged(forged) = lie.what {
-            plan.told += 1;
+            plan.reported += 1;
             return forged;
         }
         if lie.field >= count {
@@ -141,7 +141,7 @@ impl Liar {
         }
         let (mut changed, mut left) = (Vec::new(), lie.field);
         change(&parsed, &mut left, &lie.what, &mut changed);
-        plan.told += usize::from(changed != answer);
+        plan.reported += usize::from(changed != answer);
         changed
     }
 }

@@ -403,14 +403,17 @@ impl Fixture {
     /// Applies each of these lies, or the part of them that `SLACKWATER_SWEEP` requests.
     async fn lies_about(&mut self, is_meant: impl Fn(&str) -> bool) {
         self.round(None).await;
-        let mut told = 0;
+        let mut reported = 0;
         let sweep = Sweep::requested();
         for lie in sweep.part(self.lies(is_meant).into_iter()) {
             self.round(Some(lie)).await;
-            told += self.liar.times_applied();
+            reported += self.liar.times_applied();
         }
         // A part may have few lies.
-        assert!(sweep.of > 1 || told > 20, "only {told} lies were applied");
+        assert!(
+            sweep.of > 1 || reported > 20,
+            "only {reported} lies were applied"
+        );
         self.round(None).await;
         assert!(
             self.routed.list(0).await.is_ok(),
@@ -486,8 +489,8 @@ async fn a_node_with_a_member_of_a_group_does_not_redefine_the_group() {
             ..Default::default()
         };
         let id = group.group_snapshot_id.parse().unwrap();
-        let told = fixture.b.driver.snapshots.group_here(id, &[]).unwrap();
-        let theirs = told.members.iter().map(|one| GroupMember {
+        let reported = fixture.b.driver.snapshots.group_here(id, &[]).unwrap();
+        let theirs = reported.members.iter().map(|one| GroupMember {
             snapshot_id: one.snapshot.id.to_string(),
             source_volume_id: one.snapshot.source_volume_id.to_string(),
             size_bytes: GIB,
@@ -552,19 +555,19 @@ async fn no_forged_answer_harms_another_node() {
             promisable_bytes: 1 << 40,
             ..Pool::default()
         };
-        let mut told = DescribeResponse {
+        let mut reported = DescribeResponse {
             node_name: "node-b".into(),
             driver_name: DRIVER.into(),
             home: fixture.b.home(),
             pools: vec![pool],
             ..DescribeResponse::default()
         };
-        change(&mut told);
-        told.encode_to_vec()
+        change(&mut reported);
+        reported.encode_to_vec()
     };
     let others = |forgotten| {
-        describe(&|told| {
-            told.pools.push(Pool {
+        describe(&|reported| {
+            reported.pools.push(Pool {
                 name: "theirs".into(),
                 id: a.clone(),
                 forgotten,
@@ -572,19 +575,19 @@ async fn no_forged_answer_harms_another_node() {
             });
         })
     };
-    let busy = describe(&|told| {
-        told.busy_groups = vec![fixture.group.group_snapshot_id.clone()];
-        told.groups_in_doubt = told.busy_groups.clone();
+    let busy = describe(&|reported| {
+        reported.busy_groups = vec![fixture.group.group_snapshot_id.clone()];
+        reported.groups_in_doubt = reported.busy_groups.clone();
     });
-    let many = describe(&|told| {
+    let many = describe(&|reported| {
         let pools = (0..1000).map(|n| Pool {
             name: format!("p{n}"),
             id: PoolId(Uuid::from_u128(n)).to_string(),
             ..Pool::default()
         });
-        told.pools.extend(pools);
+        reported.pools.extend(pools);
     });
-    let home = describe(&|told| told.home = fixture.a.home());
+    let home = describe(&|reported| reported.home = fixture.a.home());
     let member = GroupMember {
         snapshot_id: members(&fixture.group).remove(0),
         source_volume_id: fixture.own.clone(),
@@ -593,9 +596,9 @@ async fn no_forged_answer_harms_another_node() {
         ..GroupMember::default()
     };
     let group = |change: &dyn Fn(&mut GetGroupResponse)| {
-        let mut told = GetGroupResponse::default();
-        change(&mut told);
-        told.encode_to_vec()
+        let mut reported = GetGroupResponse::default();
+        change(&mut reported);
+        reported.encode_to_vec()
     };
     let cut = |begun: cut_response::Begun| {
         let answer = Some(cut_response::Answer::Begun(begun));
@@ -617,14 +620,17 @@ async fn no_forged_answer_harms_another_node() {
             let id = fixture.victim.clone();
             FindResponse { id }.encode_to_vec()
         }),
-        ("GetGroup", group(&|told| told.busy = true)),
-        ("GetGroup", group(&|told| told.unseen = "its disk".into())),
+        ("GetGroup", group(&|reported| reported.busy = true)),
         (
             "GetGroup",
-            group(&|told| {
-                told.members = vec![member.clone()];
-                told.all_member_ids = members(&fixture.group);
-                told.all_source_volume_ids = vec![fixture.own.clone()];
+            group(&|reported| reported.unseen = "its disk".into()),
+        ),
+        (
+            "GetGroup",
+            group(&|reported| {
+                reported.members = vec![member.clone()];
+                reported.all_member_ids = members(&fixture.group);
+                reported.all_source_volume_ids = vec![fixture.own.clone()];
             }),
         ),
         (
@@ -718,12 +724,12 @@ async fn ids_of_another_node_are_refused_counted_and_reported() {
         .await;
     refused(created, Code::Unavailable, &["node-b", "rejected"]);
     fixture.liar.set_lie(None);
-    let told = fixture.routed.kubernetes.0.lock().unwrap().told.clone();
+    let reported = fixture.routed.kubernetes.0.lock().unwrap().reported.clone();
     let about = (ObjectRef::Node("node-b".into()), "AnswerRefused");
     assert_eq!(
-        told.iter().filter(|one| **one == about).count(),
+        reported.iter().filter(|one| **one == about).count(),
         2,
-        "{told:?}"
+        "{reported:?}"
     );
     let text = fixture.routed.metrics.render().unwrap();
     let counted = "slackwater_agent_answers_refused_total{agent=\"node-b\"} 2";

@@ -55,10 +55,10 @@ async fn an_agent_adopts_a_pool_whose_disk_it_has_and_forgets_one_whose_disk_is_
     let routed = TestRouter::of(&[&node]).await;
     let found = shown(&routed, id);
     assert_eq!(found[0].presence(), Presence::OtherHome, "{found:?}");
-    let told = ask(&routed, id, PoolRequest::Forget).await.unwrap_err();
+    let reported = ask(&routed, id, PoolRequest::Forget).await.unwrap_err();
     assert!(
-        told.contains("it is present at file:/memory/moved"),
-        "{told}"
+        reported.contains("it is present at file:/memory/moved"),
+        "{reported}"
     );
     for _ in 0..2 {
         ask(&routed, id, PoolRequest::Adopt).await.unwrap();
@@ -67,19 +67,19 @@ async fn an_agent_adopts_a_pool_whose_disk_it_has_and_forgets_one_whose_disk_is_
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].refusal.as_str(), found[0].forgotten), ("", false));
     }
-    let told = ask(&routed, id, PoolRequest::Forget).await.unwrap_err();
-    assert!(told.contains("it is present"), "{told}");
+    let reported = ask(&routed, id, PoolRequest::Forget).await.unwrap_err();
+    assert!(reported.contains("it is present"), "{reported}");
     moves(&routed, &mut node, "/memory/moved", "/memory/away").await;
-    let told = ask(&routed, id, PoolRequest::Adopt).await.unwrap_err();
-    assert!(told.contains("mount its disk there"), "{told}");
+    let reported = ask(&routed, id, PoolRequest::Adopt).await.unwrap_err();
+    assert!(reported.contains("mount its disk there"), "{reported}");
     for _ in 0..2 {
         ask(&routed, id, PoolRequest::Forget).await.unwrap();
         assert!(shown(&routed, id)[0].forgotten);
     }
     let unknown = PoolId(uuid::Uuid::from_u128(7));
     for request in [PoolRequest::Adopt, PoolRequest::Forget] {
-        let told = ask(&routed, unknown, request).await.unwrap_err();
-        assert!(told.contains(&unknown.to_string()), "{told}");
+        let reported = ask(&routed, unknown, request).await.unwrap_err();
+        assert!(reported.contains(&unknown.to_string()), "{reported}");
     }
 }
 
@@ -104,15 +104,15 @@ async fn a_disk_that_returns_after_it_was_forgotten_can_be_adopted_again() {
     moves(&routed, &mut node, "/memory/away", "/memory/moved").await;
     let is_there = |pool: &Pool| pool.id == id.to_string() && !pool.forgotten;
     routed
-        .until_described("node-b", |told| told.pools.iter().any(is_there))
+        .until_described("node-b", |reported| reported.pools.iter().any(is_there))
         .await;
     let found = shown(&routed, id);
     assert_eq!((found.len(), found[0].presence()), (1, Presence::OtherHome));
     ask(&routed, id, PoolRequest::Adopt).await.unwrap();
     assert_eq!(shown(&routed, id)[0].refusal, "");
     node.kill();
-    let told = ask(&routed, id, PoolRequest::Adopt).await.unwrap_err();
-    assert!(told.contains("node-b"), "{told}");
+    let reported = ask(&routed, id, PoolRequest::Adopt).await.unwrap_err();
+    assert!(reported.contains("node-b"), "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,15 +122,15 @@ async fn an_agent_of_an_earlier_release_is_named_as_such() {
     let served = fake.serve();
     let routed = TestRouter::new(&[("node-b", served.address)]).await;
     for request in [PoolRequest::Adopt, PoolRequest::Forget] {
-        let told = ask(&routed, id, request).await.unwrap_err();
+        let reported = ask(&routed, id, request).await.unwrap_err();
         assert!(
-            told.contains("earlier release") && told.contains("node-b"),
-            "{told}"
+            reported.contains("earlier release") && reported.contains("node-b"),
+            "{reported}"
         );
     }
-    let told = routed
+    let reported = routed
         .agents
         .change_pool("node-x", id, PoolRequest::Adopt)
         .await;
-    assert!(told.unwrap_err().to_string().contains("node-x"));
+    assert!(reported.unwrap_err().to_string().contains("node-x"));
 }

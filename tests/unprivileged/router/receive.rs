@@ -175,7 +175,7 @@ impl Case {
     async fn reports_port(&mut self, port: u16) {
         self.a.reported_port = Some(port);
         self.a.revive();
-        let is_so = |told: &DescribeResponse| told.peer_port == u32::from(port);
+        let is_so = |reported: &DescribeResponse| reported.peer_port == u32::from(port);
         self.routed.until_described("node-a", is_so).await;
     }
 
@@ -367,7 +367,7 @@ impl Case {
         let made = self.restore().await.unwrap();
         self.delete(&made).await;
         let fields = liar.fields().remove(method).expect(method);
-        let (mut told, mut refused) = (0, 0);
+        let (mut reported, mut refused) = (0, 0);
         for (field, kind) in fields.iter().enumerate() {
             let other: &[LieKind] = match kind {
                 Kind::Text => &[LieKind::Text(String::new())],
@@ -390,7 +390,7 @@ impl Case {
                 let context = format!("{lie:?}");
                 liar.set_lie(Some(lie));
                 let is_made = self.is_never_wrong(&context).await;
-                told += usize::from(liar.times_applied() > 0);
+                reported += usize::from(liar.times_applied() > 0);
                 refused += usize::from(!is_made);
                 liar.set_lie(None);
                 if !is_made {
@@ -401,8 +401,8 @@ impl Case {
             }
         }
         assert!(
-            told > fields.len() && refused > 0,
-            "{told} lies, {refused} noticed"
+            reported > fields.len() && refused > 0,
+            "{reported} lies, {refused} noticed"
         );
         self.check(&self.restore().await.unwrap());
     }
@@ -501,7 +501,7 @@ async fn a_target_that_lies_is_named() {
             let context = format!("{lie:?}");
             liar.set_lie(Some(lie));
             match case.restore().await {
-                Ok(told) => assert_eq!(told.volume_id, truth.volume_id, "{context}"),
+                Ok(reported) => assert_eq!(reported.volume_id, truth.volume_id, "{context}"),
                 Err(status) => {
                     assert_eq!(status.code(), Code::Unavailable, "{context}: {status:?}");
                     assert!(status.message().contains("node-b"), "{context}: {status:?}");
@@ -543,18 +543,18 @@ async fn a_source_that_never_answers_holds_a_call_until_its_deadline_alone() {
 async fn the_progress_of_a_copy_is_an_event_on_its_claim() {
     let case = Case::new().await;
     let (opens, call) = case.running().await;
-    let told = || {
+    let reported = || {
         let mut messages = Vec::new();
         case.update(|state| {
-            let each = state.told.iter().zip(&state.messages);
+            let each = state.reported.iter().zip(&state.messages);
             let its = each.filter(|((_, reason), _)| *reason == "CopyProgress");
             messages = its.map(|(_, message)| message.clone()).collect();
         });
         messages
     };
-    eventually("an event", async || !told().is_empty()).await;
+    eventually("an event", async || !reported().is_empty()).await;
     assert_eq!(
-        told()[0],
+        reported()[0],
         "at least 0 % of 0.1 GiB are copied to node node-b"
     );
     assert_eq!(case.b.driver.snapshots.copies().len(), 1);

@@ -138,8 +138,12 @@ async fn all_volumes_of_a_pod_are_created_beside_the_sources() {
         case.routed.kubernetes.update(|state| {
             for name in order {
                 let event = (ObjectRef::Claim(format!("shop/{name}")), "NodeChosen");
-                let count = state.told.iter().filter(|told| **told == event).count();
-                assert_eq!(count, 1, "one event for each claim: {:?}", state.told);
+                let count = state
+                    .reported
+                    .iter()
+                    .filter(|reported| **reported == event)
+                    .count();
+                assert_eq!(count, 1, "one event for each claim: {:?}", state.reported);
             }
         });
     }

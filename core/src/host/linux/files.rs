@@ -307,7 +307,7 @@ mod tests {
 
     use super::*;
 
-    /// The threads that act on so many at once.
+    /// The threads that act on this number of files at once.
     fn threads_of(count: usize) -> HashSet<thread::ThreadId> {
         let used = Mutex::new(HashSet::new());
         let each: Vec<usize> = (0..count).collect();

@@ -305,7 +305,7 @@ impl Machine {
             if length == 0 || end > before.size {
                 return Err(Errno::EINVAL);
             }
-            let anew = Copying {
+            let begun = Copying {
                 source: from,
                 modified,
                 copied: 0,
@@ -313,7 +313,7 @@ impl Machine {
             let mut copying = before
                 .copying
                 .filter(|copying| offset > 0 && copying.source == from);
-            let copying = copying.get_or_insert(anew);
+            let copying = copying.get_or_insert(begun);
             if copying.modified != modified {
                 copying.modified = None;
             }

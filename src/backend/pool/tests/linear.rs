@@ -169,8 +169,8 @@ fn a_device_that_another_program_has_suspended_is_neither_used_nor_removed() {
     let uuid = &uuid_of(&record);
     host.suspend_mapped(uuid).unwrap();
     let refused = backend.devices().attach(&record, RAW).unwrap_err();
-    let told = crate::error::chain(&refused);
-    assert!(told.contains("dmsetup resume"), "{told}");
+    let message = crate::error::chain(&refused);
+    assert!(message.contains("dmsetup resume"), "{message}");
     recover(&backend);
     assert_eq!(host.loop_numbers().len(), 2);
     host.perform(&Effect::ResumeMapped { uuid }).unwrap();

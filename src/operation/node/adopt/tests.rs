@@ -98,8 +98,8 @@ fn a_pool_that_is_only_in_the_node_record_is_not_adopted() {
     let driver = start(&host);
     let record = || load_node(&host, node()).unwrap();
     let before = record();
-    let told = refusal(driver.adopt_pool(theirs));
-    assert!(told.contains("no place that is configured"), "{told}");
+    let message = refusal(driver.adopt_pool(theirs));
+    assert!(message.contains("no place that is configured"), "{message}");
     let unknown = PoolId(host.random_uuid());
     assert!(driver.adopt_pool(unknown).is_err());
     assert_eq!(home_at(&host, "/memory/b"), Some(made.home));
@@ -118,8 +118,8 @@ fn one_of_two_copies_is_not_adopted() {
         .unwrap();
     let [a, b] = definitions();
     let driver = start_with(&host, &[a, b, pool("c=file:/memory/c")]);
-    let told = refusal(driver.adopt_pool(theirs));
-    assert!(told.contains("file:/memory/b") && told.contains("file:/memory/c"));
+    let message = refusal(driver.adopt_pool(theirs));
+    assert!(message.contains("file:/memory/b") && message.contains("file:/memory/c"));
     for path in ["/memory/b", "/memory/c"] {
         assert_ne!(home_at(&host, path), Some(driver.pools.home()));
     }
@@ -131,8 +131,8 @@ fn only_a_pool_that_is_absent_is_forgotten() {
     let driver = start(&host);
     let own = driver.pool_status()[0].id.unwrap();
     for (id, place) in [(own, "file:/memory/a"), (theirs, "file:/memory/b")] {
-        let told = refusal(driver.forget_pool(id));
-        assert!(told.contains("it is present at") && told.contains(place));
+        let message = refusal(driver.forget_pool(id));
+        assert!(message.contains("it is present at") && message.contains(place));
     }
     driver.adopt_pool(theirs).unwrap();
     drop(driver);
@@ -163,8 +163,8 @@ fn a_pool_is_forgotten_by_its_id_and_not_by_its_name() {
     let made = admin::init(&host, node(), &misleading).unwrap().pool;
     move_away(&host, "/memory/a");
     let driver = start_with(&host, &[misleading]);
-    let told = driver.forget_pool(id);
-    assert!(matches!(told, Err(Error::NotFound { .. })));
+    let message = driver.forget_pool(id);
+    assert!(matches!(message, Err(Error::NotFound { .. })));
     let record = load_node(&host, node()).unwrap();
     assert!(record.pools.contains_key(&made.id) && record.forgotten.is_empty());
 }
@@ -177,9 +177,9 @@ fn a_dead_disk_is_neither_adopted_nor_forgotten() {
     host.kill_disk(Path::new("/memory/b")).unwrap();
     driver.refresh_pools();
     assert_eq!(second(&driver).2, Presence::Unknown);
-    for told in [driver.adopt_pool(theirs), driver.forget_pool(theirs)] {
-        let told = crate::error::chain(&told.unwrap_err()).to_string();
-        assert!(told.contains("EIO"), "{told}");
+    for message in [driver.adopt_pool(theirs), driver.forget_pool(theirs)] {
+        let message = crate::error::chain(&message.unwrap_err()).to_string();
+        assert!(message.contains("EIO"), "{message}");
     }
     assert!(load_node(&host, node()).unwrap().forgotten.is_empty());
 }
@@ -236,7 +236,7 @@ fn a_pool_of_lvm_is_reported_with_its_id_and_adopted() {
     assert!(refusal.unwrap().contains("slackwater pool adopt"));
     driver.adopt_pool(made.id).unwrap();
     assert_eq!(second(&driver), (Some(made.id), None, Presence::Unknown));
-    let told = driver.forget_pool(made.id).unwrap_err().to_string();
-    assert!(told.contains("lvm:vg/pool"), "{told}");
+    let message = driver.forget_pool(made.id).unwrap_err().to_string();
+    assert!(message.contains("lvm:vg/pool"), "{message}");
     assert_eq!(host.violations(), Vec::<String>::new());
 }

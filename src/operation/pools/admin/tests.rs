@@ -189,10 +189,10 @@ fn a_pool_of_another_machine_waits_for_adopt() {
 
     // The result is returned in advance, and nothing is changed.
     let changed = host.effects();
-    let told = would_adopt(&host, node(), &b, &[]).unwrap();
+    let reported = would_adopt(&host, node(), &b, &[]).unwrap();
     assert_eq!(host.effects(), changed);
     let adopted = adopt(&host, node(), &b, &[]).unwrap();
-    assert_eq!(told, adopted);
+    assert_eq!(reported, adopted);
     assert_eq!(adopted.from, Some(theirs.home));
     assert_eq!(adopted.pool.id, theirs.id);
     assert_eq!(adopt(&host, node(), &b, &[]).unwrap().from, None);
@@ -420,10 +420,10 @@ fn logged(act: impl FnOnce()) -> String {
     let writer = std::sync::Mutex::new(lines.try_clone().unwrap());
     let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
     tracing::subscriber::with_default(subscriber, act);
-    let mut told = String::new();
+    let mut reported = String::new();
     std::io::Seek::rewind(&mut lines).unwrap();
-    std::io::Read::read_to_string(&mut lines, &mut told).unwrap();
-    told
+    std::io::Read::read_to_string(&mut lines, &mut reported).unwrap();
+    reported
 }
 
 #[test]
@@ -435,17 +435,17 @@ fn why_a_pool_is_not_served_is_logged_once_and_again_when_it_changes() {
     let a = pool("a=file:/memory/a");
     init(&host, node(), &a).unwrap();
     host.pull_disk(disk).unwrap();
-    let told = logged(|| {
+    let reported = logged(|| {
         let driver = start(&host, &[a]).unwrap();
         (0..3).for_each(|_| driver.refresh_pools());
         host.put_disk_back(disk).unwrap();
         host.kill_disk(disk).unwrap();
         (0..3).for_each(|_| driver.refresh_pools());
     });
-    let whys: Vec<_> = told
+    let whys: Vec<_> = reported
         .lines()
         .filter(|line| line.contains("refusing to serve"))
         .collect();
-    assert_eq!(whys.len(), 2, "{told}");
+    assert_eq!(whys.len(), 2, "{reported}");
     assert!(whys[0].contains("is its disk mounted?") && whys[1].contains("EIO"));
 }

@@ -125,10 +125,10 @@ fn metadata_is_reserved_for_the_worst_case_of_thick_volumes_and_their_snapshots(
         matches!(refused, Error::OutOfMetadata { .. }),
         "{refused:?}"
     );
-    let told = chain(&refused);
+    let message = chain(&refused);
     assert!(
-        told.contains("lvextend --poolmetadatasize +SIZE vg/pool"),
-        "{told}"
+        message.contains("lvextend --poolmetadatasize +SIZE vg/pool"),
+        "{message}"
     );
 
     // A volume and one snapshot fit, and a second snapshot does not.

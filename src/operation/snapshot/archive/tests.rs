@@ -164,7 +164,7 @@ fn every_truncation_is_found_and_reported_with_its_frame() {
     let bytes = written(&group());
     let begins = frames(&bytes);
     for length in 0..bytes.len() {
-        let told = refusal(&bytes[..length]);
+        let message = refusal(&bytes[..length]);
         let frame = begins.iter().rposition(|begin| *begin <= length);
         let expected = match frame {
             Some(frame) => format!(
@@ -173,7 +173,7 @@ fn every_truncation_is_found_and_reported_with_its_frame() {
             ),
             None => "it ends within its beginning".into(),
         };
-        assert!(told.contains(&expected), "{length}: {told}");
+        assert!(message.contains(&expected), "{length}: {message}");
     }
     let mut longer = bytes;
     longer.push(0);
@@ -186,22 +186,25 @@ fn frames_out_of_order_or_of_another_archive_are_found() {
     let begins = frames(&bytes);
     let frame = |n: usize| &bytes[begins[n]..begins[n + 1]];
     let swapped = [&bytes[..begins[1]], frame(2), frame(1), frame(3), frame(4)].concat();
-    let told = refusal(&swapped);
+    let message = refusal(&swapped);
     assert!(
-        told.contains("out of order: frame 2 is in place of frame 1"),
-        "{told}"
+        message.contains("out of order: frame 2 is in place of frame 1"),
+        "{message}"
     );
     let left_out = [&bytes[..begins[2]], frame(3), frame(4)].concat();
-    let told = refusal(&left_out);
-    assert!(told.contains("frame 3 is in place of frame 2"), "{told}");
+    let message = refusal(&left_out);
+    assert!(
+        message.contains("frame 3 is in place of frame 2"),
+        "{message}"
+    );
     // The segments are the same, and the manifest is not.
     let mut other = group();
     other.0.members[0].identity = 1;
     let other = written(&other);
     let mixed = [&other[..frames(&other)[1]], &bytes[begins[1]..]].concat();
-    let told = refusal(&mixed);
-    assert!(told.contains("frame 1, which begins at"), "{told}");
-    assert!(told.contains("does not match its SHA-256"), "{told}");
+    let message = refusal(&mixed);
+    assert!(message.contains("frame 1, which begins at"), "{message}");
+    assert!(message.contains("does not match its SHA-256"), "{message}");
 }
 
 #[test]
@@ -221,8 +224,8 @@ fn segments_that_do_not_fit_are_refused() {
     let refused = |change: &dyn Fn(&mut Contents), why: &str| {
         let mut contents = group();
         change(&mut contents);
-        let told = refusal(&written(&contents));
-        assert!(told.contains(why), "{told}");
+        let message = refusal(&written(&contents));
+        assert!(message.contains(why), "{message}");
     };
     refused(
         &|it| it.1[1].1.offset = 4096,
@@ -329,7 +332,7 @@ fn fuzz_archives() {
     let kinds = |bytes: &[u8]| read(bytes).err().map(|error| error.to_string());
     let target = |bytes: &[u8]| drop(read(bytes));
     fuzz("archive", &seeds, target, |bytes| {
-        assert!(kinds(bytes).is_none_or(|told| !told.contains("SHA-256")));
+        assert!(kinds(bytes).is_none_or(|message| !message.contains("SHA-256")));
     });
 }
 

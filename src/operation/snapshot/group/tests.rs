@@ -126,13 +126,13 @@ fn a_share_begins_nothing_over_a_member_whose_record_cannot_be_read() {
     let (host, before) = unreadable(&driver, &host, id);
 
     let driver = self::driver(&host);
-    let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
+    let (done, reported) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     is_damaged(done);
-    assert_eq!(told, 0, "it's found before anything is prepared");
+    assert_eq!(reported, 0, "it's found before anything is prepared");
     let others = [volume(&driver, "b")];
-    let (done, told) = served(&driver, &begin(Some(GROUP), &others, &others), all_steps());
+    let (done, reported) = served(&driver, &begin(Some(GROUP), &others, &others), all_steps());
     is_damaged(done);
-    assert_eq!(told, 0, "nor is the group made of other volumes");
+    assert_eq!(reported, 0, "nor is the group made of other volumes");
     let unseen = driver.snapshots.group_here(GROUP, &[]).unwrap().unseen;
     assert!(unseen.is_some_and(|why| why.contains(&id.uuid.to_string())));
     is_damaged(driver.snapshots.delete_group_here(GROUP, &[id.to_string()]));
@@ -194,8 +194,8 @@ fn beside(left: Left, is_newer: bool, is_of_object: bool) -> [Result<()>; 2] {
     asked.parameters.is_of_object = is_of_object;
     begin.parameters.is_of_object = is_of_object;
     let group = driver.snapshots.create_group(&asked).map(drop);
-    let (share, told) = served(&driver, &begin, all_steps());
-    assert_eq!(told == 0, share.is_err(), "nothing is prepared in vain");
+    let (share, reported) = served(&driver, &begin, all_steps());
+    assert_eq!(reported == 0, share.is_err(), "nothing is prepared in vain");
     for error in [&group, &share]
         .into_iter()
         .filter_map(|it| it.as_ref().err())
@@ -587,7 +587,7 @@ impl Costs {
 
 const KINDS: [&str; 2] = ["default=memory:", "default=memory-thin:"];
 
-/// A pool of a kind with so many volumes.
+/// A pool of a kind with this number of volumes.
 fn with_volumes(kind: &str, count: usize) -> (MemoryHost, Driver, Vec<VolumeId>) {
     let host = MemoryHost::new();
     let driver = start(&host, kind);
@@ -643,7 +643,7 @@ fn the_members_of_a_group_are_deleted_together() {
     }
 }
 
-/// What a start after a crash syncs for a group of so many volumes, whose creation ended when so many
+/// What a start after a crash syncs for a group of this number of volumes, whose creation ended when that number
 /// records of its members had their name. Returns the number of members that are left, too.
 fn settled_after(kind: &str, count: usize, renames: usize) -> (usize, usize) {
     let (host, driver, sources) = with_volumes(kind, count);

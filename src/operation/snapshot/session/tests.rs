@@ -55,14 +55,14 @@ pub(in crate::operation) fn all_steps() -> Vec<ParticipationStep> {
 /// A coordinator that sends these steps and then ends.
 struct Script {
     steps: std::vec::IntoIter<ParticipationStep>,
-    told: Vec<ParticipationAnswer>,
+    reported: Vec<ParticipationAnswer>,
 }
 
 impl Script {
     fn of(steps: Vec<ParticipationStep>) -> Script {
         Script {
             steps: steps.into_iter(),
-            told: Vec::new(),
+            reported: Vec::new(),
         }
     }
 }
@@ -73,7 +73,7 @@ impl Coordinator for Script {
     }
 
     fn send_reply(&mut self, answer: ParticipationAnswer) {
-        self.told.push(answer);
+        self.reported.push(answer);
     }
 }
 
@@ -87,7 +87,7 @@ pub(in crate::operation) fn served(
         .snapshots
         .serve_participation(begin, &AbortHandle::default(), &mut script);
     assert_eq!(driver.pools.locks_held(), 0);
-    (done, script.told.len())
+    (done, script.reported.len())
 }
 
 pub(in crate::operation) fn states(driver: &Driver, group: GroupId) -> Vec<SnapshotState> {
@@ -106,18 +106,18 @@ fn where_the_first_member_is_the_end_of_the_steps_deletes_everything_until_the_c
     for count in 0..all_steps().len() {
         let mut steps = all_steps();
         steps.truncate(count);
-        let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), steps);
+        let (done, reported) = served(&driver, &begin(Some(GROUP), &all, &ours), steps);
         assert!(done.is_ok(), "{count}: {done:?}");
-        assert_eq!(told, count + 1);
+        assert_eq!(reported, count + 1);
         assert_eq!(states(&driver, GROUP), [], "after {count} steps");
     }
     let (done, _) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     done.unwrap();
     assert_eq!(states(&driver, GROUP), [SnapshotState::Ready; 2]);
     // A committed group is not cut again.
-    let (done, told) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
+    let (done, reported) = served(&driver, &begin(Some(GROUP), &all, &ours), all_steps());
     assert!(matches!(done, Err(Error::Pending { .. })), "{done:?}");
-    assert_eq!(told, 0);
+    assert_eq!(reported, 0);
     let named = NamedGroup {
         group_id: GROUP.to_string(),
         snapshot_ids: Vec::new(),
@@ -239,7 +239,7 @@ fn a_single_snapshot_is_never_in_doubt_and_what_is_there_is_not_cut_again() {
         .snapshots
         .serve_participation(&again, &AbortHandle::default(), &mut script);
     done.unwrap();
-    assert_eq!(script.told, [ParticipationAnswer::Plain]);
+    assert_eq!(script.reported, [ParticipationAnswer::Plain]);
 }
 
 /// A coordinator that counts the locks when the commit is reported.
@@ -296,9 +296,9 @@ fn steps_out_of_order_end_it_and_leave_nothing() {
         let mut steps = all_steps();
         steps.truncate(at);
         steps.push(wrong);
-        let (done, told) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
+        let (done, reported) = served(&driver, &begin(Some(GROUP), &ours, &ours), steps);
         assert!(matches!(done, Err(Error::Invalid { .. })), "{at}: {done:?}");
-        assert_eq!(told, at + 1);
+        assert_eq!(reported, at + 1);
         assert_eq!(states(&driver, GROUP), [], "{at}");
     }
 }

@@ -87,9 +87,9 @@ fn staged_small(fs: FsType) -> (MemoryHost, Driver, VolumeId) {
 fn a_stage_that_could_not_grow_its_volume_is_reported_until_it_has_grown_or_ended() {
     for fs in [FsType::Xfs, FsType::Ext4, FsType::Btrfs] {
         let (host, driver, id) = staged_small(fs);
-        let told = driver.describe().not_grown;
-        assert_eq!(told[0].id, id);
-        assert!(told[0].reason.contains("grow"), "{fs}: {told:?}");
+        let reported = driver.describe().not_grown;
+        assert_eq!(reported[0].id, id);
+        assert!(reported[0].reason.contains("grow"), "{fs}: {reported:?}");
         stage(&driver, id, fs).unwrap();
         assert_eq!(driver.usage.not_grown(), [], "{fs}");
         assert_eq!(host.fs_bytes(Path::new(STAGING)), Ok(2 * GIB), "{fs}");

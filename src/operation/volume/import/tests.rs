@@ -156,10 +156,10 @@ fn an_imported_volume_has_the_content_of_the_snapshot_and_is_never_formatted() {
         // Another content does not replace it, and it does not count as that one.
         let other = source.snapshot(&volume, "other");
         let other = source.export(&[&other], &[]).unwrap();
-        let told = refusal(target.import(&other, &request));
+        let message = refusal(target.import(&other, &request));
         assert!(
-            told.contains("already exists") || told.contains("exists"),
-            "{told}"
+            message.contains("already exists") || message.contains("exists"),
+            "{message}"
         );
         let renamed = Import {
             prefix: "again-".into(),
@@ -184,8 +184,8 @@ fn a_name_that_csi_does_not_allow_is_refused() {
             name: Some(name),
             ..Import::default()
         };
-        let told = refusal(target.import(&archive, &request));
-        assert!(told.contains("is not valid"), "{told}");
+        let message = refusal(target.import(&archive, &request));
+        assert!(message.contains("is not valid"), "{message}");
     }
     assert_eq!(target.listed(), 0);
 }
@@ -223,20 +223,20 @@ fn differences_are_imported_into_the_content_that_they_are_of() {
         };
 
         // Without the base, nothing is created.
-        let told = refusal(target.import(&more, &leave));
-        assert!(told.contains("only the differences"), "{told}");
+        let message = refusal(target.import(&more, &leave));
+        assert!(message.contains("only the differences"), "{message}");
         let made = target.import(&full, &leave).unwrap();
         assert!(!made[0].is_complete);
         // Out of order: what was imported stays.
-        let told = refusal(target.import(&last, &leave));
-        assert!(told.contains("only the differences"), "{told}");
+        let message = refusal(target.import(&last, &leave));
+        assert!(message.contains("only the differences"), "{message}");
         // Nor is it begun again with another size.
         let larger = Import {
             size: Some(512 * MIB),
             ..leave.clone()
         };
-        let told = refusal(target.import(&more, &larger));
-        assert!(told.contains("give the same size"), "{told}");
+        let message = refusal(target.import(&more, &larger));
+        assert!(message.contains("give the same size"), "{message}");
         target.import(&more, &leave).unwrap();
         // A repeat changes nothing.
         target.import(&more, &leave).unwrap();
@@ -267,16 +267,16 @@ fn a_group_is_imported_as_a_whole() {
         .collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     let alone = source.snapshot(&volumes[0], "alone");
-    let told = refusal(source.export(&[ids[0], &alone], &[]));
-    assert!(told.contains("not members of one group"), "{told}");
+    let message = refusal(source.export(&[ids[0], &alone], &[]));
+    assert!(message.contains("not members of one group"), "{message}");
     let archive = source.export(&ids, &[]).unwrap();
 
     // The second member is damaged: no volume is complete.
     let mut damaged = archive.clone();
     let last = damaged.len() - 200;
     damaged[last] ^= 1;
-    let told = refusal(target.import(&damaged, &Import::default()));
-    assert!(told.contains("frame"), "{told}");
+    let message = refusal(target.import(&damaged, &Import::default()));
+    assert!(message.contains("frame"), "{message}");
     assert_eq!(target.listed(), 0);
 
     let made = target.import(&archive, &Import::default()).unwrap();
@@ -290,8 +290,11 @@ fn an_export_with_a_base_of_another_volume_is_refused() {
     let (one, other) = (source.volume("a"), source.volume("b"));
     let one = source.snapshot(&one, "1");
     let other = source.snapshot(&other, "2");
-    let told = refusal(source.export(&[&one], &[&other]));
-    assert!(told.contains("not a snapshot of the same volume"), "{told}");
+    let message = refusal(source.export(&[&one], &[&other]));
+    assert!(
+        message.contains("not a snapshot of the same volume"),
+        "{message}"
+    );
     let absent = source.export(&["x"], &[]);
     assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
 }

@@ -231,21 +231,21 @@ fn what_a_pool_lies_on_is_reported_and_a_pool_without_a_mount_has_a_condition() 
 #[test]
 fn a_crd_that_does_not_keep_what_a_pool_lies_on_is_written_once_a_minute_at_most() {
     let mut sky = Sky::new();
-    let told = || Shown {
+    let on_disk = || Shown {
         file_system: "xfs".into(),
         mount: "/dev/sdb1".into(),
         ..shown(1)
     };
-    sky.says("a", vec![told()]);
+    sky.says("a", vec![on_disk()]);
     sky.write();
     let status = sky.pools.get_mut(&id(1)).unwrap().status.as_mut().unwrap();
     (status.file_system, status.mount) = Default::default();
     (status.shares_blocks, status.conditions) = Default::default();
     sky.now = 30;
-    sky.says("a", vec![told()]);
+    sky.says("a", vec![on_disk()]);
     assert_eq!(sky.changes(), []);
     sky.now = 60;
-    sky.says("a", vec![told()]);
+    sky.says("a", vec![on_disk()]);
     assert_eq!(sky.changes().len(), 1);
 }
 
@@ -377,7 +377,7 @@ fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
         assert_eq!(sky.changes(), [], "nothing more is to be said");
     }
     sky.says("a", vec![shown(1)]);
-    assert!(sky.write()[0].turned, "its return is told");
+    assert!(sky.write()[0].turned, "its return is on_disk");
     // An agent that answers and no longer reports it.
     sky.says("a", vec![]);
     sky.write();
@@ -524,7 +524,7 @@ fn a_pool_of_a_silent_node_stays_its_own_until_the_node_ends() {
 }
 
 #[test]
-fn a_node_gets_only_so_many_pool_objects() {
+fn a_node_gets_a_limited_number_of_pool_objects() {
     let mut sky = Sky::new();
     let most = u128::try_from(MAX_POOLS).unwrap();
     sky.says("a", (0..most).map(shown).collect());

@@ -19,7 +19,7 @@ use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, writ
 
 /// A snapshot that is not recorded after this time was left by an interrupted or failed attempt.
 const RECORD_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
-/// A pool lacks space if less than one part in so many is free. The alert of the chart begins there.
+/// A pool lacks space if less than one part in this number is free. The alert of the chart begins there.
 const LOW_SPACE_PART: i64 = 20;
 
 /// The cache of a namespace.

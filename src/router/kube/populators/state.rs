@@ -32,7 +32,7 @@ pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The reason of claims that wait for their turn.
 pub(super) const WAITS_FOR_TURN: &str = "WaitForTurn";
 
-/// After so many failures, only a change of the source begins another attempt.
+/// After this number of failures, only a change of the source begins another attempt.
 pub(super) const MAX_FAILURES: u32 = 10;
 /// The pause after the first failure, and the longest one.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);

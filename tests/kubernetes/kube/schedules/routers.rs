@@ -286,7 +286,7 @@ impl World {
         self.plane.try_kubectl(&words).unwrap_or_default()
     }
 
-    /// Waits for so many passes that one has begun and ended since, also if two routers lead.
+    /// Waits until one pass has begun and ended since, also if two routers lead.
     fn wait_for_a_pass(&self) {
         let asked = || -> usize {
             let links = self.routers.iter().map(|router| &router.link);

@@ -271,7 +271,7 @@ fn a_file_that_is_open_for_writing_is_refused_by_name() {
     drop(busy);
 }
 
-/// A change of the directory `from` after so many entries, and what the error names.
+/// A change of the directory `from` after this number of entries, and what the error names.
 type Change = (&'static str, fn(&Path), &'static [&'static str]);
 
 const CHANGES: [Change; 10] = [

@@ -25,7 +25,7 @@ fn a_request_has_a_condition_while_its_field_is_set() {
         let generation = pool.metadata.generation.unwrap_or(0) + 1;
         pool.metadata.generation = Some(generation);
     };
-    let told = |sky: &Sky| {
+    let words_of = |sky: &Sky| {
         let all = conditions(sky, 1).into_iter();
         let words: Vec<_> = all
             .map(|(kind, status, why)| format!("{kind} {status} {why}"))
@@ -34,7 +34,7 @@ fn a_request_has_a_condition_while_its_field_is_set() {
     };
     adopt(&mut sky, Some("b"));
     sky.write();
-    assert_eq!(told(&sky), "Adopted False Unknown");
+    assert_eq!(words_of(&sky), "Adopted False Unknown");
     let found = RequestProgress {
         generation: Some(1),
         reason: "Unreachable",
@@ -43,16 +43,16 @@ fn a_request_has_a_condition_while_its_field_is_set() {
     sky.requests.insert((id(1), PoolRequest::Adopt), found);
     // At once, and not with the next numbers of the pool.
     assert_eq!(sky.write().len(), 1);
-    assert_eq!(told(&sky), "Adopted False Unreachable");
+    assert_eq!(words_of(&sky), "Adopted False Unreachable");
     let message = &sky.status(1).conditions[0].message;
     assert!(message.contains("node b"), "{message}");
     // Another node in the field: what was found about the first one is not shown.
     adopt(&mut sky, Some("c"));
     sky.write();
-    assert_eq!(told(&sky), "Adopted False Unknown");
+    assert_eq!(words_of(&sky), "Adopted False Unknown");
     adopt(&mut sky, None);
     sky.write();
-    assert_eq!(told(&sky), "");
+    assert_eq!(words_of(&sky), "");
 }
 
 /// A node that has had the pool and misses its disk is no second node with it.

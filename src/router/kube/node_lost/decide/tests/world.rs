@@ -30,7 +30,7 @@ struct Replica {
 /// What happens.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
-    /// The leading router observes, and does so many changes of its plan.
+    /// The leading router observes, and does this number of changes of its plan.
     Step(usize),
     /// A router observes, and does nothing yet.
     Observe,

@@ -21,7 +21,7 @@ const MOST: usize = 2;
 /// What happens.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
-    /// The leader observes and does a step. With a number, it is interrupted after so many writes.
+    /// The leader observes and does a step. With a number, it is interrupted after this number of writes.
     Step(Option<usize>),
     /// A controller observes and decides, and does nothing yet.
     Observe,
@@ -215,7 +215,7 @@ impl World {
         })
     }
 
-    /// Does a step, and not more than so many writes of it.
+    /// Does a step, and not more than this number of writes of it.
     fn execute(&mut self, seen: &Seen, step: Step, writes: Option<usize>) -> Option<()> {
         let most = writes.unwrap_or(usize::MAX);
         if most == 0 {
