@@ -70,7 +70,7 @@ timed-%: # another target, and how long it took
 	printf '%-18s %5d s\n' $* $$((SECONDS - start)) >>$(LOGS)/parts.log; exit $$code
 
 .PHONY: check
-check: fmt-check words typos shell lint deny docs ## Check formatting, language, lints, dependencies and docs; needs no root
+check: fmt-check words typos shell commits lint deny docs ## Check formatting, language, lints, dependencies and docs; needs no root
 
 .PHONY: words
 words: ## Look for words that docs/style.md rules out
@@ -83,6 +83,10 @@ typos: ## Look for misspelled words
 .PHONY: shell
 shell: ## Run shellcheck on all shell scripts
 	@tests/check/shell
+
+.PHONY: commits
+commits: ## Check the subjects and bodies of the last commits
+	@tests/check/commits
 
 .PHONY: fmt-check
 fmt-check:
