@@ -69,7 +69,7 @@ fn driver_and_guard_link_nothing_that_reads_foreign_data() {
         assert!(!names.contains("slackwater-populate"));
     }
     let guard = names(&guard);
-    for name in ["hyper", "tokio", "rustls"] {
+    for name in ["hyper", "tokio", "rustls", "tonic", "kube"] {
         assert!(
             names(&driver).contains(name),
             "the list is that of the driver"
@@ -85,6 +85,35 @@ fn driver_and_guard_link_nothing_that_reads_foreign_data() {
     let own = names(&populate);
     let members = own.iter().filter(|name| name.starts_with("slackwater"));
     assert_eq!(members.count(), 1, "it is linked with no other member");
+}
+
+/// The library above is that of the member `slackwater-guard`. The program is of the package `slackwater`, whose
+/// dependencies include all of the driver's, so its source must not name them.
+#[test]
+fn the_program_of_the_guard_names_only_the_library_of_the_guard() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/slackwater-guard.rs");
+    let text = std::fs::read_to_string(path).expect("it is read");
+    assert_eq!(
+        crates_of(&text),
+        BTreeSet::from(["slackwater_guard", "std"])
+    );
+    let planted = "use slackwater::cli; fn main() { ::tokio::x(); kube::y(); Vec::<u8>::new(); }";
+    let found = BTreeSet::from(["kube", "slackwater", "tokio"]);
+    assert_eq!(crates_of(planted), found);
+}
+
+/// The crates that paths begin with. Paths of types begin with a capital.
+fn crates_of(text: &str) -> BTreeSet<&str> {
+    let code = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let words =
+        code.flat_map(|line| line.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c))));
+    let paths = words.map(|word| word.trim_start_matches(':'));
+    let first = paths.filter_map(|path| path.split_once("::").map(|(first, _)| first));
+    first
+        .filter(|first| first.starts_with(|c: char| c.is_lowercase()))
+        .collect()
 }
 
 /// Its image has the program, its libraries and certificates: nothing that mounts, formats or starts programs.
