@@ -18,13 +18,17 @@
 //!    ([`host::linux`]) and a simulated one ([`host::memory`]). Begin with [`host::Effect`].
 //! 3. [`record`]: what survives a restart.
 //! 4. [`backend`]: the storage of one pool: images, records, devices. A new kind of pool implements
-//!    the trait `Store` in `backend/store.rs`, next to `backend/file.rs`.
+//!    the trait `Store` in `backend/store.rs`, next to `backend/file.rs`, and has a variant of
+//!    [`backend::PoolKind`] and of [`model::PoolPlace`]. ADR 0033 lists what else it needs.
 //! 5. [`hook`]: programs that hold an application during a snapshot.
 //! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the client of the separate process that freezes
-//!    and thaws, whose sources are in `guard/src`: FIFREEZE is called in
-//!    `guard/src/session/member.rs`.
+//!    and thaws, whose sources are in `guard/src`. The path of a cut to FIFREEZE is `cut/local.rs`,
+//!    `guard/src/lib.rs`, `guard/src/client.rs`, then in the other process `guard/src/session.rs`,
+//!    `guard/src/session/member.rs`, `core/src/host/linux/freeze.rs`.
 //! 7. [`operation`]: one file for each operation of CSI; most decisions are made here, such as
-//!    whether a repeated call is ALREADY_EXISTS (`mismatch` in `operation/volume/create.rs`).
+//!    whether a repeated call is ALREADY_EXISTS. Each place that decides this calls
+//!    [`error::Error::exists`]: `mismatch` in `operation/volume/create.rs` for volumes, and
+//!    `same_request` in `operation/snapshot/create.rs` and `operation/snapshot/group.rs`.
 //! 8. [`csi`] and [`agent`]: messages that are generated from `proto/`.
 //! 9. [`telemetry`] and [`tls`]: logs and metrics; the connections between router and agents.
 //! 10. [`service`]: the gRPC services of one node. [`service::status`](mod@service::status) is the

@@ -10,6 +10,7 @@ mod linked;
 mod rules;
 mod tokens;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -128,6 +129,47 @@ fn the_map_names_every_module_and_only_files_that_exist() {
             "docs/architecture.md names {name}"
         );
     }
+}
+
+/// Which module may use which, as the map has it, without `model` and `error`.
+fn arrows_of_the_map(map: &str) -> BTreeMap<&str, BTreeSet<&str>> {
+    let (_, rest) = map
+        .split_once("## Dependencies between modules")
+        .expect("the section");
+    let block = rest.split("```").nth(1).expect("a block");
+    let lines = block.lines().filter(|line| !line.contains("entry points"));
+    let mut found = BTreeMap::new();
+    for line in lines {
+        let (modules, used) = line.split_once("->").unwrap_or((line, ""));
+        // Notes are in parentheses.
+        let (before, after) = used.split_once('(').unwrap_or((used, ""));
+        let after = after.split_once(')').map_or("", |(_, after)| after);
+        let used = before.split(',').chain(after.split(','));
+        let used: BTreeSet<_> = used.map(str::trim).filter(|one| !one.is_empty()).collect();
+        let modules = modules.split(',').map(str::trim);
+        found.extend(
+            modules
+                .filter(|one| !one.is_empty())
+                .map(|one| (one, used.clone())),
+        );
+    }
+    found
+}
+
+#[test]
+fn the_map_has_the_permitted_dependencies() {
+    let map = fs::read_to_string(root().join("docs/architecture.md")).expect("the map exists");
+    let basic = ["model", "error"];
+    // These are members that use nothing of the driver.
+    let left_out = [&basic[..], &["populate", "kubectl-slackwater"]].concat();
+    let others = rules::ARROWS
+        .iter()
+        .filter(|(module, _)| !left_out.contains(module));
+    let expected = others.map(|(module, used)| {
+        let used = used.iter().filter(|one| !basic.contains(one));
+        (*module, used.copied().collect())
+    });
+    assert_eq!(arrows_of_the_map(&map), expected.collect());
 }
 
 #[test]

@@ -12,7 +12,7 @@ const DOOR: &[&str] = &["main", "bin", "lib", "cli", "config", "doctor", "demo"]
 
 /// Which module may use which. A module that is not listed may use nothing, and a new module must
 /// be added here.
-const ARROWS: &[(&str, &[&str])] = &[
+pub const ARROWS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("crc32c", &[]),
     ("thin_metadata", &["crc32c", "error"]),
