@@ -204,9 +204,7 @@ fn members_that_are_not_tested_by_default_are_named_when_they_are_left_out() {
         .split('\0')
         .any(|word| ["--workspace", "--all", "--package", "-p"].contains(&word));
     for name in others.filter(|_| is_default && cfg!(not(feature = "fault"))) {
-        left_out(&format!(
-            "{name}: without `--workspace` or `--package {name}`"
-        ));
+        left_out(&format!("the tests in {name}: without `--workspace`"));
     }
 }
 
