@@ -11,7 +11,7 @@ use crate::net::address::{API_SERVER, Net, Policy};
 use crate::net::client::parse_url;
 use crate::net::download::{Point, is_strong};
 use crate::net::secret::Secret;
-use crate::oci::{Platform, Reference};
+use crate::source::oci::{Platform, Reference};
 
 /// What one attempt does.
 #[derive(Clone, Debug, Deserialize)]

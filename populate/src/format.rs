@@ -1,4 +1,10 @@
-//! What the beginning of a stream says about its format.
+//! The formats of content: which one it is, by its first bytes, and readers of each. Nothing here opens or
+//! writes a file.
+
+pub mod archive;
+pub mod decode;
+pub mod name;
+pub mod qcow2;
 
 use serde::Deserialize;
 

@@ -10,27 +10,18 @@
 //! | [`failure`] | why an attempt failed, and the exit codes |
 //! | [`report`] | progress as lines of numbers |
 //! | [`net`] | requests: which addresses are dialled, redirects, Secrets, connections that break |
-//! | [`received`] | received bytes are counted, limited and hashed |
-//! | [`mod@format`], [`decode`] | what the content is, by its first bytes; decompression with limits |
-//! | [`name`], [`archive`], [`tree`] | names, headers and entries of archives; the folder that is filled |
-//! | [`disk`], [`qcow2`] | the blocks of a device, or of a file; images whose blocks are in another order |
-//! | [`oci`], [`s3`] | what registries and object stores expect and reply |
+//! | [`source`] | what registries and object stores expect and reply; received bytes are counted, limited and hashed |
+//! | [`mod@format`] | what the content is, by its first bytes; decompression, archives and images with limits |
+//! | [`target`] | the blocks of a device or of a file, or the folder that is filled |
 //! | [`confine`] | what this process may open from here on |
 //! | [`run`] | one attempt |
 
-pub mod archive;
 pub mod config;
 pub mod confine;
-pub mod decode;
-pub mod disk;
 pub mod failure;
 pub mod format;
-pub mod name;
 pub mod net;
-pub mod oci;
-pub mod qcow2;
-pub mod received;
 pub mod report;
 pub mod run;
-pub mod s3;
-pub mod tree;
+pub mod source;
+pub mod target;

@@ -12,18 +12,18 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::config::{Config, Http, Source, Target};
-use crate::decode::decoder;
-use crate::disk::{Disk, open_folder};
 use crate::failure::{Failure, Next, Result};
+use crate::format::decode::decoder;
 use crate::format::{Compression, Format};
 use crate::net::address::Policy;
 use crate::net::client::{Auth, Client, Get, RequestLimits, parse_url};
 use crate::net::dial::Dialer;
 use crate::net::download::Download;
-use crate::received::{Meter, Received, hex, sha256};
 use crate::report::Report;
-use crate::s3::Signer;
-use crate::tree::{Rules, Style, Tree, check_empty};
+use crate::source::received::{Meter, Received, hex, sha256};
+use crate::source::s3::Signer;
+use crate::target::disk::{Disk, open_folder};
+use crate::target::tree::{Rules, Style, Tree, check_empty};
 
 /// The target, opened before anything is received.
 enum Opened {

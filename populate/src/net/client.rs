@@ -16,7 +16,7 @@ use url::Url;
 
 use super::dial::Dialer;
 use crate::failure::{Failure, Next, Result};
-use crate::s3::Signer;
+use crate::source::s3::Signer;
 
 /// The most headers of a reply, and the most bytes of them.
 const HEADERS: usize = 100;

@@ -4,11 +4,11 @@ use std::io::{self, Read};
 
 use super::{Attempt, Opened, add_archive, drain};
 use crate::config::Target;
-use crate::disk::{Disk, open_folder};
 use crate::failure::{Failure, Next, Result};
+use crate::format::qcow2::{Header, Image};
 use crate::format::{Compression, Format, HEAD_BYTES};
-use crate::qcow2::{Header, Image};
-use crate::tree::{Style, check_empty};
+use crate::target::disk::{Disk, open_folder};
+use crate::target::tree::{Style, check_empty};
 
 /// What is written at once.
 const CHUNK_BYTES: usize = 1 << 20;

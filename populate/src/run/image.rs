@@ -9,17 +9,17 @@ use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTIC
 use url::Url;
 
 use super::{Attempt, Keys, add_archive, check_digest, drain};
-use crate::archive::{Archive, Entry, Kind};
 use crate::config::Oci;
-use crate::disk::Disk;
 use crate::failure::{Failure, Next, Result};
+use crate::format::archive::{Archive, Entry, Kind};
+use crate::format::name::Name;
 use crate::format::{Compression, HEAD_BYTES};
-use crate::name::Name;
 use crate::net::client::{Auth, Get, parse_url, status_failure};
 use crate::net::download::Download;
-use crate::oci::{self, Challenge, Descriptor, Digest, Manifest, Platform, Reference};
-use crate::received::{Meter, Received, hex, sha256};
-use crate::tree::Style;
+use crate::source::oci::{self, Challenge, Descriptor, Digest, Manifest, Platform, Reference};
+use crate::source::received::{Meter, Received, hex, sha256};
+use crate::target::disk::Disk;
+use crate::target::tree::Style;
 
 /// An index leads to a manifest, and could lead to another index.
 const MANIFESTS: usize = 3;

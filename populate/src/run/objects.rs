@@ -6,15 +6,15 @@ use hyper::StatusCode;
 use hyper::header::{HeaderValue, IF_MATCH};
 
 use super::Attempt;
-use crate::archive::{Entry, Kind};
 use crate::config::S3;
 use crate::failure::{Failure, Next, Result};
-use crate::name::Name;
+use crate::format::archive::{Entry, Kind};
+use crate::format::name::Name;
 use crate::net::client::{Auth, Get, parse_url, status_failure};
 use crate::net::download::is_strong;
-use crate::received::{Meter, Received, sha256};
-use crate::s3::{Object, PAGE_BYTES, Page, list_url, object_url};
-use crate::tree::{Style, Tree};
+use crate::source::received::{Meter, Received, sha256};
+use crate::source::s3::{Object, PAGE_BYTES, Page, list_url, object_url};
+use crate::target::tree::{Style, Tree};
 
 impl Attempt<'_> {
     /// Receives objects into the target.

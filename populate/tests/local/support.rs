@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use slackwater_populate::config::Config;
 use slackwater_populate::failure::{Failure, Result};
 use slackwater_populate::net::address::{Policy, Reach};
-use slackwater_populate::received::{hex, sha256};
 use slackwater_populate::report::Report;
 use slackwater_populate::run::Attempt;
+use slackwater_populate::source::received::{hex, sha256};
 
 #[derive(Clone, Default)]
 struct Output(Rc<RefCell<Vec<u8>>>);

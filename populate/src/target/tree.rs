@@ -22,9 +22,9 @@ use nix::unistd::{
     Gid, LinkatFlags, Uid, UnlinkatFlags, fchown, fchownat, linkat, symlinkat, unlinkat,
 };
 
-use crate::archive::{Archive, Entry, Kind};
 use crate::failure::{Failure, Result};
-use crate::name::Name;
+use crate::format::archive::{Archive, Entry, Kind};
+use crate::format::name::Name;
 use crate::report::Report;
 use folder::{clear, is_folder, open_below};
 

@@ -440,7 +440,7 @@ mod tests {
     }
 
     fn hex_of(digest: &Digest) -> String {
-        crate::received::hex(&digest.bytes())
+        crate::source::received::hex(&digest.bytes())
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use tar::{EntryType, Header};
 
 use crate::failure::{Failure, Result};
-use crate::name::{Name, PATH_BYTES};
+use crate::format::name::{Name, PATH_BYTES};
 
 const BLOCK: usize = 512;
 /// The longest header of pax; attributes of 64 KiB fit.

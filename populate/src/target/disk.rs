@@ -261,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::received::sha256;
+    use crate::source::received::sha256;
 
     fn disk(capacity: u64) -> (tempfile::TempDir, Disk) {
         let folder = tempfile::TempDir::with_prefix("slackwater-").expect("a folder");

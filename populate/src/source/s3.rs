@@ -10,7 +10,7 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::failure::{Failure, Result};
-use crate::received::hex;
+use crate::source::received::hex;
 
 /// The largest page of a list; 1000 keys of 1 KiB fit.
 pub const PAGE_BYTES: usize = 8 << 20;

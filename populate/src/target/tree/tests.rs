@@ -7,8 +7,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use super::*;
-use crate::archive::tests::{end, entry};
-use crate::disk::open_folder;
+use crate::format::archive::tests::{end, entry};
+use crate::target::disk::open_folder;
 
 /// A root with a folder beside it, which no archive may reach.
 struct Place {

@@ -6,8 +6,8 @@
 use std::fs::File;
 use std::io::Read;
 
-use crate::disk::read_at;
 use crate::failure::{Failure, Result};
+use crate::target::disk::read_at;
 
 /// The sizes of clusters that QEMU supports, as exponents of two.
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
