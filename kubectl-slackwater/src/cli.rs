@@ -1,17 +1,25 @@
-//! The command line.
+//! The command line: the options of all commands, and the arguments of each.
+
+pub mod adopt;
+pub mod completion;
+pub mod driver;
+pub mod options;
+pub mod pools;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 
-use crate::adopt::arguments::AdoptArguments;
-use crate::cluster::{Cluster, Scope};
-use crate::pod_arguments::{
-    CheckArguments, Confirmed, DoctorArguments, ExportArguments, ImportArguments,
-    ImportVolumeArguments, Pods, word,
+use adopt::AdoptArguments;
+use driver::{
+    CheckArguments, DoctorArguments, ExportArguments, ImportArguments, ImportVolumeArguments, Pods,
+    word,
 };
-use crate::text::seconds;
+use options::{deadline, time};
+
+pub use options::{Change, Format, ListArguments, Output, Wait};
+pub use pools::{PoolAdoptArguments, PoolCommand, PoolForgetArguments};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -115,97 +123,6 @@ pub enum Command {
     Transfer(TransferArguments),
 }
 
-/// Changes of a pool.
-#[derive(Debug, Subcommand)]
-pub enum PoolCommand {
-    /// Mark a pool as lost: its volumes and snapshots count as deleted
-    Lose {
-        /// ID, NODE/NAME or name of the pool
-        pool: String,
-        /// Reason, which is stored in the Pool object
-        #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
-        reason: Option<String>,
-        /// Remove the mark
-        #[arg(long, conflicts_with_all = ["reason", "force"])]
-        undo: bool,
-        /// Proceed although a node serves the pool
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        change: Change,
-    },
-    /// Move all volumes of a pool to other pools
-    Evacuate {
-        /// ID, NODE/NAME or name of the pool
-        pool: String,
-        /// End this, and undo moves that have not switched
-        #[arg(long, conflicts_with = "wait")]
-        undo: bool,
-        #[command(flatten)]
-        change: Change,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Let a pool belong to another node, to which its disk was moved
-    HandOver {
-        /// ID, NODE/NAME or name of the pool
-        pool: String,
-        /// The node
-        #[arg(long, value_name = "NODE")]
-        to_node: String,
-        #[command(flatten)]
-        change: Change,
-    },
-    /// Have a node adopt a pool whose disk was moved there
-    Adopt(PoolAdoptArguments),
-    /// Have a node forget a pool that it has lost for good: its volumes count as deleted
-    Forget(PoolForgetArguments),
-    /// Let the PersistentVolumes of a pool follow it to the node that has adopted it
-    Follow {
-        /// ID, NODE/NAME or name of the pool
-        #[arg(value_parser = word)]
-        pool: String,
-        #[command(flatten)]
-        pods: Pods,
-        #[command(flatten)]
-        confirmed: Confirmed,
-    },
-}
-
-/// A pool that a node is to adopt.
-#[derive(Clone, Debug, Args)]
-pub struct PoolAdoptArguments {
-    /// ID, NODE/NAME or name of the pool
-    pub pool: String,
-    /// The node
-    #[arg(long, value_name = "NODE", required_unless_present = "undo")]
-    pub to_node: Option<String>,
-    /// Withdraw the request
-    #[arg(long, conflicts_with_all = ["to_node", "wait"])]
-    pub undo: bool,
-    #[command(flatten)]
-    pub change: Change,
-    #[command(flatten)]
-    pub wait: Wait,
-}
-
-/// A pool that a node is to forget.
-#[derive(Clone, Debug, Args)]
-pub struct PoolForgetArguments {
-    /// ID, NODE/NAME or name of the pool
-    pub pool: String,
-    /// The node [default: the one that has the pool]
-    #[arg(long, value_name = "NODE")]
-    pub on_node: Option<String>,
-    /// Withdraw the request
-    #[arg(long, conflicts_with_all = ["on_node", "wait"])]
-    pub undo: bool,
-    #[command(flatten)]
-    pub change: Change,
-    #[command(flatten)]
-    pub wait: Wait,
-}
-
 /// What is done with a schedule of snapshots.
 #[derive(Debug, Subcommand)]
 pub enum ScheduleCommand {
@@ -225,28 +142,6 @@ pub enum ScheduleCommand {
         #[command(flatten)]
         output: Output,
     },
-}
-
-/// How a change is made.
-#[derive(Clone, Debug, Args)]
-pub struct Change {
-    /// Make the change; without it, only the plan is printed
-    #[arg(long, short)]
-    pub yes: bool,
-    /// Let the API server check the change without storing it
-    #[arg(long)]
-    pub dry_run: bool,
-}
-
-/// Whether the end of an operation is awaited.
-#[derive(Clone, Debug, Args)]
-pub struct Wait {
-    /// Print the progress, and end when the operation has ended
-    #[arg(long)]
-    pub wait: bool,
-    /// Time after which the program ends (`90s`, `10m`, `2h`); the operation goes on
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "wait")]
-    pub timeout: Option<Duration>,
 }
 
 /// What no object names, and what is to be used again or deleted of it.
@@ -404,82 +299,6 @@ pub struct Target {
     pub to_pool: Option<String>,
 }
 
-/// A number of seconds, minutes or hours.
-fn time(text: &str) -> Result<Duration, String> {
-    let seconds = seconds(text).filter(|_| !text.ends_with('d'));
-    match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
-        Some(seconds) => Ok(Duration::from_secs(seconds)),
-        None => Err(format!("{text} is not a time such as 90s, 10m or 2h")),
-    }
-}
-
-/// A duration as fields of objects have it.
-fn deadline(text: &str) -> Result<String, String> {
-    match seconds(text) {
-        Some(_) => Ok(text.to_string()),
-        None => Err(format!("{text} is not a time such as 90s, 10m, 2h or 1d")),
-    }
-}
-
-/// How a result is printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// Columns.
-    #[default]
-    Table,
-    /// More columns.
-    Wide,
-    /// JSON.
-    Json,
-    /// YAML.
-    Yaml,
-    /// Kind and name, one a line.
-    Name,
-}
-
-/// The format of the output.
-#[derive(Clone, Debug, Args)]
-pub struct Output {
-    /// Format of the output
-    #[arg(
-        long = "output",
-        short = 'o',
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t
-    )]
-    pub format: Format,
-}
-
-/// What is listed, and how.
-#[derive(Clone, Debug, Args)]
-pub struct ListArguments {
-    #[command(flatten)]
-    pub output: Output,
-    /// All namespaces
-    #[arg(long, short = 'A')]
-    pub all_namespaces: bool,
-    /// Only objects with these labels (claims, for volumes)
-    #[arg(long, short = 'l', value_name = "SELECTOR")]
-    pub selector: Option<String>,
-    /// No line with the names of columns
-    #[arg(long)]
-    pub no_headers: bool,
-    /// Print lines that change, until interrupted
-    #[arg(long, short)]
-    pub watch: bool,
-}
-
-impl ListArguments {
-    /// The namespaces that are listed.
-    pub fn scope(&self, cluster: &Cluster) -> Scope {
-        match self.all_namespaces {
-            true => Scope::All,
-            false => Scope::Namespace(cluster.namespace.clone()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -512,19 +331,6 @@ mod tests {
                 false => vec![one.get_name().to_string()],
             });
         each.collect()
-    }
-
-    #[test]
-    fn times_have_a_unit() {
-        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
-        for wrong in ["", "5", "m", "-1s", "1.5h", "5d", "é"] {
-            assert!(time(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(deadline("2d").as_deref(), Ok("2d"));
-        for wrong in ["", "5", "m", "-1s", "1.5h", "soon", "é"] {
-            assert!(deadline(wrong).is_err(), "{wrong}");
-        }
     }
 
     #[test]

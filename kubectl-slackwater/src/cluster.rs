@@ -1,5 +1,8 @@
 //! The connection to the API server, and reads of objects with the user's rights.
 
+pub mod driver_version;
+pub mod object;
+
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,8 +16,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
 
 use crate::cli::Connection;
+use crate::cluster::object::Kind;
 use crate::failure::{Failure, Result};
-use crate::object::Kind;
 
 /// How long an answer may take, and a watch may be silent before it is begun again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,12 +1,15 @@
 //! The pods of the driver, in whose containers its own commands are run.
 
+pub mod command;
+pub mod exec;
+
 use kube::api::{DynamicObject, ListParams};
 use serde_json::Value;
 
 use crate::change::{Need, missing};
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
 
 /// The labels that the chart gives to the pods of the nodes.
 const NODE_LABELS: &str = "app.kubernetes.io/name=slackwater,app.kubernetes.io/component=node";

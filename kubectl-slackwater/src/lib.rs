@@ -5,50 +5,40 @@
 //! writes Kubernetes objects; what works on the disk of a node is run in the driver's container there
 //! ([ADR 0064]). docs/plugin.md has the verbs of each command.
 //!
+//! | module | contents |
+//! |---|---|
+//! | [`cli`] | the command line, with the arguments of each command, and its completion in shells |
+//! | [`cluster`] | the connection to the API server; kinds of objects and their fields |
+//! | [`change`] | what all commands that change objects share: permissions, plans, requests, progress |
+//! | [`driver_pod`] | the pods of the driver, and commands of the driver that are run in them |
+//! | [`model`] | pools, volumes, snapshots and moves, joined from objects |
+//! | [`listing`], [`text`] | output: tables, JSON, `--watch`; sizes, times, and text that is escaped |
+//! | [`failure`] | why a command failed, and the exit codes |
+//! | [`pools`], [`volumes`], [`snapshots`], [`schedules`], [`orphans`] | the commands about these |
+//! | [`restore`], [`transfer`] | `restore` and `transfer` |
+//! | [`status`], [`status_page`], [`doctor`] | `status`, `page` and `doctor` |
+//!
 //! [ADR 0052]: ../../docs/adr/0052-the-plugin-reads-objects-only.md
 //! [ADR 0064]: ../../docs/adr/0064-the-plugin-runs-commands-of-the-driver-in-its-pods.md
 
-pub mod adopt;
 pub mod change;
 pub mod cli;
 pub mod cluster;
-pub mod complete;
-pub mod copies;
-pub mod cuts;
+pub mod doctor;
 pub mod driver_pod;
-pub mod exec;
-pub mod export;
 pub mod failure;
-pub mod freeze;
-pub mod frozen;
-pub mod growth;
 pub mod listing;
 pub mod model;
-pub mod object;
-pub mod on_node;
 pub mod orphans;
-pub mod page;
-pub mod pod_arguments;
-pub mod pool_change;
-pub mod pool_follow;
-pub mod pool_object;
-pub mod pool_request;
 pub mod pools;
 pub mod restore;
-pub mod retention;
-pub mod revert;
-pub mod schedule_run;
 pub mod schedules;
 pub mod snapshots;
 pub mod status;
+pub mod status_page;
 pub mod text;
 pub mod transfer;
-pub mod version;
-pub mod volume_move;
 pub mod volumes;
-pub mod watch;
-pub mod who;
-pub mod work;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -57,15 +47,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use cli::{Cli, Command, ScheduleCommand};
-use cluster::Cluster;
+use cli::{Cli, Command, completion};
+use cluster::{Cluster, driver_version};
 use failure::{Failure, Result};
+use listing::watch;
 
 /// Runs the program, and returns its exit code.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     if let Some((program, words)) = arguments.split_first()
-        && complete::is_wanted(Path::new(program))
+        && completion::is_wanted(Path::new(program))
     {
         return candidates(words);
     }
@@ -102,7 +93,7 @@ fn candidates(words: &[OsString]) -> ExitCode {
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     if let Ok(runtime) = runtime() {
-        runtime.block_on(complete::run(&words));
+        runtime.block_on(completion::run(&words));
     }
     ExitCode::SUCCESS
 }
@@ -117,7 +108,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn run(cli: Cli) -> Result<()> {
     runtime()?.block_on(async {
         let cluster = Cluster::connect(&cli.connection).await?;
-        version::compare(&cluster).await;
+        driver_version::compare(&cluster).await;
         let namespace = cli.connection.namespace.as_deref();
         let done = execute(&cluster, namespace, cli.command).await;
         // Those that the command has not shown with its result.
@@ -132,41 +123,66 @@ fn run(cli: Cli) -> Result<()> {
 async fn execute(cluster: &Cluster, namespace: Option<&str>, command: Command) -> Result<()> {
     match command {
         Command::Pools(arguments) => {
-            watch::show(cluster, &arguments, &pools::KINDS, pools::listing).await
+            watch::show(
+                cluster,
+                &arguments,
+                &pools::list::KINDS,
+                pools::list::listing,
+            )
+            .await
         }
         Command::Volumes(arguments) => {
-            watch::show(cluster, &arguments, &volumes::KINDS, volumes::listing).await
+            watch::show(
+                cluster,
+                &arguments,
+                &volumes::list::KINDS,
+                volumes::list::listing,
+            )
+            .await
         }
         Command::Snapshots(arguments) => {
-            watch::show(cluster, &arguments, &snapshots::KINDS, snapshots::listing).await
+            watch::show(
+                cluster,
+                &arguments,
+                &snapshots::list::KINDS,
+                snapshots::list::listing,
+            )
+            .await
         }
         Command::Schedules(arguments) => {
-            watch::show(cluster, &arguments, &schedules::KINDS, schedules::listing).await
-        }
-        Command::Schedule(ScheduleCommand::Run {
-            schedule,
-            change,
-            wait,
-        }) => schedule_run::run(cluster, &schedule, &change, &wait).await,
-        Command::Schedule(ScheduleCommand::Retention { schedule, output }) => {
-            retention::run(cluster, &schedule, output.format).await
+            watch::show(
+                cluster,
+                &arguments,
+                &schedules::list::KINDS,
+                schedules::list::listing,
+            )
+            .await
         }
         Command::Frozen(arguments) => {
-            watch::show(cluster, &arguments, &frozen::KINDS, frozen::listing).await
+            watch::show(
+                cluster,
+                &arguments,
+                &volumes::frozen::KINDS,
+                volumes::frozen::listing,
+            )
+            .await
         }
-        Command::Orphans(arguments) => orphans::run(cluster, &arguments).await,
-        Command::Who { claim, output } => who::run(cluster, &claim, output.format).await,
         Command::Status(arguments) => status::run(cluster, &arguments).await,
-        Command::Page { port } => page::run(cluster, namespace, port).await,
-        Command::Doctor(arguments) => on_node::doctor(cluster, &arguments).await,
-        Command::Check(arguments) => on_node::check(cluster, &arguments).await,
-        Command::Export(arguments) => export::export(cluster, &arguments).await,
-        Command::Import(arguments) => export::import(cluster, &arguments).await,
-        Command::ImportVolume(arguments) => on_node::import_volume(cluster, &arguments).await,
-        Command::Pool(command) => pool_change::run(cluster, command).await,
-        Command::Move(arguments) => volume_move::run(cluster, &arguments).await,
+        Command::Page { port } => status_page::run(cluster, namespace, port).await,
+        Command::Doctor(arguments) => doctor::run(cluster, &arguments).await,
+        Command::Pool(command) => pools::run(cluster, command).await,
+        Command::Schedule(command) => schedules::run(cluster, command).await,
+        Command::Who { claim, output } => {
+            volumes::claim_usage::run(cluster, &claim, output.format).await
+        }
+        Command::Check(arguments) => volumes::check::run(cluster, &arguments).await,
+        Command::ImportVolume(arguments) => volumes::import::run(cluster, &arguments).await,
+        Command::Move(arguments) => volumes::move_volume::run(cluster, &arguments).await,
+        Command::Orphans(arguments) => orphans::run(cluster, &arguments).await,
+        Command::Export(arguments) => snapshots::archive::export(cluster, &arguments).await,
+        Command::Import(arguments) => snapshots::archive::import(cluster, &arguments).await,
+        Command::Revert(arguments) => snapshots::revert::run(cluster, &arguments).await,
         Command::Restore(arguments) => restore::run(cluster, &arguments).await,
-        Command::Revert(arguments) => revert::run(cluster, &arguments).await,
         Command::Transfer(arguments) => transfer::run(cluster, &arguments).await,
     }
 }

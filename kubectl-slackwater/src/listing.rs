@@ -1,4 +1,6 @@
-//! Lists of things, as a table or for programs.
+//! Output of lists: as a table for people, and as JSON, YAML or names for programs.
+
+pub mod watch;
 
 use serde_json::{Value, json};
 

@@ -1,23 +1,24 @@
 //! `orphans`: volumes and snapshots that no object names, as the status of the Pools lists them. Their
 //! deletion is requested, and a request taken back, in the spec of the Pool.
 
+pub mod adopt;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::adopt;
 use crate::change::{Need, confirm, mark, patch, require, say};
 use crate::cli::{Format, ListArguments, OrphanArguments};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
+use crate::driver_pod::command;
 use crate::failure::{Failure, Result};
+use crate::listing::watch;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{Pool, pools_of};
-use crate::object::{self, Fields, Kind};
-use crate::on_node;
 use crate::text::{age, size};
-use crate::watch;
 
 /// What it reads.
 const KINDS: [&Kind; 1] = [&object::POOL];
@@ -61,18 +62,18 @@ async fn at_once(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
         _ => return Err(Failure::usage("--now prints a table or JSON".into())),
     };
     let pod = arguments.pods.of_controller(cluster).await?;
-    let command: &[&str] = match arguments.delete.is_empty() {
+    let words: &[&str] = match arguments.delete.is_empty() {
         true => &["volumes", "--orphans"],
         false => &["snapshots", "delete"],
     };
-    let mut words = on_node::words(&pod, command, &["endpoint"]);
+    let mut words = command::words(&pod, words, &["endpoint"]);
     words.extend(is_json.then(|| "--json".to_string()));
     if arguments.delete.is_empty() {
-        return on_node::pass_on(cluster, &pod, &words).await;
+        return command::pass_on(cluster, &pod, &words).await;
     }
     words.extend(arguments.delete.iter().cloned());
     let how = (arguments.change.yes, arguments.change.dry_run);
-    on_node::pass_on_plan(cluster, &pod, words, how).await
+    command::pass_on_plan(cluster, &pod, words, how).await
 }
 
 /// All that the Pools list, those first that are deleted first, and then the oldest.

@@ -3,17 +3,15 @@
 //! Each claim has an annotation with the UID of its snapshot, so a command that was interrupted
 //! anywhere is repeated: it creates what is missing.
 
-pub mod across;
-mod class;
-pub mod gone;
-mod group;
-mod names;
+pub mod cross_namespace;
+pub mod deleted_namespace;
+mod group_snapshot;
 mod nodes;
 mod plan;
 mod report;
 pub mod source;
-mod stage;
-mod stateful;
+mod stateful_set;
+mod storage_class;
 mod verify;
 mod wait;
 
@@ -21,20 +19,20 @@ use kube::api::ListParams;
 
 use crate::change::{Need, Progress, confirm, create, delete, mark, require, say, until_end};
 use crate::cli::RestoreArguments;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::listing;
-use crate::object::{self, Fields};
 
-use class::Classes;
 use plan::{Copy, State};
 use report::is_for_people;
-use stateful::Stateful;
+use stateful_set::Stateful;
+use storage_class::Classes;
 
 /// Creates the claims.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
-    if let Some(which) = gone::Which::of(&arguments.source) {
-        return gone::run(cluster, arguments, &which).await;
+    if let Some(which) = deleted_namespace::Which::of(&arguments.source) {
+        return deleted_namespace::run(cluster, arguments, &which).await;
     }
     if !arguments.claims.is_empty() {
         return Err(Failure::usage(
@@ -43,7 +41,7 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> 
         ));
     }
     if let Some(namespace) = &arguments.to_namespace {
-        return across::run(cluster, arguments, namespace).await;
+        return cross_namespace::run(cluster, arguments, namespace).await;
     }
     let plan = Plan::read(cluster, arguments).await?;
     plan.refuse_pods(cluster).await?;
@@ -79,14 +77,14 @@ impl Plan {
         let source = source::get(cluster, &arguments.source).await?;
         source.refuse_unsized()?;
         let set = arguments.statefulset.as_deref();
-        let set = stateful::find(cluster, &cluster.namespace, set).await?;
+        let set = stateful_set::find(cluster, &cluster.namespace, set).await?;
         // With a suffix, the claims are those of another StatefulSet, which does not exist yet.
         let is_user = arguments.suffix.is_none();
         if let Some(set) = set.as_ref().filter(|_| is_user) {
             set.refuse_managed(cluster).await?;
         }
         let mut copies = plan::copies(cluster, &source, set.as_ref(), arguments).await?;
-        class::resolve(cluster, &mut copies).await?;
+        storage_class::resolve(cluster, &mut copies).await?;
         let (mut advice, mut kept) = (None, Vec::new());
         if let Some(set) = &set {
             let slots = set.slots(&source.members)?;
@@ -99,7 +97,7 @@ impl Plan {
             advice,
             kept,
             title: source.title,
-            classes: class::read(cluster, &copies).await?,
+            classes: storage_class::read(cluster, &copies).await?,
             copies,
             user: set.filter(|_| is_user),
         })
@@ -119,7 +117,7 @@ impl Plan {
         if let Some(set) = &self.user {
             set.refuse_pods(cluster, &pods).await?;
         }
-        stateful::refuse_users(&pods, &missing)
+        stateful_set::refuse_users(&pods, &missing)
     }
 
     /// All permissions of all steps. Those for what was read already are among them, because it is read
@@ -275,7 +273,7 @@ async fn refuse_users(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
     let own = verify::name(copies);
     pods.retain(|pod| pod.name() != own);
     let claims: Vec<_> = copies.iter().map(|copy| copy.claim.as_str()).collect();
-    match stateful::user_of(&pods, &claims) {
+    match stateful_set::user_of(&pods, &claims) {
         None => Ok(()),
         Some((pod, claim)) => Err(Failure::failed(format!(
             "pod {pod} uses the claim {claim}, which was created for the check: claims are not deleted while a pod uses one"

@@ -1,4 +1,6 @@
-//! `status`: one screen.
+//! The `status` command: pools, last cuts, running operations and problems on one screen.
+
+mod operations;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,16 +12,18 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::cli::{Format, ListArguments};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::{self, Group};
 use crate::failure::{Failure, Result};
-use crate::freeze::{self, Frozen};
+use crate::listing::watch;
 use crate::listing::{self, Column, column, table};
+use crate::model::frozen::{self, Frozen};
+use crate::model::growth;
+use crate::model::snapshot::{self, Group};
 use crate::model::{self, Move, Pool, Volume};
-use crate::object::{self, Fields, Kind};
+use crate::pools::health;
 use crate::text::{age, size};
-use crate::work::{self, Parts, Work};
-use crate::{growth, pools, watch};
+use operations::{Parts, Work};
 
 /// What it reads.
 const KINDS: [&Kind; 13] = [
@@ -126,7 +130,7 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
     let claims = claims(&volumes);
     let pools = pools.map(|pools| {
         let mut pools: Vec<_> = pools.into_values().collect();
-        pools::sort(&mut pools);
+        health::sort_fullest_first(&mut pools);
         let growths = pools.iter_mut().filter_map(|pool| pool.growth.as_mut());
         growths.for_each(|growth| growth.name(&claims));
         pools
@@ -138,11 +142,11 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
         now: Timestamp::now(),
     };
     Ok(Screen {
-        work: work::read(cluster, &scope, objects.as_deref(), &parts).await?,
-        frozen: freeze::named(frozen, &claims),
+        work: operations::read(cluster, &scope, objects.as_deref(), &parts).await?,
+        frozen: frozen::named(frozen, &claims),
         volumes,
         pools,
-        groups: last_of_each(cuts::groups(cluster, &scope, selector).await?),
+        groups: last_of_each(snapshot::groups(cluster, &scope, selector).await?),
         moves,
         warnings: warnings(cluster, &scope).await?,
     })
@@ -227,7 +231,7 @@ fn draw(screen: &Screen) -> String {
 
 fn drawn_frozen(frozen: &[Frozen], now: Timestamp) -> String {
     let rows: Vec<_> = frozen.iter().map(|one| one.cells(now)).collect();
-    section("Frozen file systems", &freeze::COLUMNS, &rows)
+    section("Frozen file systems", &frozen::COLUMNS, &rows)
 }
 
 fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
@@ -265,7 +269,7 @@ fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
 fn drawn_work(work: &[Work], now: Timestamp) -> String {
     let rows = work.iter().take(MAX_WORK).map(|one| one.cells(now));
     let rows: Vec<_> = rows.collect();
-    let mut text = section("Running work", &work::COLUMNS, &rows);
+    let mut text = section("Running work", &operations::COLUMNS, &rows);
     let rest = work.len().saturating_sub(MAX_WORK);
     if rest > 0 {
         text.truncate(text.trim_end().len());
@@ -290,7 +294,7 @@ fn first_line(screen: &Screen, now: Timestamp) -> String {
     let pools = match &screen.pools {
         None => "Pools are not shown.".to_string(),
         Some(pools) => {
-            let ill = pools.iter().filter(|pool| !pools::is_healthy(pool, now));
+            let ill = pools.iter().filter(|pool| !health::is_healthy(pool, now));
             let ill = ill.count();
             format!("Pools: {}, with problems: {ill}.", pools.len())
         }
@@ -312,11 +316,11 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         let promised = percent_of(pool.promised_bytes, pool.total_bytes);
         vec![
             pool.title(),
-            pools::health(pool, now),
-            pools::used(pool),
+            health::summary(pool, now),
+            health::used_percent(pool),
             promised,
-            pools::size_of(pool, pool.available_bytes),
-            pools::full_in(pool, now),
+            health::known_size(pool, pool.available_bytes),
+            health::time_until_full(pool, now),
             largest(pool, &screen.volumes),
         ]
     });
@@ -337,11 +341,11 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         &growth::COLUMNS,
         &rows,
     ));
-    let ill = pools.iter().filter(|pool| !pools::is_healthy(pool, now));
+    let ill = pools.iter().filter(|pool| !health::is_healthy(pool, now));
     let ill: Vec<_> = ill.collect();
     if !ill.is_empty() {
         let rows = ill.iter().map(|pool| {
-            let (health, message) = (pools::health(pool, now), pools::message(pool, now));
+            let (health, message) = (health::summary(pool, now), health::message(pool, now));
             vec![pool.title(), health, message]
         });
         let rows: Vec<_> = rows.collect();

@@ -14,12 +14,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::LocalSet;
 
 use crate::change::{Need, missing};
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::driver_pod::{self, CONTROLLER_LABELS};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::listing::watch::write;
 use crate::text::escaped;
-use crate::watch::write;
 
 /// Where the page is served.
 #[derive(Clone, Debug, PartialEq, Eq)]

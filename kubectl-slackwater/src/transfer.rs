@@ -4,9 +4,9 @@
 //! is Retain and records what is to be done ([`step`] has the order). A command that was interrupted
 //! anywhere is repeated.
 
+pub mod execute;
 pub mod step;
 pub mod undo;
-pub mod work;
 
 use std::fmt::Write as _;
 
@@ -14,12 +14,12 @@ use kube::api::ListParams;
 
 use crate::change::{Need, Progress, confirm, mark, require, say, until_end};
 use crate::cli::{TransferArguments, Wait};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result, TIMED_OUT};
-use crate::object::{self, Fields, Kind};
 
+use execute::{TRANSFERRED_FROM, Transfer, record_of};
 use step::{Next, Place, Step, next};
-use work::{TRANSFERRED_FROM, Transfer, record_of};
 
 /// Which way a claim goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use kube::api::ListParams;
 use kube::config::Kubeconfig;
 
 use crate::cli::{Cli, Connection};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
-use crate::object::{self, Fields, Kind};
 use crate::text::is_hidden;
 
 /// The name by which the program is asked for candidates.
@@ -77,7 +77,7 @@ pub async fn run(words: &[String]) {
     candidates.retain(|word| word.starts_with(last) && !word.chars().any(is_hidden));
     candidates.sort();
     let lines: String = candidates.iter().map(|word| format!("{word}\n")).collect();
-    crate::watch::write(&format!("{lines}:{directive}\n"), &[]);
+    crate::listing::watch::write(&format!("{lines}:{directive}\n"), &[]);
 }
 
 /// What the last word can be, after these.

@@ -1,7 +1,7 @@
 //! Notes if the driver in the cluster is of another release than this program.
 
 use crate::cluster::Cluster;
-use crate::object;
+use crate::cluster::object;
 
 /// The release of this program.
 const OWN: &str = env!("CARGO_PKG_VERSION");

@@ -10,10 +10,10 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::{WatchStreamExt, watcher};
 
 use crate::cli::{Format, ListArguments};
+use crate::cluster::object::Kind;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::listing::{Listing, Row};
-use crate::object::Kind;
 
 /// Changes within this time are read together: a list costs the API server more than an event.
 pub const PAUSE: Duration = Duration::from_secs(1);

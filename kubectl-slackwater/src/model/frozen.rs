@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde::Serialize;
 
+use crate::cluster::object::Fields;
 use crate::listing::{Column, column};
-use crate::object::Fields;
 use crate::text::age;
 
 /// The columns of a table.

@@ -6,9 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde::Serialize;
 
+use crate::cluster::object::Fields;
 use crate::listing::{Column, column};
 use crate::model::Pool;
-use crate::object::Fields;
 use crate::text::{age, size};
 
 /// The columns of a table of volumes.

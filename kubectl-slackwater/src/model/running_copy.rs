@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 
-use crate::object::Fields;
+use crate::cluster::object::Fields;
 
 /// A copy that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

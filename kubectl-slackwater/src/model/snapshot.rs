@@ -6,9 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;
 
+use crate::cluster::object::{self, Fields, pool_of};
 use crate::cluster::{Cluster, Scope, labeled};
 use crate::failure::Result;
-use crate::object::{self, Fields, pool_of};
 use crate::text::quantity;
 
 /// A VolumeSnapshot of the driver.

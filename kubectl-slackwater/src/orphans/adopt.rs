@@ -6,7 +6,6 @@
 //! repeated, and two of them do not give one orphan two PersistentVolumes unless they run at the same time
 //! under different names. In this case neither creates a claim.
 
-pub mod arguments;
 pub mod objects;
 pub mod plan;
 
@@ -15,11 +14,11 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::change::{Need, confirm, create, mark, require, say};
 use crate::cli::Change;
+use crate::cli::adopt::AdoptArguments;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{DENIED, Failure, Result};
 use crate::model::pools_of;
-use crate::object::{self, Fields, Kind};
-use arguments::AdoptArguments;
 use plan::{Adoption, Todo, View, get_adoption, todo};
 
 /// Steps, with those that are repeated because another user has created something.

@@ -3,82 +3,15 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, follow, is_stored, mark, patch, say};
-use crate::cli::{Change, PoolCommand};
+use crate::change::{Progress, confirm, is_stored, mark, patch, say};
+use crate::cli::Change;
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::model::{Pool, Volume};
-use crate::object::{self, Fields};
-use crate::pool_object::{get, may_patch, own_volumes};
-use crate::{pool_follow, pool_request};
+use crate::model::Pool;
+use crate::pools::object::{may_patch, own_volumes};
 
-/// Runs one of the commands.
-pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
-    match command {
-        PoolCommand::Lose {
-            pool,
-            reason,
-            undo,
-            force,
-            change,
-        } => {
-            let (object, pool) = get(cluster, &pool).await?;
-            match undo {
-                true => mark_as_found(cluster, &object, &pool, &change).await,
-                false => {
-                    lose(
-                        cluster,
-                        &object,
-                        &pool,
-                        &reason.unwrap_or_default(),
-                        force,
-                        &change,
-                    )
-                    .await
-                }
-            }
-        }
-        PoolCommand::Evacuate {
-            pool,
-            undo,
-            change,
-            wait,
-        } => {
-            let (object, pool) = get(cluster, &pool).await?;
-            evacuate(cluster, &object, &pool, !undo, &change).await?;
-            match wait.wait && !undo && !change.dry_run {
-                true => {
-                    let what = format!("the evacuation of pool {}", pool.title());
-                    follow(&wait, &what, || left(cluster, &pool)).await
-                }
-                false => Ok(()),
-            }
-        }
-        PoolCommand::HandOver {
-            pool,
-            to_node,
-            change,
-        } => {
-            let (object, pool) = get(cluster, &pool).await?;
-            hand_over(cluster, &object, &pool, &to_node, &change).await
-        }
-        PoolCommand::Adopt(arguments) => {
-            let (object, pool) = get(cluster, &arguments.pool).await?;
-            pool_request::adopt(cluster, &object, &pool, &arguments).await
-        }
-        PoolCommand::Forget(arguments) => {
-            let (object, pool) = get(cluster, &arguments.pool).await?;
-            pool_request::forget(cluster, &object, &pool, &arguments).await
-        }
-        PoolCommand::Follow {
-            pool,
-            pods,
-            confirmed,
-        } => pool_follow::run(cluster, pool, &pods, &confirmed).await,
-    }
-}
-
-async fn lose(
+pub async fn lose(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,
@@ -121,7 +54,7 @@ async fn lose(
     Ok(())
 }
 
-async fn mark_as_found(
+pub async fn mark_as_found(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,
@@ -148,7 +81,7 @@ async fn mark_as_found(
     Ok(())
 }
 
-async fn evacuate(
+pub async fn evacuate(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,
@@ -203,7 +136,7 @@ async fn evacuate(
 }
 
 /// What is left in a pool that is being emptied.
-async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
+pub async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
     let object = cluster.get(&object::POOL, "", &pool.id).await?;
     if !object.is_true("/spec/evacuate") {
         return Ok(Progress::Ended(Err(Failure::failed(format!(
@@ -237,7 +170,7 @@ async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
     }))
 }
 
-async fn hand_over(
+pub async fn hand_over(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,
@@ -277,11 +210,4 @@ async fn hand_over(
         mark(change)
     ));
     Ok(())
-}
-
-/// Whether a volume is in this pool, or on a node of this name.
-pub fn is_at(volume: &Volume, pool: Option<&str>, node: Option<&str>) -> bool {
-    let is_pool = |pool: &str| volume.pool == pool || volume.pool_name == pool;
-    let is_there = node.is_none_or(|node| volume.node == node) && pool.is_none_or(is_pool);
-    is_there && (node.is_some() || pool.is_some_and(|pool| volume.pool == pool))
 }

@@ -1,9 +1,9 @@
 //! `pool follow`: a command of the driver in a pod of its controller.
 
+use crate::cli::driver::{Confirmed, Pods};
 use crate::cluster::Cluster;
+use crate::driver_pod::command::{pass_on_plan, words};
 use crate::failure::Result;
-use crate::on_node::{pass_on_plan, words};
-use crate::pod_arguments::{Confirmed, Pods};
 
 /// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
 /// it would do, and changes nothing without `--yes`.

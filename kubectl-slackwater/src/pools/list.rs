@@ -1,16 +1,17 @@
-//! `pools`.
+//! `pools`: the list of pools.
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
+use super::health::{known_size, message, sort_fullest_first, summary, used_percent};
 use crate::cli::ListArguments;
+use crate::cluster::object::{self, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
-use crate::growth::Images;
 use crate::listing::{Column, Listing, Row, column, wide};
+use crate::model::growth::Images;
 use crate::model::{Pool, pools_of};
-use crate::object::{self, Kind};
-use crate::text::{age, size};
+use crate::text::age;
 
 /// What it reads.
 pub const KINDS: [&Kind; 1] = [&object::POOL];
@@ -43,7 +44,7 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     let params = pools_of(&cluster.driver, arguments.selector.as_deref());
     let found = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
     let mut pools: Vec<Pool> = found.iter().map(Pool::of).collect();
-    sort(&mut pools);
+    sort_fullest_first(&mut pools);
     let now = Timestamp::now();
     Ok(Listing {
         what: format!("pools of {}", cluster.driver),
@@ -53,88 +54,6 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     })
 }
 
-/// The fullest first.
-pub fn sort(pools: &mut [Pool]) {
-    pools.sort_by_key(|pool| {
-        let fullness = pool.used_percent().unwrap_or(-1);
-        (std::cmp::Reverse(fullness), pool.title(), pool.id.clone())
-    });
-}
-
-/// How full it is; empty if it is not known.
-pub fn used(pool: &Pool) -> String {
-    let used = pool.used_percent();
-    used.map(|used| format!("{used}%")).unwrap_or_default()
-}
-
-/// A size, if the agent has reported one.
-pub fn size_of(pool: &Pool, bytes: i64) -> String {
-    match pool.total_bytes {
-        0 => String::new(),
-        _ => size(bytes),
-    }
-}
-
-/// What was not reported for longer is not the present state. The status of a pool is written once a minute.
-pub const STALE: SignedDuration = SignedDuration::from_mins(3);
-
-fn is_fresh(pool: &Pool, now: Timestamp) -> bool {
-    let is_recent = |seen: Timestamp| now.duration_since(seen) <= STALE;
-    pool.last_seen.is_some_and(is_recent)
-}
-
-/// Its status is called the present one, but is too old for that. That of a pool whose agent cannot be
-/// reached, or which is gone, is not called so.
-fn is_outdated(pool: &Pool, now: Timestamp) -> bool {
-    let is_old = matches!(pool.health.as_str(), "Unreachable" | "Lost" | "Forgotten");
-    !is_old && !is_fresh(pool, now)
-}
-
-/// An agent serves it, reports it, and nothing needs repair.
-pub fn is_healthy(pool: &Pool, now: Timestamp) -> bool {
-    pool.health == "Healthy" && pool.problems.is_empty() && !is_outdated(pool, now)
-}
-
-/// How long it takes until it is full, if it fills as it did in the last day; empty if this is not known.
-pub fn full_in(pool: &Pool, now: Timestamp) -> String {
-    let full = pool.full_at.filter(|_| is_fresh(pool, now));
-    full.map(|full| age(Some(now), full)).unwrap_or_default()
-}
-
-/// Its health, with what an administrator has decided, and whether it is known at all.
-pub fn health(pool: &Pool, now: Timestamp) -> String {
-    let mut health = match pool.health.as_str() {
-        "" => "Unknown".to_string(),
-        health => health.into(),
-    };
-    if is_outdated(pool, now) {
-        health.push_str(",Outdated");
-    }
-    if pool.evacuate {
-        health.push_str(",Evacuating");
-    }
-    health
-}
-
-/// Why it is not healthy.
-pub fn message(pool: &Pool, now: Timestamp) -> String {
-    let reason = match pool.lost_reason.as_str() {
-        "" => String::new(),
-        reason => format!("lost: {reason}"),
-    };
-    let mut all = vec![pool.message.clone(), reason];
-    all.extend(pool.problems.iter().cloned());
-    if is_outdated(pool, now) {
-        let seen = match pool.last_seen {
-            None => "it was never reported".to_string(),
-            seen => format!("it was reported {} ago", age(seen, now)),
-        };
-        all.push(format!("{seen}: see whether the controller runs"));
-    }
-    all.retain(|text| !text.is_empty());
-    all.join("; ")
-}
-
 fn row(pool: &Pool, now: Timestamp) -> Row {
     let [own, shared, snapshots, undivided, counted] = Images::cells(pool.images.as_ref(), now);
     Row {
@@ -142,11 +61,11 @@ fn row(pool: &Pool, now: Timestamp) -> Row {
         cells: vec![
             pool.title(),
             pool.kind.clone(),
-            health(pool, now),
-            used(pool),
-            size_of(pool, pool.total_bytes),
-            size_of(pool, pool.available_bytes),
-            size_of(pool, pool.promised_bytes),
+            summary(pool, now),
+            used_percent(pool),
+            known_size(pool, pool.total_bytes),
+            known_size(pool, pool.available_bytes),
+            known_size(pool, pool.promised_bytes),
             pool.volumes.to_string(),
             pool.snapshots.to_string(),
             age(pool.last_seen, now),

@@ -3,10 +3,10 @@
 use kube::api::DynamicObject;
 
 use crate::change::{Need, require};
+use crate::cluster::object::{self, Fields, pool_of};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::model::{Pool, pools_of};
-use crate::object::{self, Fields, pool_of};
 
 /// Claims that a plan names.
 const MAX_CLAIMS: usize = 20;

@@ -7,10 +7,10 @@ use serde_json::json;
 use crate::change::{Progress, confirm, follow, is_stored, mark, patch, say};
 use crate::cli::{Change, PoolAdoptArguments, PoolForgetArguments, Wait};
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
-use crate::object::{self, Fields};
-use crate::pool_object::{may_patch, own_volumes};
+use crate::pools::object::{may_patch, own_volumes};
 
 /// A field of the spec with the name of a node, and the condition that belongs to it.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -7,27 +7,28 @@
 //! record of the transfer, and the new claim has the name of the former one in an annotation. So a command
 //! that was interrupted anywhere is repeated.
 
+mod stage;
 mod state;
-mod work;
+mod steps;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use kube::api::DynamicObject;
 
-use super::class::is_immediate;
 use super::nodes;
 use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
-use super::stage::{self, Stage, from, has_ended, to};
+use super::storage_class::is_immediate;
 use super::{verify, wait};
 use crate::change::{Need, confirm, create, mark, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Kind};
 use crate::failure::{Failure, Result};
 use crate::listing;
-use crate::object::{self, Kind};
-use crate::transfer::work::{manifest, namespace_hindrance};
+use crate::transfer::execute::{manifest, namespace_hindrance};
+use stage::{Stage, from, has_ended, to};
 
 pub use state::Across;
 

@@ -4,28 +4,28 @@
 //!
 //! What is to be done is decided from what exists, so a command that was interrupted anywhere is repeated.
 
-mod find;
-mod names;
+mod claims;
+mod contents;
 mod objects;
 mod state;
-mod work;
+mod steps;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::class::is_immediate;
 use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
+use super::storage_class::is_immediate;
 use super::{nodes, verify, wait};
 use crate::change::{Need, confirm, create, mark, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
-use crate::cuts::uid_of;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::failure::{Failure, Result};
 use crate::listing;
-use crate::object::{self, Fields, Kind};
+use crate::model::snapshot::uid_of;
 
-pub use find::Which;
+pub use contents::Which;
 use objects::{Member, Seen};
 pub use state::Gone;
 

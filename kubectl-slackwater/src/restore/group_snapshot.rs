@@ -6,9 +6,9 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::cuts::{self, Group, Snapshot};
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::model::snapshot::{self, Group, Snapshot};
 
 /// Members of a group that is restored, at most: as many as an archive has.
 const MAX_MEMBERS: usize = 1024;
@@ -68,7 +68,7 @@ fn handles(
     content: &DynamicObject,
 ) -> std::result::Result<BTreeSet<String>, String> {
     let name = content.name();
-    if !cuts::is_bound(
+    if !snapshot::is_bound(
         content,
         "/spec/volumeGroupSnapshotRef",
         (&group.namespace, &group.name, &group.uid),
@@ -123,7 +123,7 @@ async fn read_handles(cluster: &Cluster, group: &Group, snapshots: &mut [Snapsho
         let content = cluster.find_one(&object::SNAPSHOT_CONTENT, "", &one.content);
         let content = content.await?;
         let own = (one.namespace.as_str(), one.name.as_str(), one.uid.as_str());
-        let is_its = |it: &DynamicObject| cuts::is_bound(it, "/spec/volumeSnapshotRef", own);
+        let is_its = |it: &DynamicObject| snapshot::is_bound(it, "/spec/volumeSnapshotRef", own);
         let content = content.filter(is_its);
         let handle = content
             .as_ref()

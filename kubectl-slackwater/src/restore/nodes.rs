@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::class::{Classes, is_immediate};
 use super::plan::Copy;
+use super::storage_class::{Classes, is_immediate};
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Fields, pool_of};
 use crate::failure::{DENIED, Failure, Result};
 use crate::model;
-use crate::object::{self, Fields, pool_of};
 
 /// Nodes by pool. `None` if the user may not list pools.
 pub type Nodes = Option<BTreeMap<String, String>>;

@@ -7,14 +7,14 @@ use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::names::is_valid;
 use super::source::Source;
-use super::stateful::Stateful;
+use super::stateful_set::Stateful;
+use super::stateful_set::claim_names::is_valid;
 use crate::cli::RestoreArguments;
 use crate::cluster::Cluster;
-use crate::cuts::Snapshot;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::model::snapshot::Snapshot;
 use crate::text::{as_quantity, quantity};
 use crate::transfer::step::Place;
 

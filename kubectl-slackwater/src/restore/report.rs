@@ -9,9 +9,9 @@ use super::plan::{Copy, State};
 use crate::cli::Format;
 use crate::cluster::Cluster;
 use crate::failure::Result;
+use crate::listing::watch::write;
 use crate::listing::{Column, Listing, Row, column, table, wide};
 use crate::text::size;
-use crate::watch::write;
 
 const COLUMNS: [Column; 9] = [
     column("CLAIM"),

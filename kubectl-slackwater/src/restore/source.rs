@@ -1,12 +1,12 @@
 //! What is restored or reverted: a snapshot, all members of a group snapshot, or the newest sets of a
 //! schedule.
 
-use super::group;
+use super::group_snapshot;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::{self, Snapshot};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
-use crate::schedule_run::{self, Sets};
+use crate::model::snapshot::{self, Snapshot};
+use crate::schedules::run::{self, Sets};
 
 /// What is restored.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub async fn get(cluster: &Cluster, which: &str) -> Result<Source> {
 /// The sets of the last slot of a schedule of which each set is complete, as its controller has written to
 /// its status. One that was deleted since then is an error, and never replaced by an older one.
 async fn get_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
-    let object = schedule_run::get(cluster, schedule).await?;
+    let object = run::get(cluster, schedule).await?;
     let title = format!("SnapshotSchedule {}/{schedule}", cluster.namespace);
     let Some(slot) = object.time("/status/lastCutSlot") else {
         return Err(Failure::failed(format!(
@@ -86,10 +86,10 @@ async fn get_newest(cluster: &Cluster, schedule: &str) -> Result<Source> {
 
 async fn get_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source> {
     let scope = Scope::Namespace(cluster.namespace.clone());
-    let mut snapshots = cuts::snapshots(cluster, &scope, None).await?;
+    let mut snapshots = snapshot::snapshots(cluster, &scope, None).await?;
     let groups = match named {
         Named::Snapshot => Vec::new(),
-        _ => cuts::groups(cluster, &scope, None).await?,
+        _ => snapshot::groups(cluster, &scope, None).await?,
     };
     let group = groups.iter().find(|group| group.name == name);
     let snapshot = match named {
@@ -109,10 +109,10 @@ async fn get_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source
             })
         }
         (None, Some(group)) => {
-            let members = group::members(cluster, group, snapshots).await?;
+            let members = group_snapshot::members(cluster, group, snapshots).await?;
             members.iter().try_for_each(refuse_unready)?;
             Ok(Source {
-                title: group::title(group),
+                title: group_snapshot::title(group),
                 members,
             })
         }

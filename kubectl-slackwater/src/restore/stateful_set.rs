@@ -1,14 +1,16 @@
 //! The StatefulSet whose claims are created.
 
+pub mod claim_names;
+
 use kube::api::{DynamicObject, ListParams};
 use serde_json::Value;
 
-use super::names::{Set, Slot};
+use super::stateful_set::claim_names::{Set, Slot};
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::Snapshot;
 use crate::failure::{Failure, Result};
+use crate::model::snapshot::Snapshot;
 use crate::model::{claims_of, has_ended};
-use crate::object::{self, Fields};
 
 /// A StatefulSet.
 pub struct Stateful {

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::api::{DynamicObject, ListParams};
 
 use super::plan::{Copy, State};
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{DENIED, Failure, Result};
-use crate::object::{self, Fields};
 
 /// The annotations of a default class, either of which Kubernetes reads.
 const DEFAULT: [&str; 2] = [

@@ -10,8 +10,8 @@ use super::plan::Copy;
 use crate::change::{Progress, create, delete, until_end};
 use crate::cli::{Change, Check, RestoreArguments, Wait};
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result, TIMED_OUT};
-use crate::object::{self, Fields};
 use crate::text::escaped;
 
 /// Where the volumes are in the pod, each in a directory (or as a device) with the name of the claim of

@@ -3,13 +3,13 @@
 
 use kube::api::{DynamicObject, ListParams};
 
-use super::class::{Classes, is_immediate};
 use super::plan::{Copy, SELECTED_NODE, State, is_copy};
+use super::storage_class::{Classes, is_immediate};
 use crate::change::{Progress, until_end};
 use crate::cli::Wait;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result, TIMED_OUT};
-use crate::object::{self, Fields};
 
 /// How far the volume of a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

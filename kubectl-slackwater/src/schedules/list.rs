@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::ListArguments;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope, labeled};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
-use crate::object::{self, Fields, Kind};
 use crate::text::age;
 
 /// What it reads.

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::cli::Format;
 use crate::cluster::Cluster;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
+use crate::listing::watch::write;
 use crate::listing::{Column, Listing, Row, column};
-use crate::object::{self, Fields};
-use crate::schedule_run::get;
-use crate::watch::write;
+use crate::schedules::run::get;
 
 const COLUMNS: [Column; 3] = [column("SET"), column("REASON"), column("WAITS FOR")];
 

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::change::{Need, Progress, confirm, follow, is_stored, mark, patch, require, say};
 use crate::cli::{Change, Wait};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts;
 use crate::failure::{DENIED, Failure, Result};
-use crate::object::{self, Fields, Kind};
+use crate::model::snapshot;
 
 const SECONDS_PER_MINUTE: i64 = 60;
 /// The format of a slot in the name of a set, as the controller has it (docs/schedules.md).
@@ -204,10 +204,10 @@ async fn ended(cluster: &Cluster, sets: &Sets) -> Result<String> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let levels: Vec<_> = match *sets.kind == object::GROUP {
         true => {
-            let all = cuts::groups(cluster, &scope, None).await?.into_iter();
+            let all = snapshot::groups(cluster, &scope, None).await?.into_iter();
             all.map(|one| (one.name, one.level)).collect()
         }
-        false => match cuts::snapshots(cluster, &scope, None).await {
+        false => match snapshot::snapshots(cluster, &scope, None).await {
             Ok(all) => all.into_iter().map(|one| (one.name, one.level)).collect(),
             Err(failure) if failure.code == DENIED => Vec::new(),
             Err(failure) => return Err(failure),

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use futures_util::future::{Either, select};
 use tokio::sync::mpsc;
 
+use crate::cli::driver::{ExportArguments, ImportArguments};
 use crate::cluster::Cluster;
-use crate::exec::{self, Input};
+use crate::cluster::object::{self, Fields, pool_of};
+use crate::driver_pod::command::{confirm, is_done, node_of, words};
+use crate::driver_pod::exec::{self, Input};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields, pool_of};
-use crate::on_node::{confirm, is_done, node_of, words};
-use crate::pod_arguments::{ExportArguments, ImportArguments};
 
 /// Bytes of one message, as kubectl has it.
 const MESSAGE_BYTES: usize = 32 << 10;

@@ -1,14 +1,14 @@
-//! `snapshots`.
+//! `snapshots`: the list of snapshots with the levels that they have reached.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::ListArguments;
+use crate::cluster::object::{self, Kind};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::{self, Snapshot};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
-use crate::object::{self, Kind};
+use crate::model::snapshot::{self, Snapshot};
 use crate::text::{age, size};
 
 /// What it reads.
@@ -37,7 +37,7 @@ const COLUMNS: [Column; 12] = [
 /// The snapshots, the newest first.
 pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Listing> {
     let scope = arguments.scope(cluster);
-    let snapshots = cuts::snapshots(cluster, &scope, arguments.selector.as_deref()).await?;
+    let snapshots = snapshot::snapshots(cluster, &scope, arguments.selector.as_deref()).await?;
     let now = Timestamp::now();
     let is_all = scope == Scope::All;
     let namespace = is_all.then_some(column("NAMESPACE"));

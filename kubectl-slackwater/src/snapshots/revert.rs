@@ -6,12 +6,12 @@ use serde_json::json;
 
 use crate::change::{Need, Progress, confirm, create, follow, mark, require, say};
 use crate::cli::RevertArguments;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::Snapshot;
 use crate::failure::{Failure, Result};
 use crate::listing::{self, Column, column, table};
+use crate::model::snapshot::Snapshot;
 use crate::model::{self, Volume};
-use crate::object::{self, Fields};
 use crate::restore::source::{self, Source};
 
 const COLUMNS: [Column; 5] = [

@@ -2,7 +2,7 @@
 //! that are filled from data sources, and other copies. All of it is computed from objects, as the status
 //! page of the driver computes it.
 
-mod parts;
+mod copies;
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;
 use serde_json::Value;
 
-use self::parts::{Part, merged};
+use self::copies::{Part, merged};
+use crate::cluster::object::{self, Fields, Kind, pool_of};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
 use crate::listing::{Column, column};
 use crate::model::{Move, Pool, Volume};
-use crate::object::{self, Fields, Kind, pool_of};
-use crate::pools::STALE;
+use crate::pools::health::STALE;
 use crate::text::{age, duration, seconds, size};
 
 /// The columns of a table.

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::step::{Claim, Place, Record, Step, View, Volume};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{DENIED, Failure, Result};
 use crate::model::{self, claims_of, has_ended};
-use crate::object::{self, Fields};
 
 /// The annotation of a PersistentVolume with its [`Record`].
 pub const RECORD: &str = "slackwater.dev/transfer";

@@ -7,12 +7,12 @@
 
 use serde_json::json;
 
+use super::execute::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved, uid_of};
 use super::step::{Next, Place, Step, View, is_new_claims};
-use super::work::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved, uid_of};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
+use crate::cluster::object;
 use crate::failure::{Failure, Result};
-use crate::object;
 
 /// The command that brings a claim back.
 pub fn back(from: &Place, to: &Place) -> String {
@@ -130,7 +130,7 @@ async fn execute(
             record.undo.clone_from(&volume.metadata.resource_version);
             let text = serde_json::to_string(&record)
                 .map_err(|error| Failure::failed(format!("writing the record: {error}")))?;
-            let fields = json!({"metadata": {"annotations": {super::work::RECORD: text}}});
+            let fields = json!({"metadata": {"annotations": {super::execute::RECORD: text}}});
             patch(cluster, change, &object::VOLUME, volume, fields).await?;
         }
         (Step::GiveBack, ..) => {

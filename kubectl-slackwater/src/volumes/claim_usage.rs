@@ -6,14 +6,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::Format;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::{self, Snapshot};
 use crate::failure::{Failure, Result};
+use crate::listing::watch::write;
 use crate::listing::{self, Column, column, table, wide};
+use crate::model::snapshot::{self, Snapshot};
 use crate::model::{self, Move, Volume};
-use crate::object::{self, Fields};
 use crate::text::{age, size};
-use crate::watch::write;
 
 /// A container that has the volume.
 #[derive(Debug, Serialize)]
@@ -92,7 +92,7 @@ async fn get_volume(cluster: &Cluster, claim: &str) -> Result<Found> {
     let users = pods.map(|pods| pods.iter().flat_map(|pod| users(pod, claim)).collect());
     let mut moves = model::moves(cluster, &scope).await?;
     moves.retain(|one| one.claim == claim && !one.has_ended());
-    let snapshots = cuts::snapshots(cluster, &scope, None).await?;
+    let snapshots = snapshot::snapshots(cluster, &scope, None).await?;
     Ok(Found {
         volume,
         users,

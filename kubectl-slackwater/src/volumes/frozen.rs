@@ -7,12 +7,12 @@ use kube::api::ListParams;
 use serde_json::json;
 
 use crate::cli::ListArguments;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
-use crate::freeze::{self, Frozen};
 use crate::listing::{Listing, Row, wide};
+use crate::model::frozen::{self, Frozen};
 use crate::model::pools_of;
-use crate::object::{self, Fields, Kind};
 
 /// What it reads.
 pub const KINDS: [&Kind; 1] = [&object::POOL];
@@ -21,15 +21,15 @@ pub const KINDS: [&Kind; 1] = [&object::POOL];
 pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Listing> {
     let params = pools_of(&cluster.driver, arguments.selector.as_deref());
     let pools = cluster.get_all(&object::POOL, &Scope::All, &params).await?;
-    let all: Vec<Frozen> = pools.iter().flat_map(freeze::of).collect();
+    let all: Vec<Frozen> = pools.iter().flat_map(frozen::of).collect();
     // Without a freeze there is no claim to be named.
     let claims = match all.is_empty() {
         true => BTreeMap::new(),
         false => claims(cluster).await?,
     };
     let now = Timestamp::now();
-    let all = freeze::named(all, &claims);
-    let mut columns = freeze::COLUMNS.to_vec();
+    let all = frozen::named(all, &claims);
+    let mut columns = frozen::COLUMNS.to_vec();
     columns.push(wide("ID"));
     Ok(Listing {
         what: format!("long freezes of {}", cluster.driver),

@@ -1,14 +1,14 @@
-//! `volumes`.
+//! `volumes`: the list of volumes and their claims.
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::ListArguments;
+use crate::cluster::object::{self, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{self, Volume};
-use crate::object::{self, Kind};
 use crate::text::{age, size};
 
 /// What it reads.

@@ -5,11 +5,10 @@ use serde_json::json;
 
 use crate::change::{Need, Progress, confirm, follow, mark, require, say};
 use crate::cli::MoveArguments;
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::model::{self, Move};
-use crate::object::{self, Fields};
-use crate::pool_change::is_at;
+use crate::model::{self, Move, Volume};
 use crate::text::{percent, size};
 
 /// Creates the VolumeMove.
@@ -175,6 +174,13 @@ fn line(one: &Move) -> String {
         message => format!(": {message}"),
     };
     format!("{}{copied}{message}", one.phase)
+}
+
+/// Whether a volume is in this pool, or on a node of this name.
+fn is_at(volume: &Volume, pool: Option<&str>, node: Option<&str>) -> bool {
+    let is_pool = |pool: &str| volume.pool == pool || volume.pool_name == pool;
+    let is_there = node.is_none_or(|node| volume.node == node) && pool.is_none_or(is_pool);
+    is_there && (node.is_some() || pool.is_some_and(|pool| volume.pool == pool))
 }
 
 #[cfg(test)]

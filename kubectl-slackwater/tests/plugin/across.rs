@@ -9,7 +9,7 @@ use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::restore::across::Across;
+use kubectl_slackwater::restore::cross_namespace::Across;
 use serde_json::json;
 
 use crate::memory::{Cut, Server, Shared, client, requests};

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
-use kubectl_slackwater::adopt::arguments::AdoptArguments;
-use kubectl_slackwater::adopt::{complete, look};
+use kubectl_slackwater::cli::adopt::AdoptArguments;
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
+use kubectl_slackwater::orphans::adopt::{complete, look};
 use serde_json::{Value, json};
 
 use crate::across::READER;

@@ -7,7 +7,7 @@ use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::restore::gone::{Gone, Which};
+use kubectl_slackwater::restore::deleted_namespace::{Gone, Which};
 use serde_json::{Value, json};
 
 use crate::checked::{CHECK, fail, pods};

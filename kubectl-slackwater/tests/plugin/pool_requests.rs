@@ -7,7 +7,7 @@ use http::Method;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::{Failure, Result, TIMED_OUT};
-use kubectl_slackwater::pool_change;
+use kubectl_slackwater::pools;
 use serde_json::{Value, json};
 
 use crate::memory::{Cut, Server, Shared, client, requests};
@@ -42,7 +42,7 @@ fn run_with(server: &Shared, cut: Cut, words: &[&str]) -> Result<()> {
         .build();
     runtime.unwrap().block_on(async {
         let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
-        pool_change::run(&cluster, command).await
+        pools::run(&cluster, command).await
     })
 }
 

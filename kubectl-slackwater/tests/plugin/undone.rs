@@ -3,8 +3,8 @@
 use kubectl_slackwater::change::{self, Progress};
 use kubectl_slackwater::cli::Change;
 use kubectl_slackwater::cluster::Cluster;
+use kubectl_slackwater::cluster::object;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::object;
 use kubectl_slackwater::transfer::{Way, advance, begun};
 use serde_json::json;
 

@@ -7,7 +7,7 @@ use clap::Parser;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::{DENIED, FAILED, Failure};
-use kubectl_slackwater::volume_move;
+use kubectl_slackwater::volumes::move_volume;
 use serde_json::json;
 
 use crate::memory::{Cut, Server, client};
@@ -55,7 +55,7 @@ fn moved(failing: usize, code: u16) -> Result<(), Failure> {
         .build();
     runtime.unwrap().block_on(async {
         let cluster = Cluster::with(client(&server, Cut::Never), "shop", DRIVER);
-        volume_move::run(&cluster, &arguments).await
+        move_volume::run(&cluster, &arguments).await
     })
 }
 

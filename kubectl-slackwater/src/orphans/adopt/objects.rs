@@ -4,8 +4,8 @@
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::arguments::AdoptArguments;
-use crate::object::{self, Fields, Kind};
+use crate::cli::adopt::AdoptArguments;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::text::quantity;
 use crate::transfer::step::Place;
 

@@ -4,11 +4,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::arguments::AdoptArguments;
 use super::objects::{Content, Pair, Sort, content_of, pair};
+use crate::cli::adopt::AdoptArguments;
+use crate::cluster::object::{Fields, pool_of};
 use crate::failure::{Failure, Result};
 use crate::model::{Move, Pool};
-use crate::object::{Fields, pool_of};
 use crate::text::as_quantity;
 use crate::transfer::step::Place;
 

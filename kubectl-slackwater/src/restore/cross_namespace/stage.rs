@@ -2,12 +2,12 @@
 
 use kube::api::{DynamicObject, ListParams};
 
-use super::plan::{BECOMES, Copy, is_copy};
+use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::restore::plan::{BECOMES, Copy, is_copy};
+use crate::transfer::execute::{TRANSFERRED_FROM, record_of};
 use crate::transfer::step::Place;
-use crate::transfer::work::{TRANSFERRED_FROM, record_of};
 
 /// A claim that is there to be transferred, and has a volume.
 pub struct Bound {

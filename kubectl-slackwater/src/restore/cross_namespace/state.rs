@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use serde_json::Value;
 
-use super::super::class::{self, Classes, is_immediate};
-use super::super::names::Slot;
-use super::super::nodes::{self, Nodes};
-use super::super::plan::{self, Copy};
-use super::super::source;
-use super::super::stage::{Stage, from, to};
-use super::super::stateful::{self, Stateful};
+use super::stage::{Stage, from, to};
 use crate::cli::RestoreArguments;
+use crate::cluster::object;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::object;
-use crate::transfer::work::Transfer;
+use crate::restore::nodes::{self, Nodes};
+use crate::restore::plan::{self, Copy};
+use crate::restore::source;
+use crate::restore::stateful_set::claim_names::Slot;
+use crate::restore::stateful_set::{self, Stateful};
+use crate::restore::storage_class::{self, Classes, is_immediate};
+use crate::transfer::execute::Transfer;
 
 /// A restore on its way.
 pub struct Across<'a> {
@@ -58,10 +58,10 @@ impl<'a> Across<'a> {
                 "--suffix cannot be combined with --statefulset and --to-namespace: name the StatefulSet of namespace {namespace} that uses the claims"
             )));
         }
-        let user = stateful::find(cluster, namespace, arguments.statefulset.as_deref()).await?;
+        let user = stateful_set::find(cluster, namespace, arguments.statefulset.as_deref()).await?;
         let mut copies = plan::copies(cluster, &source, user.as_ref(), arguments).await?;
-        class::resolve(cluster, &mut copies).await?;
-        let classes = class::read(cluster, &copies).await?;
+        storage_class::resolve(cluster, &mut copies).await?;
+        let classes = storage_class::read(cluster, &copies).await?;
         let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
             true => None,
             false => nodes::read(cluster).await?,
@@ -130,7 +130,7 @@ impl<'a> Across<'a> {
         if let Some((_, set)) = &self.user {
             set.refuse_pods(self.cluster, &pods).await?;
         }
-        stateful::refuse_users(&pods, &coming)
+        stateful_set::refuse_users(&pods, &coming)
     }
 
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that

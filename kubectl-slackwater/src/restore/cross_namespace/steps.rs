@@ -2,14 +2,14 @@
 
 use serde_json::json;
 
-use super::super::plan::SELECTED_NODE;
-use super::super::stage::{self, Stage};
-use super::super::{verify, wait};
+use super::stage::{self, Stage};
 use super::state::Across;
 use crate::change::{Progress, create, patch};
 use crate::cli::Change;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::restore::plan::SELECTED_NODE;
+use crate::restore::{verify, wait};
 use crate::text::escaped;
 use crate::transfer::{self, Way};
 

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::names::is_valid;
-use super::super::plan::{copy, pattern_of, pattern_of_volume};
-use super::find::{Found, Source};
+use super::contents::{Found, Source};
 use super::objects::{Member, Record};
 use crate::cli::RestoreArguments;
 use crate::failure::{Failure, Result};
+use crate::restore::plan::{copy, pattern_of, pattern_of_volume};
+use crate::restore::stateful_set::claim_names::is_valid;
 use crate::text::size;
 
 /// The snapshots with the claims that they become, sorted by them.

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use kube::api::{DynamicObject, ListParams};
 
-use super::super::group::{listed, some};
 use super::objects::{RETAIN, Record, record_of, snapshot_name};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
-use crate::cuts::{self, Snapshot, uid_of};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields, Kind};
+use crate::model::snapshot::{self, Snapshot, uid_of};
+use crate::restore::group_snapshot::{listed, some};
 
 /// What the user has named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -291,7 +291,7 @@ impl Contents<'_> {
         let handle = group_of_member(content);
         let with_handle = |it: &&DynamicObject| !handle.is_empty() && group_handle_of(it) == handle;
         let group = group.or_else(|| self.groups.iter().find(with_handle));
-        let mut snapshot = cuts::of_content(content, group);
+        let mut snapshot = snapshot::of_content(content, group);
         if snapshot.handle.is_empty() || snapshot.restore_bytes <= 0 {
             return Err(refused(
                 title,
@@ -434,7 +434,7 @@ fn begun(content: &DynamicObject, record: Record) -> Found {
         content: record.content.clone(),
         restore_bytes: record.restore_bytes,
         mode: record.mode.clone(),
-        ..cuts::of_content(content, None)
+        ..snapshot::of_content(content, None)
     };
     Found {
         snapshot,

@@ -9,11 +9,11 @@ use kube::api::DynamicObject;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::plan::{Copy, TEMPORARY, is_copy};
 use crate::cluster::Cluster;
-use crate::cuts::{Snapshot, uid_of};
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields};
+use crate::model::snapshot::{Snapshot, uid_of};
+use crate::restore::plan::{Copy, TEMPORARY, is_copy};
 
 /// The annotation of both objects with their [`Record`].
 const RECORD: &str = "slackwater.dev/restored-content";

@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use serde_json::Value;
 
-use super::super::class::{self, Classes, is_immediate};
-use super::super::nodes::{self, Nodes};
-use super::super::plan::Copy;
-use super::super::stateful;
-use super::find::{self, Which};
-use super::names;
+use super::claims;
+use super::contents::{self, Which};
 use super::objects::{Member, Seen};
 use crate::cli::RestoreArguments;
+use crate::cluster::object;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::object;
-use crate::transfer::work::namespace_hindrance;
+use crate::restore::nodes::{self, Nodes};
+use crate::restore::plan::Copy;
+use crate::restore::stateful_set;
+use crate::restore::storage_class::{self, Classes, is_immediate};
+use crate::transfer::execute::namespace_hindrance;
 
 /// A restore on its way.
 pub struct Gone<'a> {
@@ -48,12 +48,12 @@ impl<'a> Gone<'a> {
             ));
         };
         let cluster = Cluster::with(cluster.client.clone(), to, &cluster.driver);
-        let source = find::get_source(&cluster, which, to).await?;
+        let source = contents::get_source(&cluster, which, to).await?;
         let title = source.title.clone();
-        let mut members = names::members(source, arguments, to)?;
+        let mut members = claims::members(source, arguments, to)?;
         let mut copies: Vec<_> = members.iter().map(|it| it.copy.clone()).collect();
-        class::resolve(&cluster, &mut copies).await?;
-        let classes = class::read(&cluster, &copies).await?;
+        storage_class::resolve(&cluster, &mut copies).await?;
+        let classes = storage_class::read(&cluster, &copies).await?;
         let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
             true => None,
             false => nodes::read(&cluster).await?,
@@ -176,7 +176,7 @@ impl<'a> Gone<'a> {
         let scope = Scope::Namespace(self.namespace().into());
         let all = ListParams::default();
         let pods = self.cluster.get_all(&object::POD, &scope, &all).await?;
-        stateful::refuse_users(&pods, &claims)
+        stateful_set::refuse_users(&pods, &claims)
     }
 
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that

@@ -3,16 +3,16 @@
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::super::plan::SELECTED_NODE;
-use super::super::{verify, wait};
-use super::find;
+use super::contents;
 use super::objects::Seen;
 use super::state::Gone;
 use crate::change::{Progress, create, delete, patch};
 use crate::cli::Change;
-use crate::cuts::uid_of;
+use crate::cluster::object::{self, Fields, Kind};
 use crate::failure::{Failure, Result};
-use crate::object::{self, Fields, Kind};
+use crate::model::snapshot::uid_of;
+use crate::restore::plan::SELECTED_NODE;
+use crate::restore::{verify, wait};
 use crate::text::escaped;
 
 /// What is said when another run has been faster.
@@ -106,7 +106,7 @@ impl Gone<'_> {
                 member.copy.snapshot.name
             );
             if let Some(content) = &seen.content
-                && find::has_no_group(&self.cluster, content).await?
+                && contents::has_no_group(&self.cluster, content).await?
             {
                 return Ok(Some(Progress::Ended(Err(Failure::failed(format!(
                     "{title} never becomes ready: its snapshot reports the group {}, and no VolumeGroupSnapshotContent has this handle: create one with the policy Retain (docs/restore.md), and run the command again",

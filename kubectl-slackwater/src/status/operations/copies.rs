@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use super::{Parts, Work};
 use crate::cluster::Scope;
-use crate::copies::RunningCopy;
+use crate::cluster::object;
+use crate::model::running_copy::RunningCopy;
 use crate::model::{Pool, Volume};
-use crate::object;
 
 /// A volume that work copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
