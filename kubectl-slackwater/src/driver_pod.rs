@@ -7,7 +7,7 @@ use kube::api::{DynamicObject, ListParams};
 use serde_json::Value;
 
 use crate::change::{Need, missing};
-use crate::cluster::object::{self, Fields};
+use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 
@@ -113,7 +113,7 @@ async fn labeled(
     })?;
     let own = format!("--driver-name={}", cluster.driver);
     pods.retain(|pod| {
-        pod.metadata.deletion_timestamp.is_none()
+        !pod.is_being_deleted()
             && !crate::model::has_ended(pod)
             && arguments(pod, container).contains(&own)
     });
@@ -234,20 +234,36 @@ fn arguments(pod: &DynamicObject, container: &str) -> Vec<String> {
     words.map(str::to_string).collect()
 }
 
-/// A command begins with a GET, and API servers from Kubernetes 1.35 also ask for `create`.
+/// Fails if the user may not run commands in the pod.
 pub async fn may_run(cluster: &Cluster, pod: &DriverPod) -> Result<()> {
+    let refusal = "nothing was run, because these permissions are missing, which are those of an administrator";
+    require_stream(
+        cluster,
+        &object::POD_EXEC,
+        (&pod.namespace, &pod.pod),
+        refusal,
+    )
+    .await
+}
+
+/// Fails if the user may not open a stream to a pod. It begins with a GET, and API servers from Kubernetes
+/// 1.35 also ask for `create`.
+pub async fn require_stream(
+    cluster: &Cluster,
+    kind: &Kind,
+    (namespace, name): (&str, &str),
+    refusal: &str,
+) -> Result<()> {
     let needs = ["get", "create"].map(|verb| Need {
         verb,
-        kind: &object::POD_EXEC,
-        namespace: &pod.namespace,
-        name: &pod.pod,
+        kind,
+        namespace,
+        name,
     });
     let missing = missing(cluster, &needs).await?;
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(Failure::denied(format!(
-            "nothing was run, because these permissions are missing, which are those of an administrator:{missing}"
-        ))),
+        false => Err(Failure::denied(format!("{refusal}:{missing}"))),
     }
 }
 

@@ -5,6 +5,7 @@ pub mod watch;
 use serde_json::{Value, json};
 
 use crate::cli::Format;
+use crate::cluster::Scope;
 use crate::failure::{Failure, Result};
 use crate::text::{escaped, escaped_json};
 
@@ -58,6 +59,29 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// A list of objects that are in namespaces. It has the column NAMESPACE if it is of all of them.
+    pub fn namespaced(
+        what: String,
+        columns: &[Column],
+        mut rows: Vec<Row>,
+        (scope, notes): (&Scope, Vec<String>),
+    ) -> Listing {
+        let mut columns = columns.to_vec();
+        if *scope == Scope::All {
+            columns.insert(0, column("NAMESPACE"));
+            for row in &mut rows {
+                let namespace = row.value["namespace"].as_str().unwrap_or_default();
+                row.cells.insert(0, namespace.into());
+            }
+        }
+        Listing {
+            what,
+            columns,
+            rows,
+            notes,
+        }
+    }
+
     /// The text on stdout. An empty table is no text, as of kubectl: a line on stderr reports it.
     pub fn print(&self, format: Format, headers: bool) -> Result<String> {
         match format {

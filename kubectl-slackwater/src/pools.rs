@@ -50,13 +50,8 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
         } => {
             let (object, pool) = get(cluster, &pool).await?;
             evacuate(cluster, &object, &pool, !undo, &change).await?;
-            match wait.wait && !undo && !change.dry_run {
-                true => {
-                    let what = format!("the evacuation of pool {}", pool.title());
-                    follow(&wait, &what, || left(cluster, &pool)).await
-                }
-                false => Ok(()),
-            }
+            let what = format!("the evacuation of pool {}", pool.title());
+            follow(&wait, &change, &what, || left(cluster, &pool)).await
         }
         PoolCommand::HandOver {
             pool,

@@ -17,12 +17,11 @@ mod wait;
 
 use kube::api::ListParams;
 
-use crate::change::{Need, Progress, confirm, create, delete, mark, require, say, until_end};
+use crate::change::{Need, Progress, create, delete, mark, require, say, until_end};
 use crate::cli::RestoreArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::listing;
 
 use plan::{Copy, State};
 use report::is_for_people;
@@ -146,32 +145,21 @@ impl Plan {
         verbs.into_iter().map(need).collect()
     }
 
-    /// Prints the plan. Programs get it as they get the result.
     fn confirm(&self, cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
-        let format = arguments.output.format;
-        if !is_for_people(format) {
-            return match arguments.change.yes || arguments.change.dry_run {
-                true => Ok(()),
-                false => {
-                    report::print(cluster, &cluster.namespace, &self.copies, format)?;
-                    Err(Failure::unconfirmed())
-                }
-            };
-        }
-        for note in listing::notes(&cluster.take_notes()) {
-            eprintln!("{note}");
-        }
-        let mut plan = format!(
-            "{} will be restored into claims of namespace {}:\n{}{}",
-            self.title,
-            cluster.namespace,
-            report::plan(&self.copies, format),
-            report::kept(&self.kept)
-        );
-        if arguments.check.verify.is_some() {
-            plan = format!("{plan}\n{}", verify::plan(&arguments.check));
-        }
-        confirm(&arguments.change, &plan)
+        let plan = || {
+            let mut plan = format!(
+                "{} will be restored into claims of namespace {}:\n{}{}",
+                self.title,
+                cluster.namespace,
+                report::plan(&self.copies, arguments.output.format),
+                report::kept(&self.kept)
+            );
+            if arguments.check.verify.is_some() {
+                plan = format!("{plan}\n{}", verify::plan(&arguments.check));
+            }
+            plan
+        };
+        report::confirm(cluster, arguments, (&cluster.namespace, &self.copies), plan)
     }
 }
 

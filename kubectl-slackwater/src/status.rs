@@ -164,11 +164,12 @@ fn claims(volumes: &[Volume]) -> BTreeMap<String, String> {
 
 /// The last cut that is ready, and a later one that is not, of each selector.
 fn last_of_each(mut groups: Vec<Group>) -> Vec<Group> {
-    groups.sort_by_key(|group| Reverse(group.cut_at));
+    groups.sort_by_key(|group| Reverse(group.cut.cut_at));
     let mut last: BTreeMap<(String, String, bool), Group> = BTreeMap::new();
     for group in groups {
         let key = (group.namespace.clone(), group.selector.clone());
-        let is_later = |ready: &Group| group.cut_at.is_none() || group.cut_at > ready.cut_at;
+        let is_later =
+            |ready: &Group| group.cut.cut_at.is_none() || group.cut.cut_at > ready.cut.cut_at;
         let ready = last.get(&(key.0.clone(), key.1.clone(), true));
         if group.ready || ready.is_none_or(is_later) {
             last.entry((key.0, key.1, group.ready)).or_insert(group);
@@ -237,16 +238,16 @@ fn drawn_frozen(frozen: &[Frozen], now: Timestamp) -> String {
 fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
     let rows = groups.iter().map(|group| {
         let reason = match group.error.as_str() {
-            "" => &group.reason,
+            "" => &group.cut.reason,
             error => error,
         };
-        let age = age(group.cut_at, now);
+        let age = age(group.cut.cut_at, now);
         let ready = group.ready.to_string();
         let cells = [
             &group.namespace,
             &group.selector,
             &group.name,
-            &group.level,
+            &group.cut.level,
             &ready,
             &age,
             reason,
@@ -385,13 +386,17 @@ fn largest(pool: &Pool, volumes: &[Volume]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::snapshot::Cut;
 
     fn group(selector: &str, name: &str, ready: bool, at: Option<i64>) -> Group {
         Group {
             selector: selector.into(),
             name: name.into(),
             ready,
-            cut_at: at.map(|at| Timestamp::from_second(at).unwrap()),
+            cut: Cut {
+                cut_at: at.map(|at| Timestamp::from_second(at).unwrap()),
+                ..Cut::default()
+            },
             ..Group::default()
         }
     }

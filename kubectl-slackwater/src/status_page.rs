@@ -13,10 +13,9 @@ use tokio::io::{AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::LocalSet;
 
-use crate::change::{Need, missing};
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
-use crate::driver_pod::{self, CONTROLLER_LABELS};
+use crate::driver_pod::{self, CONTROLLER_LABELS, require_stream};
 use crate::failure::{Failure, Result};
 use crate::listing::watch::write;
 use crate::text::escaped;
@@ -48,7 +47,9 @@ pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Resul
         target: RefCell::default(),
     });
     let target = page.get_target().await?;
-    may_forward(cluster, &target).await?;
+    let refusal = "the page cannot be opened, because these permissions are missing";
+    let pod = (target.namespace.as_str(), target.pod.as_str());
+    require_stream(cluster, &object::POD_PORT, pod, refusal).await?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
     let local = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (address, listener) = local.map_err(|error| {
@@ -72,23 +73,6 @@ pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Resul
         }
     };
     LocalSet::new().run_until(serve).await
-}
-
-/// A forwarded port begins with a GET, and API servers from Kubernetes 1.35 also ask for `create`.
-async fn may_forward(cluster: &Cluster, target: &Target) -> Result<()> {
-    let needs = ["get", "create"].map(|verb| Need {
-        verb,
-        kind: &object::POD_PORT,
-        namespace: &target.namespace,
-        name: &target.pod,
-    });
-    let missing = missing(cluster, &needs).await?;
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::denied(format!(
-            "the page cannot be opened, because these permissions are missing:{missing}"
-        ))),
-    }
 }
 
 impl Page {
@@ -246,9 +230,9 @@ fn choose(pods: &[DynamicObject], driver: &str, scope: &Scope) -> Result<Target>
             own[0].namespace()
         )));
     }
-    let running = serving.iter().filter(|(pod, _)| {
-        pod.text("/status/phase") == "Running" && pod.metadata.deletion_timestamp.is_none()
-    });
+    let running = serving
+        .iter()
+        .filter(|(pod, _)| pod.text("/status/phase") == "Running" && !pod.is_being_deleted());
     let best = running.min_by_key(|(pod, _)| (!is_ready(pod), pod.name().to_string()));
     match best {
         Some((pod, port)) => Ok(Target {

@@ -97,6 +97,20 @@ pub fn as_quantity(bytes: i64) -> String {
     bytes.to_string()
 }
 
+/// A time in UTC, in whole seconds. Empty if it is not known.
+pub fn time(at: Option<Timestamp>) -> String {
+    let at = at.and_then(|at| Timestamp::from_second(at.as_second()).ok());
+    at.map(|at| at.to_string()).unwrap_or_default()
+}
+
+/// A message after what it explains; empty if there is none.
+pub fn after_colon(message: &str) -> String {
+    match message {
+        "" => String::new(),
+        message => format!(": {message}"),
+    }
+}
+
 /// The time since then: "5m". Empty if the time is not known.
 pub fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     let Some(since) = since else {

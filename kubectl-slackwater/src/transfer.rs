@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 
 use kube::api::ListParams;
 
-use crate::change::{Need, Progress, confirm, mark, require, say, until_end};
-use crate::cli::{TransferArguments, Wait};
+use crate::change::{CHANGED, Need, Progress, confirm, mark, require, say, until_end};
+use crate::cli::{Change, TransferArguments, Wait};
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result, TIMED_OUT};
@@ -276,10 +276,6 @@ fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
 
 /// Takes steps until a controller has to do something, or until the end.
 pub async fn advance(transfer: &Transfer<'_>, way: Way) -> Result<Progress> {
-    let change = crate::cli::Change {
-        yes: true,
-        dry_run: false,
-    };
     let mut last = None;
     loop {
         let seen = transfer.look().await?;
@@ -296,8 +292,8 @@ pub async fn advance(transfer: &Transfer<'_>, way: Way) -> Result<Progress> {
             }
             Next::Step(step) => {
                 let done = match way {
-                    Way::There => transfer.perform(step, &seen, &change).await?,
-                    Way::Back => undo::perform(transfer, step, &seen, &change).await?,
+                    Way::There => transfer.perform(step, &seen, &Change::CONFIRMED).await?,
+                    Way::Back => undo::perform(transfer, step, &seen, &Change::CONFIRMED).await?,
                 };
                 if !done {
                     return Ok(Progress::Running(CHANGED.into()));
@@ -319,9 +315,6 @@ pub async fn advance(transfer: &Transfer<'_>, way: Way) -> Result<Progress> {
         }
     }
 }
-
-/// What is said when a step was not taken.
-const CHANGED: &str = "an object has changed since it was read: the next step is decided again";
 
 fn line(step: Step) -> &'static str {
     match step {

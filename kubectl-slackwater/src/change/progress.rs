@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::say;
-use crate::cli::Wait;
+use crate::cli::{Change, Wait};
 use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::text::escaped;
 
@@ -13,6 +13,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// restarted within this time.
 const MAX_FAILED: u32 = 10;
 
+/// The progress of a command that has not taken its step, because of another user or another run.
+pub const CHANGED: &str = "an object has changed since it was read: the next step is decided again";
+
 /// How far an operation is.
 pub enum Progress {
     /// It goes on; what it does now.
@@ -21,17 +24,25 @@ pub enum Progress {
     Ended(Result<String>),
 }
 
-/// Reads the progress until the operation has ended or the time is over, and prints its last line.
-pub async fn follow<A>(wait: &Wait, what: &str, read: impl FnMut() -> A) -> Result<()>
+/// With `--wait`, reads the progress until the operation has ended or the time is over, and prints its last
+/// line. Nothing goes on after a dry run.
+pub async fn follow<A>(
+    wait: &Wait,
+    change: &Change,
+    what: &str,
+    read: impl FnMut() -> A,
+) -> Result<()>
 where
     A: Future<Output = Result<Progress>>,
 {
-    say(&until_end(wait, what, read).await?);
+    if wait.wait && !change.dry_run {
+        say(&until_end(wait, what, read).await?);
+    }
     Ok(())
 }
 
-/// The same, without printing the last line on stdout. Each line that differs from the one before it
-/// is printed on stderr.
+/// Reads the progress until the operation has ended or the time is over, and returns its last line. Each
+/// line that differs from the one before it is printed on stderr.
 pub async fn until_end<A>(wait: &Wait, what: &str, mut read: impl FnMut() -> A) -> Result<String>
 where
     A: Future<Output = Result<Progress>>,

@@ -58,6 +58,12 @@ fn titled(kind: &Kind, namespace: &str, name: &str) -> String {
     }
 }
 
+/// What the names of objects that are created for `name` begin with. A name has at most 253 bytes, and the API
+/// server adds five.
+pub fn name_prefix(name: &str) -> String {
+    name.chars().take(240).chain(['-']).collect()
+}
+
 /// Creates an object. One of a kind without namespaces ignores the namespace.
 pub async fn create(
     cluster: &Cluster,

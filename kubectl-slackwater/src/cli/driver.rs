@@ -62,13 +62,7 @@ pub enum Printed {
 #[derive(Clone, Debug, Args)]
 pub struct Print {
     /// Format of the output
-    #[arg(
-        long = "output",
-        short = 'o',
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t
-    )]
+    #[arg(long = "output", short = 'o', value_enum, default_value_t)]
     pub format: Printed,
 }
 

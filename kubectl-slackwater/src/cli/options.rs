@@ -19,6 +19,19 @@ pub struct Change {
     pub dry_run: bool,
 }
 
+impl Change {
+    /// A change that the user has confirmed.
+    pub const CONFIRMED: Change = Change {
+        yes: true,
+        dry_run: false,
+    };
+    /// A change that the API server checks and does not store.
+    pub const DRY_RUN: Change = Change {
+        yes: true,
+        dry_run: true,
+    };
+}
+
 /// Whether the end of an operation is awaited.
 #[derive(Clone, Debug, Args)]
 pub struct Wait {
@@ -67,13 +80,7 @@ pub enum Format {
 #[derive(Clone, Debug, Args)]
 pub struct Output {
     /// Format of the output
-    #[arg(
-        long = "output",
-        short = 'o',
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t
-    )]
+    #[arg(long = "output", short = 'o', value_enum, default_value_t)]
     pub format: Format,
 }
 

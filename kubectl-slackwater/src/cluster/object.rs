@@ -23,11 +23,20 @@ pub struct Kind {
 }
 
 impl Kind {
-    const fn new(
+    /// A kind of the core group.
+    const fn core(kind: &'static str, plural: &'static str, is_namespaced: bool) -> Kind {
+        Kind::of_group("", V1, (kind, plural), is_namespaced)
+    }
+
+    /// A kind of this project.
+    const fn own(kind: &'static str, plural: &'static str, is_namespaced: bool) -> Kind {
+        Kind::of_group("slackwater.dev", ALPHA, (kind, plural), is_namespaced)
+    }
+
+    const fn of_group(
         group: &'static str,
         versions: &'static [&'static str],
-        kind: &'static str,
-        plural: &'static str,
+        (kind, plural): (&'static str, &'static str),
         is_namespaced: bool,
     ) -> Kind {
         Kind {
@@ -58,86 +67,59 @@ impl Kind {
 const V1: &[&str] = &["v1"];
 const ALPHA: &[&str] = &["v1alpha1"];
 const GROUPS: &[&str] = &["v1", "v1beta2", "v1beta1"];
+const STORAGE_GROUP: &str = "storage.k8s.io";
 const SNAPSHOTS_GROUP: &str = "snapshot.storage.k8s.io";
 const GROUPS_GROUP: &str = "groupsnapshot.storage.k8s.io";
 
-pub const POOL: Kind = Kind::new("slackwater.dev", ALPHA, "Pool", "pools", false);
-pub const MOVE: Kind = Kind::new("slackwater.dev", ALPHA, "VolumeMove", "volumemoves", true);
-pub const REVERT: Kind = Kind::new(
-    "slackwater.dev",
-    ALPHA,
-    "VolumeRevert",
-    "volumereverts",
-    true,
-);
-pub const SCHEDULE: Kind = Kind::new(
-    "slackwater.dev",
-    ALPHA,
-    "SnapshotSchedule",
-    "snapshotschedules",
-    true,
-);
-pub const HTTP_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "HttpSource", "httpsources", true);
-pub const OCI_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "OciSource", "ocisources", true);
-pub const S3_SOURCE: Kind = Kind::new("slackwater.dev", ALPHA, "S3Source", "s3sources", true);
-pub const CLAIM: Kind = Kind::new(
-    "",
-    V1,
-    "PersistentVolumeClaim",
-    "persistentvolumeclaims",
-    true,
-);
-pub const VOLUME: Kind = Kind::new("", V1, "PersistentVolume", "persistentvolumes", false);
-pub const POD: Kind = Kind::new("", V1, "Pod", "pods", true);
+pub const POOL: Kind = Kind::own("Pool", "pools", false);
+pub const MOVE: Kind = Kind::own("VolumeMove", "volumemoves", true);
+pub const REVERT: Kind = Kind::own("VolumeRevert", "volumereverts", true);
+pub const SCHEDULE: Kind = Kind::own("SnapshotSchedule", "snapshotschedules", true);
+pub const HTTP_SOURCE: Kind = Kind::own("HttpSource", "httpsources", true);
+pub const OCI_SOURCE: Kind = Kind::own("OciSource", "ocisources", true);
+pub const S3_SOURCE: Kind = Kind::own("S3Source", "s3sources", true);
+pub const CLAIM: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumeclaims", true);
+pub const VOLUME: Kind = Kind::core("PersistentVolume", "persistentvolumes", false);
+pub const POD: Kind = Kind::core("Pod", "pods", true);
 /// A stream to a port of a pod.
-pub const POD_PORT: Kind = Kind::new("", V1, "Pod", "pods/portforward", true);
+pub const POD_PORT: Kind = Kind::core("Pod", "pods/portforward", true);
 /// A program that is run in a container of a pod.
-pub const POD_EXEC: Kind = Kind::new("", V1, "Pod", "pods/exec", true);
-pub const NODE: Kind = Kind::new("", V1, "Node", "nodes", false);
-pub const NAMESPACE: Kind = Kind::new("", V1, "Namespace", "namespaces", false);
-pub const STATEFUL_SET: Kind = Kind::new("apps", V1, "StatefulSet", "statefulsets", true);
-pub const AUTOSCALER: Kind = Kind::new(
+pub const POD_EXEC: Kind = Kind::core("Pod", "pods/exec", true);
+pub const NODE: Kind = Kind::core("Node", "nodes", false);
+pub const NAMESPACE: Kind = Kind::core("Namespace", "namespaces", false);
+pub const STATEFUL_SET: Kind = Kind::of_group("apps", V1, ("StatefulSet", "statefulsets"), true);
+pub const AUTOSCALER: Kind = Kind::of_group(
     "autoscaling",
     &["v2", "v1"],
-    "HorizontalPodAutoscaler",
-    "horizontalpodautoscalers",
+    ("HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     true,
 );
-pub const STORAGE_CLASS: Kind = Kind::new(
-    "storage.k8s.io",
-    V1,
-    "StorageClass",
-    "storageclasses",
-    false,
-);
-pub const CSI_DRIVER: Kind = Kind::new("storage.k8s.io", V1, "CSIDriver", "csidrivers", false);
-pub const EVENT: Kind = Kind::new("events.k8s.io", V1, "Event", "events", true);
-pub const SNAPSHOT: Kind = Kind::new(
+pub const STORAGE_CLASS: Kind =
+    Kind::of_group(STORAGE_GROUP, V1, ("StorageClass", "storageclasses"), false);
+pub const CSI_DRIVER: Kind = Kind::of_group(STORAGE_GROUP, V1, ("CSIDriver", "csidrivers"), false);
+pub const EVENT: Kind = Kind::of_group("events.k8s.io", V1, ("Event", "events"), true);
+pub const SNAPSHOT: Kind = Kind::of_group(
     SNAPSHOTS_GROUP,
     V1,
-    "VolumeSnapshot",
-    "volumesnapshots",
+    ("VolumeSnapshot", "volumesnapshots"),
     true,
 );
-pub const SNAPSHOT_CONTENT: Kind = Kind::new(
+pub const SNAPSHOT_CONTENT: Kind = Kind::of_group(
     SNAPSHOTS_GROUP,
     V1,
-    "VolumeSnapshotContent",
-    "volumesnapshotcontents",
+    ("VolumeSnapshotContent", "volumesnapshotcontents"),
     false,
 );
-pub const GROUP: Kind = Kind::new(
+pub const GROUP: Kind = Kind::of_group(
     GROUPS_GROUP,
     GROUPS,
-    "VolumeGroupSnapshot",
-    "volumegroupsnapshots",
+    ("VolumeGroupSnapshot", "volumegroupsnapshots"),
     true,
 );
-pub const GROUP_CONTENT: Kind = Kind::new(
+pub const GROUP_CONTENT: Kind = Kind::of_group(
     GROUPS_GROUP,
     GROUPS,
-    "VolumeGroupSnapshotContent",
-    "volumegroupsnapshotcontents",
+    ("VolumeGroupSnapshotContent", "volumegroupsnapshotcontents"),
     false,
 );
 
@@ -151,8 +133,12 @@ pub trait Fields {
     fn namespace(&self) -> &str;
     /// An annotation; empty if it is absent.
     fn annotation(&self, name: &str) -> &str;
+    /// Its UID; empty if it is not stored yet.
+    fn uid(&self) -> &str;
     /// When it was created.
     fn created(&self) -> Option<Timestamp>;
+    /// Whether its deletion was requested.
+    fn is_being_deleted(&self) -> bool;
 
     /// A text; empty if it is absent.
     fn text(&self, pointer: &str) -> &str {
@@ -177,6 +163,21 @@ pub trait Fields {
     /// A time.
     fn time(&self, pointer: &str) -> Option<Timestamp> {
         self.text(pointer).parse().ok()
+    }
+
+    /// The labels of a selector, as `KEY=VALUE`.
+    fn match_labels(&self, pointer: &str) -> Vec<String> {
+        let labels = self.at(pointer).as_object().into_iter().flatten();
+        let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or("?")));
+        labels.collect()
+    }
+
+    /// The phase of a VolumeMove or VolumeRevert. Its controller has not begun if it has none.
+    fn operation_phase(&self) -> &str {
+        match self.text("/status/phase") {
+            "" => "Pending",
+            phase => phase,
+        }
     }
 
     /// Conditions: type, status, reason, message.
@@ -207,6 +208,14 @@ impl Fields for DynamicObject {
         let annotations = self.metadata.annotations.as_ref();
         let found = annotations.and_then(|all| all.get(name));
         found.map(String::as_str).unwrap_or_default()
+    }
+
+    fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    fn is_being_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
     }
 
     fn created(&self) -> Option<Timestamp> {

@@ -20,17 +20,10 @@ pub struct Snapshot {
     pub claim: String,
     /// The VolumeGroupSnapshot of which it is a member.
     pub group: String,
-    /// The consistency level that it has reached.
-    pub level: String,
-    /// Why it has not reached a higher one.
-    pub reason: String,
+    #[serde(flatten)]
+    pub cut: Cut,
     pub ready: bool,
     pub error: String,
-    pub cut_at: Option<Timestamp>,
-    /// For how many milliseconds its cut froze file systems, if it did.
-    pub frozen_ms: Option<u64>,
-    /// For how many milliseconds its cut held applications, if it did.
-    pub held_ms: Option<u64>,
     pub restore_bytes: i64,
     pub content: String,
     pub handle: String,
@@ -66,13 +59,10 @@ pub struct Group {
     pub name: String,
     /// The labels that select its claims.
     pub selector: String,
-    pub level: String,
-    pub reason: String,
+    #[serde(flatten)]
+    pub cut: Cut,
     pub ready: bool,
     pub error: String,
-    pub cut_at: Option<Timestamp>,
-    pub frozen_ms: Option<u64>,
-    pub held_ms: Option<u64>,
     #[serde(skip)]
     pub uid: String,
     #[serde(skip)]
@@ -83,13 +73,18 @@ pub struct Group {
 }
 
 /// What the driver's controller has recorded about a cut.
-#[derive(Clone, Debug, Default)]
-struct Cut {
-    level: String,
-    reason: String,
-    at: Option<Timestamp>,
-    frozen_ms: Option<u64>,
-    held_ms: Option<u64>,
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cut {
+    /// The consistency level that it has reached.
+    pub level: String,
+    /// Why it has not reached a higher one.
+    pub reason: String,
+    pub cut_at: Option<Timestamp>,
+    /// For how many milliseconds it froze file systems, if it did.
+    pub frozen_ms: Option<u64>,
+    /// For how many milliseconds it held applications, if it did.
+    pub held_ms: Option<u64>,
 }
 
 fn cut_of(content: Option<&DynamicObject>) -> Cut {
@@ -99,7 +94,7 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
     Cut {
         level: content.annotation("slackwater.dev/level").into(),
         reason: content.annotation("slackwater.dev/reason").into(),
-        at: content.annotation("slackwater.dev/cut-at").parse().ok(),
+        cut_at: content.annotation("slackwater.dev/cut-at").parse().ok(),
         frozen_ms: content.annotation("slackwater.dev/frozen-ms").parse().ok(),
         held_ms: content.annotation("slackwater.dev/held-ms").parse().ok(),
     }
@@ -109,7 +104,7 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
 /// be gone. The content of the group has the cut of a member.
 pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Snapshot {
     let own = cut_of(Some(content));
-    let cut = match own.level.is_empty() {
+    let mut cut = match own.level.is_empty() {
         true => cut_of(group),
         false => own,
     };
@@ -120,28 +115,22 @@ pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Sna
     };
     let taken = i128::from(content.number("/status/creationTime"));
     let taken = Timestamp::from_nanosecond(taken).ok();
+    cut.cut_at = cut.cut_at.or(taken.filter(|it| it.as_second() > 0));
     let group = group.map_or("", |group| group.text("/spec/volumeGroupSnapshotRef/name"));
     Snapshot {
         group: group.into(),
-        level: cut.level,
-        reason: cut.reason,
+        cut,
         ready: content.is_true("/status/readyToUse"),
         error: text("/status/error/message"),
-        cut_at: cut.at.or(taken.filter(|it| it.as_second() > 0)),
         restore_bytes: content.number("/status/restoreSize"),
         content: content.name().into(),
         handle: handle.into(),
         pool: pool_of(handle).unwrap_or_default().into(),
-        uid: uid_of(content),
-        is_leaving: content.metadata.deletion_timestamp.is_some(),
+        uid: content.uid().to_string(),
+        is_leaving: content.is_being_deleted(),
         mode: text("/spec/sourceVolumeMode"),
         ..Snapshot::default()
     }
-}
-
-/// The UID of an object.
-pub fn uid_of(object: &DynamicObject) -> String {
-    object.metadata.uid.clone().unwrap_or_default()
 }
 
 /// Whether a content refers to this object: namespace, name and UID. What another content says is not
@@ -193,23 +182,18 @@ pub async fn groups(
         if is_foreign {
             continue;
         }
-        let cut = cut_of(content);
-        let labels = group.at("/spec/source/selector/matchLabels").as_object();
-        let labels = labels.into_iter().flatten();
-        let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or("?")));
+        let mut cut = cut_of(content);
+        cut.cut_at = cut.cut_at.or_else(|| group.time("/status/creationTime"));
+        let labels = group.match_labels("/spec/source/selector/matchLabels");
         found.push(Group {
             namespace: group.namespace().into(),
             name: group.name().into(),
-            selector: labels.collect::<Vec<_>>().join(","),
-            level: cut.level,
-            reason: cut.reason,
+            selector: labels.join(","),
+            cut,
             ready: group.is_true("/status/readyToUse"),
             error: group.text("/status/error/message").into(),
-            cut_at: cut.at.or_else(|| group.time("/status/creationTime")),
-            frozen_ms: cut.frozen_ms,
-            held_ms: cut.held_ms,
-            uid: uid_of(group),
-            is_leaving: group.metadata.deletion_timestamp.is_some(),
+            uid: group.uid().to_string(),
+            is_leaving: group.is_being_deleted(),
             content: name.into(),
         });
     }
@@ -241,8 +225,7 @@ pub async fn snapshots(
     let mut found = Vec::new();
     for snapshot in &snapshots {
         let name = snapshot.text("/status/boundVolumeSnapshotContentName");
-        let uid = uid_of(snapshot);
-        let own = (snapshot.namespace(), snapshot.name(), uid.as_str());
+        let own = (snapshot.namespace(), snapshot.name(), snapshot.uid());
         let is_its = |it: &&DynamicObject| is_bound(it, "/spec/volumeSnapshotRef", own);
         let content = contents.get(name).copied().filter(is_its);
         let is_foreign = content.is_some_and(|it| it.text("/spec/driver") != cluster.driver);
@@ -254,7 +237,7 @@ pub async fn snapshots(
         let key = |s: &Snapshot| {
             (
                 s.namespace.clone(),
-                std::cmp::Reverse(s.cut_at),
+                std::cmp::Reverse(s.cut.cut_at),
                 s.name.clone(),
             )
         };
@@ -276,10 +259,9 @@ fn joined(
     if let Some(group) = groups.get(&(snapshot.namespace(), group))
         && cut.level.is_empty()
     {
-        (cut.level, cut.reason) = (group.level.clone(), group.reason.clone());
-        cut.at = group.cut_at;
-        (cut.frozen_ms, cut.held_ms) = (group.frozen_ms, group.held_ms);
+        cut = group.cut.clone();
     }
+    cut.cut_at = cut.cut_at.or_else(|| snapshot.time("/status/creationTime"));
     let of_content = |pointer| content.map_or("", |content| content.text(pointer));
     let handle = of_content("/status/snapshotHandle");
     let text = |pointer| snapshot.text(pointer).to_string();
@@ -288,20 +270,16 @@ fn joined(
         name: snapshot.name().into(),
         claim: text("/spec/source/persistentVolumeClaimName"),
         group: group.into(),
-        level: cut.level,
-        reason: cut.reason,
+        cut,
         ready: snapshot.is_true("/status/readyToUse"),
         error: text("/status/error/message"),
-        cut_at: cut.at.or_else(|| snapshot.time("/status/creationTime")),
-        frozen_ms: cut.frozen_ms,
-        held_ms: cut.held_ms,
         restore_bytes: quantity(snapshot.text("/status/restoreSize")).unwrap_or_default(),
         content: text("/status/boundVolumeSnapshotContentName"),
         handle: handle.into(),
         pool: pool_of(handle).unwrap_or_default().into(),
-        uid: uid_of(snapshot),
+        uid: snapshot.uid().to_string(),
         group_uid: owner_of(snapshot),
-        is_leaving: snapshot.metadata.deletion_timestamp.is_some(),
+        is_leaving: snapshot.is_being_deleted(),
         mode: of_content("/spec/sourceVolumeMode").into(),
     }
 }

@@ -30,10 +30,7 @@ impl Move {
             namespace: object.namespace().into(),
             name: object.name().into(),
             claim: text("/spec/claim"),
-            phase: match object.text("/status/phase") {
-                "" => "Pending".into(),
-                phase => phase.into(),
-            },
+            phase: object.operation_phase().into(),
             from: text("/status/from/node"),
             to: text("/status/to/node"),
             bytes_done: object.number("/status/bytesDone"),

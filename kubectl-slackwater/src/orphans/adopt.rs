@@ -40,11 +40,7 @@ pub async fn run(cluster: &Cluster, arguments: &AdoptArguments, change: &Change)
     refuse_class(cluster, arguments, &adoption)?;
     confirm(change, &described(&adoption, arguments))?;
     // What the API server refuses for the second object is found before the first one exists.
-    let dry = Change {
-        yes: true,
-        dry_run: true,
-    };
-    for line in steps(cluster, &adoption, left, &dry).await? {
+    for line in steps(cluster, &adoption, left, &Change::DRY_RUN).await? {
         if change.dry_run {
             say(&line);
         }
@@ -95,10 +91,6 @@ pub async fn complete(
     confirmed: &Adoption,
     now: Timestamp,
 ) -> Result<()> {
-    let change = Change {
-        yes: true,
-        dry_run: false,
-    };
     for _ in 0..MAX_STEPS {
         let (adoption, left) = look(cluster, arguments, now).await?;
         let is_same = adoption.place == confirmed.place
@@ -113,7 +105,7 @@ pub async fn complete(
         if !next.owner && !next.user {
             return Ok(());
         }
-        match steps(cluster, &adoption, next, &change).await {
+        match steps(cluster, &adoption, next, &Change::CONFIRMED).await {
             Ok(lines) => lines.iter().for_each(|line| say(line)),
             // Another command has created it: the next look decides whether it is the same.
             Err(failure) if failure.is_conflict => {}

@@ -3,13 +3,13 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, is_stored, mark, patch, say};
+use crate::change::{Progress, confirm, is_stored, patch, say};
 use crate::cli::Change;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
-use crate::pools::object::{may_patch, own_volumes};
+use crate::pools::object::{may_patch, own_volumes, print_done, refuse_lost};
 
 pub async fn lose(
     cluster: &Cluster,
@@ -46,11 +46,7 @@ pub async fn lose(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"lost": true, "lostReason": reason}});
     patch(cluster, change, &object::POOL, object, fields).await?;
-    say(&format!(
-        "pool.slackwater.dev/{} lost{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, "lost", change);
     Ok(())
 }
 
@@ -73,11 +69,7 @@ pub async fn mark_as_found(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"lost": false, "lostReason": null}});
     patch(cluster, change, &object::POOL, object, fields).await?;
-    say(&format!(
-        "pool.slackwater.dev/{} not lost{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, "not lost", change);
     Ok(())
 }
 
@@ -127,11 +119,7 @@ pub async fn evacuate(
         true => "evacuating",
         false => "not evacuating",
     };
-    say(&format!(
-        "pool.slackwater.dev/{} {done}{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, done, change);
     Ok(())
 }
 
@@ -177,13 +165,7 @@ pub async fn hand_over(
     node: &str,
     change: &Change,
 ) -> Result<()> {
-    if pool.lost {
-        return Err(Failure::failed(format!(
-            "pool {} is marked as lost; undo this first: kubectl slackwater pool lose {} --undo",
-            pool.title(),
-            pool.id
-        )));
-    }
+    refuse_lost(pool)?;
     let marked = match object.text("/spec/node") {
         "" => &pool.node,
         marked => marked,
@@ -204,10 +186,6 @@ pub async fn hand_over(
     let fields = json!({"spec": {"node": node}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
     is_stored(now.text("/spec/node") == node, "spec.node", "pools.yaml")?;
-    say(&format!(
-        "pool.slackwater.dev/{} handed over to {node}{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, &format!("handed over to {node}"), change);
     Ok(())
 }

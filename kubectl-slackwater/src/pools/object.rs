@@ -2,7 +2,8 @@
 
 use kube::api::DynamicObject;
 
-use crate::change::{Need, require};
+use crate::change::{Need, mark, require, say};
+use crate::cli::Change;
 use crate::cluster::object::{self, Fields, pool_of};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
@@ -46,6 +47,24 @@ pub async fn may_patch(cluster: &Cluster, pool: &Pool) -> Result<()> {
         name: &pool.id,
     };
     require(cluster, &[need]).await
+}
+
+/// Refuses a pool that is marked as lost.
+pub fn refuse_lost(pool: &Pool) -> Result<()> {
+    match pool.lost {
+        false => Ok(()),
+        true => Err(Failure::failed(format!(
+            "pool {} is marked as lost; undo this first: kubectl slackwater pool lose {} --undo",
+            pool.title(),
+            pool.id
+        ))),
+    }
+}
+
+/// Prints what a change has done to a pool.
+pub fn print_done(pool: &Pool, done: &str, change: &Change) {
+    let mark = mark(change);
+    say(&format!("pool.slackwater.dev/{} {done}{mark}", pool.id));
 }
 
 /// The claims of a pool, as lines of a plan.

@@ -4,13 +4,13 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, follow, is_stored, mark, patch, say};
+use crate::change::{Progress, confirm, follow, is_stored, patch, say};
 use crate::cli::{Change, PoolAdoptArguments, PoolForgetArguments, Wait};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
-use crate::pools::object::{may_patch, own_volumes};
+use crate::pools::object::{may_patch, own_volumes, print_done, refuse_lost};
 
 /// A field of the spec with the name of a node, and the condition that belongs to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,13 +50,7 @@ pub async fn adopt(
     let Some(node) = arguments.to_node.as_deref().filter(|_| !arguments.undo) else {
         return withdraw(cluster, object, pool, Request::Adopt, &arguments.change).await;
     };
-    if pool.lost {
-        return Err(Failure::failed(format!(
-            "pool {} is marked as lost; undo this first: kubectl slackwater pool lose {} --undo",
-            pool.title(),
-            pool.id
-        )));
-    }
+    refuse_lost(pool)?;
     let is_served = matches!(pool.health.as_str(), "Healthy" | "Degraded");
     if Request::Adopt.node(object).is_empty() && pool.node == node && is_served {
         say(&format!("Pool {} has node {node} already.", pool.title()));
@@ -76,19 +70,14 @@ pub async fn adopt(
         pool.title(),
         pool.id
     );
-    request(
+    request_and_follow(
         cluster,
         object,
         pool,
         (Request::Adopt, node),
         &plan,
-        &arguments.change,
+        (&arguments.change, &arguments.wait),
     )
-    .await?;
-    let what = format!("the adoption of pool {}", pool.title());
-    wait(&arguments.wait, &arguments.change, &what, || {
-        progress(cluster, pool, Request::Adopt, node)
-    })
     .await
 }
 
@@ -123,20 +112,32 @@ pub async fn forget(
         ),
         false => format!("{what} The pool stays with node {}.", pool.node),
     };
-    request(
+    request_and_follow(
         cluster,
         object,
         pool,
         (Request::Forget, node),
         &plan,
-        &arguments.change,
+        (&arguments.change, &arguments.wait),
     )
-    .await?;
-    let what = format!("the request to forget pool {}", pool.title());
-    wait(&arguments.wait, &arguments.change, &what, || {
-        progress(cluster, pool, Request::Forget, node)
-    })
     .await
+}
+
+/// Sets the field, and with `--wait` waits until the node has done what it is asked for.
+async fn request_and_follow(
+    cluster: &Cluster,
+    object: &DynamicObject,
+    pool: &Pool,
+    (kind, node): (Request, &str),
+    plan: &str,
+    (change, wait): (&Change, &Wait),
+) -> Result<()> {
+    request(cluster, object, pool, (kind, node), plan, change).await?;
+    let what = match kind {
+        Request::Adopt => format!("the adoption of pool {}", pool.title()),
+        Request::Forget => format!("the request to forget pool {}", pool.title()),
+    };
+    follow(wait, change, &what, || progress(cluster, pool, kind, node)).await
 }
 
 /// Sets the field, unless it is set already.
@@ -169,11 +170,7 @@ async fn request(
         Request::Adopt => format!("to be adopted by {node}"),
         Request::Forget => format!("to be forgotten by {node}"),
     };
-    say(&format!(
-        "pool.slackwater.dev/{} {requested}{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, &requested, change);
     Ok(())
 }
 
@@ -202,22 +199,8 @@ async fn withdraw(
     confirm(change, &plan)?;
     let fields = json!({"spec": {field: null}});
     patch(cluster, change, &object::POOL, object, fields).await?;
-    say(&format!(
-        "pool.slackwater.dev/{} spec.{field} removed{}",
-        pool.id,
-        mark(change)
-    ));
+    print_done(pool, &format!("spec.{field} removed"), change);
     Ok(())
-}
-
-async fn wait<A>(wait: &Wait, change: &Change, what: &str, read: impl FnMut() -> A) -> Result<()>
-where
-    A: Future<Output = Result<Progress>>,
-{
-    match wait.wait && !change.dry_run {
-        true => follow(wait, what, read).await,
-        false => Ok(()),
-    }
 }
 
 /// How far a request is.

@@ -21,12 +21,11 @@ use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
 use super::storage_class::is_immediate;
 use super::{verify, wait};
-use crate::change::{Need, confirm, create, mark, require, say};
+use crate::change::{Need, create, mark, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
 use crate::failure::{Failure, Result};
-use crate::listing;
 use crate::transfer::execute::{manifest, namespace_hindrance};
 use stage::{Stage, from, has_ended, to};
 
@@ -166,25 +165,22 @@ impl Across<'_> {
         }
     }
 
-    /// Prints the plan. Programs get it as they get the result.
     fn confirm(&self, stages: &[Stage], kept: &[String]) -> Result<()> {
-        let format = self.arguments.output.format;
-        let change = &self.arguments.change;
-        if !is_for_people(format) {
-            if change.yes || change.dry_run {
-                return Ok(());
-            }
-            self.print(stages, format)?;
-            return Err(Failure::unconfirmed());
-        }
-        for note in listing::notes(&self.cluster.take_notes()) {
-            eprintln!("{note}");
-        }
+        let copies = self.shown(stages);
+        report::confirm(
+            self.cluster,
+            self.arguments,
+            (self.namespace, &copies),
+            || self.plan(&copies, stages, kept),
+        )
+    }
+
+    fn plan(&self, copies: &[Copy], stages: &[Stage], kept: &[String]) -> String {
         let mut plan = format!(
             "{} will be restored into claims of namespace {}:\n{}",
             self.title,
             self.namespace,
-            report::plan(&self.shown(stages), format)
+            report::plan(copies, self.arguments.output.format)
         );
         let former: Vec<_> = self.copies.iter().map(|copy| copy.claim.as_str()).collect();
         let _ = write!(
@@ -214,17 +210,13 @@ impl Across<'_> {
         if !stages.iter().all(|stage| matches!(stage, Stage::Absent)) {
             plan.push_str("\nAn earlier run has begun this.");
         }
-        confirm(change, &plan)
+        plan
     }
 
     /// Lets the API server check the new claims, and with --dry-run also the others: a quota or a policy of
     /// the other namespace may refuse them.
     async fn try_out(&self, stages: &[Stage], change: &Change, format: Format) -> Result<()> {
-        let dry = Change {
-            yes: true,
-            dry_run: true,
-        };
-        let mark = mark(&dry);
+        let mark = mark(&Change::DRY_RUN);
         for (copy, stage) in self.copies.iter().zip(stages) {
             if !matches!(stage, Stage::Absent) {
                 continue;
@@ -233,10 +225,24 @@ impl Across<'_> {
             let like: DynamicObject = serde_json::from_value(former.clone())
                 .map_err(|error| Failure::failed(format!("claim {from}: {error}")))?;
             if change.dry_run {
-                create(self.cluster, &dry, &object::CLAIM, &from.namespace, former).await?;
+                create(
+                    self.cluster,
+                    &Change::DRY_RUN,
+                    &object::CLAIM,
+                    &from.namespace,
+                    former,
+                )
+                .await?;
             }
             let new = manifest(&from, &to, &copy.claim, &like);
-            create(self.cluster, &dry, &object::CLAIM, &to.namespace, new).await?;
+            create(
+                self.cluster,
+                &Change::DRY_RUN,
+                &object::CLAIM,
+                &to.namespace,
+                new,
+            )
+            .await?;
             if change.dry_run && is_for_people(format) {
                 say(&format!(
                     "persistentvolumeclaim/{} created{mark}",

@@ -17,13 +17,11 @@ use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
 use super::storage_class::is_immediate;
 use super::{nodes, verify, wait};
-use crate::change::{Need, confirm, create, mark, require, say};
+use crate::change::{Need, create, mark, require, say};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::failure::{Failure, Result};
-use crate::listing;
-use crate::model::snapshot::uid_of;
 
 pub use contents::Which;
 use objects::{Member, Seen};
@@ -118,7 +116,7 @@ impl Gone<'_> {
                 Some(claim) if seen.is_bound() => (State::Bound, claim.created()),
                 Some(claim) => (State::Exists, claim.created()),
             };
-            shown.uid = seen.claim.as_ref().map(uid_of).unwrap_or_default();
+            shown.uid = seen.claim.as_ref().map_or("", Fields::uid).into();
             let volume = seen.claim.as_ref();
             shown.volume = volume.map_or("", |it| it.text("/spec/volumeName")).into();
             shown
@@ -154,24 +152,20 @@ impl Gone<'_> {
         }
     }
 
-    /// Prints the plan. Programs get it as they get the result.
     fn confirm(&self, seen: &[Seen]) -> Result<()> {
-        let (format, change) = (self.arguments.output.format, &self.arguments.change);
-        if !is_for_people(format) {
-            if change.yes || change.dry_run {
-                return Ok(());
-            }
-            self.print(seen, format)?;
-            return Err(Failure::unconfirmed());
-        }
-        for note in listing::notes(&self.cluster.take_notes()) {
-            eprintln!("{note}");
-        }
+        let copies = self.shown(seen);
+        let place = (self.namespace(), &copies[..]);
+        report::confirm(&self.cluster, self.arguments, place, || {
+            self.plan(&copies, seen)
+        })
+    }
+
+    fn plan(&self, copies: &[Copy], seen: &[Seen]) -> String {
         let mut plan = format!(
             "{}, whose namespace is gone, will be restored into claims of namespace {}:\n{}",
             self.title,
             self.namespace(),
-            report::plan(&self.shown(seen), format)
+            report::plan(copies, self.arguments.output.format)
         );
         let names: Vec<_> = self
             .members
@@ -205,16 +199,12 @@ impl Gone<'_> {
         if seen.iter().any(is_begun) {
             plan.push_str("\nAn earlier run has begun this.");
         }
-        confirm(change, &plan)
+        plan
     }
 
     /// Lets the API server check all objects that do not exist yet: a quota or a policy of the namespace may
     /// refuse them.
     async fn try_out(&self, seen: &[Seen], change: &Change, format: Format) -> Result<()> {
-        let dry = Change {
-            yes: true,
-            dry_run: true,
-        };
         for (member, seen) in self.members.iter().zip(seen) {
             let content = member.content_manifest(&self.cluster.driver);
             let snapshot = member.snapshot_manifest();
@@ -237,7 +227,14 @@ impl Gone<'_> {
                     continue;
                 }
                 let name = manifest["metadata"]["name"].to_string();
-                create(&self.cluster, &dry, kind, self.namespace(), manifest).await?;
+                create(
+                    &self.cluster,
+                    &Change::DRY_RUN,
+                    kind,
+                    self.namespace(),
+                    manifest,
+                )
+                .await?;
                 if change.dry_run && is_for_people(format) {
                     let kind = kind.kind.to_lowercase();
                     let name = name.trim_matches('"');

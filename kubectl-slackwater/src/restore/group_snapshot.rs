@@ -9,6 +9,7 @@ use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::snapshot::{self, Group, Snapshot};
+use crate::text::after_colon;
 
 /// Members of a group that is restored, at most: as many as an archive has.
 const MAX_MEMBERS: usize = 1024;
@@ -34,10 +35,7 @@ pub async fn members(
         return Err(refuse("is being deleted".into()));
     }
     if !group.ready {
-        let why = match group.error.as_str() {
-            "" => String::new(),
-            error => format!(": {error}"),
-        };
+        let why = after_colon(&group.error);
         return Err(refuse(format!("is not ready{why}")));
     }
     let content = cluster.find_one(&object::GROUP_CONTENT, "", &group.content);

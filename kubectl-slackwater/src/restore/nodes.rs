@@ -13,10 +13,18 @@ use crate::model;
 pub type Nodes = Option<BTreeMap<String, String>>;
 
 /// Reads the pools.
-pub async fn read(cluster: &Cluster) -> Result<Nodes> {
+async fn read(cluster: &Cluster) -> Result<Nodes> {
     let pools = model::pools(cluster).await?;
     let node = |(id, pool): (String, model::Pool)| (id, pool.node);
     Ok(pools.map(|pools| pools.into_iter().map(node).collect()))
+}
+
+/// Reads the pools, if a node has to be chosen for one of the copies.
+pub async fn read_for(cluster: &Cluster, classes: &Classes, copies: &[Copy]) -> Result<Nodes> {
+    match copies.iter().all(|copy| is_immediate(classes, copy)) {
+        true => Ok(None),
+        false => read(cluster).await,
+    }
 }
 
 /// The node of a snapshot, if it is known.

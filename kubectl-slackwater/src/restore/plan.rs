@@ -250,7 +250,7 @@ fn names(
 
 /// Whether a claim was created from exactly this snapshot, by this command.
 pub fn is_copy(claim: &DynamicObject, member: &Snapshot) -> bool {
-    claim.metadata.deletion_timestamp.is_none()
+    !claim.is_being_deleted()
         && claim.annotation(RESTORED_FROM) == member.uid
         && !member.uid.is_empty()
         && claim.text("/spec/dataSource/name") == member.name

@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use super::plan::{Copy, State};
-use crate::cli::Format;
+use crate::change;
+use crate::cli::{Format, RestoreArguments};
 use crate::cluster::Cluster;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::listing::watch::write;
-use crate::listing::{Column, Listing, Row, column, table, wide};
-use crate::text::size;
+use crate::listing::{self, Column, Listing, Row, column, table, wide};
+use crate::text::{size, time};
 
 const COLUMNS: [Column; 9] = [
     column("CLAIM"),
@@ -24,12 +24,6 @@ const COLUMNS: [Column; 9] = [
     wide("MODE"),
     wide("REASON"),
 ];
-
-/// In UTC, in whole seconds.
-fn time(at: Option<Timestamp>) -> String {
-    let at = at.and_then(|at| Timestamp::from_second(at.as_second()).ok());
-    at.map(|at| at.to_string()).unwrap_or_default()
-}
 
 /// The copies, each with the level and the time of its snapshot.
 fn listing(namespace: &str, copies: &[Copy], notes: Vec<String>) -> Listing {
@@ -49,13 +43,13 @@ fn row(namespace: &str, copy: &Copy) -> Row {
         cells: vec![
             copy.claim.clone(),
             from.name.clone(),
-            from.level.clone(),
-            time(from.cut_at),
+            from.cut.level.clone(),
+            time(from.cut.cut_at),
             size(copy.size_bytes),
             state.as_str().unwrap_or_default().into(),
             copy.class.clone(),
             copy.mode.clone(),
-            from.reason.clone(),
+            from.cut.reason.clone(),
         ],
         value: json!({
             "namespace": namespace,
@@ -69,9 +63,9 @@ fn row(namespace: &str, copy: &Copy) -> Row {
             "snapshot": from.name,
             "group": from.group,
             "sourceClaim": from.claim,
-            "level": from.level,
-            "reason": from.reason,
-            "cutAt": from.cut_at,
+            "level": from.cut.level,
+            "reason": from.cut.reason,
+            "cutAt": from.cut.cut_at,
             "existsSince": copy.since,
         }),
     }
@@ -87,6 +81,36 @@ pub fn print(cluster: &Cluster, namespace: &str, copies: &[Copy], format: Format
     let listing = listing(namespace, copies, cluster.take_notes());
     write(&listing.print(format, true)?, &[]);
     Ok(())
+}
+
+/// Prints the plan. Fails if the user has not confirmed it. Programs get the copies instead, as they get the
+/// result.
+pub fn confirm(
+    cluster: &Cluster,
+    arguments: &RestoreArguments,
+    (namespace, copies): (&str, &[Copy]),
+    plan: impl FnOnce() -> String,
+) -> Result<()> {
+    let (format, change) = (arguments.output.format, &arguments.change);
+    if is_for_people(format) {
+        for note in listing::notes(&cluster.take_notes()) {
+            eprintln!("{note}");
+        }
+        return change::confirm(change, &plan());
+    }
+    if change.yes || change.dry_run {
+        return Ok(());
+    }
+    print(cluster, namespace, copies, format)?;
+    Err(Failure::unconfirmed())
+}
+
+/// The number of claims, in a sentence.
+pub fn count(claims: usize) -> String {
+    match claims {
+        1 => "1 claim".to_string(),
+        many => format!("{many} claims"),
+    }
 }
 
 /// The claims that a plan leaves as they are, as a line of their own; empty if there are none.

@@ -7,6 +7,7 @@ use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::model::snapshot::{self, Snapshot};
 use crate::schedules::run::{self, Sets};
+use crate::text::after_colon;
 
 /// What is restored.
 #[derive(Debug)]
@@ -135,10 +136,7 @@ fn refuse_unready(snapshot: &Snapshot) -> Result<()> {
         return refuse("is being deleted".into());
     }
     if !snapshot.ready {
-        let why = match snapshot.error.as_str() {
-            "" => String::new(),
-            error => format!(": {error}"),
-        };
+        let why = after_colon(&snapshot.error);
         return refuse(format!("is not ready{why}"));
     }
     Ok(())

@@ -88,7 +88,7 @@ impl Stateful {
     pub async fn refuse_managed(&self, cluster: &Cluster) -> Result<()> {
         let title = self.title();
         let refuse = |why: String| Err(Failure::failed(format!("{title} {why}")));
-        if self.object.metadata.deletion_timestamp.is_some() {
+        if self.object.is_being_deleted() {
             return refuse("is being deleted".into());
         }
         if let Some(owner) = self

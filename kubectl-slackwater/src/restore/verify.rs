@@ -12,7 +12,7 @@ use crate::cli::{Change, Check, RestoreArguments, Wait};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result, TIMED_OUT};
-use crate::text::escaped;
+use crate::text::{after_colon, escaped};
 
 /// Where the volumes are in the pod, each in a directory (or as a device) with the name of the claim of
 /// which its snapshot was taken.
@@ -60,14 +60,17 @@ pub async fn try_out(
     if arguments.check.verify.is_none() {
         return Ok(());
     }
-    let change = Change {
-        yes: true,
-        dry_run: true,
-    };
     let mut pod = manifest(&arguments.check, DEFAULT_LIMIT, copies);
     // Claims that do not exist yet have no UID, and a pod of an earlier run may have the real name.
     pod["metadata"]["name"] = json!("slackwater-verify-new");
-    create(cluster, &change, &object::POD, &cluster.namespace, pod).await?;
+    create(
+        cluster,
+        &Change::DRY_RUN,
+        &object::POD,
+        &cluster.namespace,
+        pod,
+    )
+    .await?;
     Ok(())
 }
 
@@ -96,16 +99,8 @@ pub async fn run(
         timeout: Some(limit),
     };
     let done = until_end(&wait, "the check", || progress(cluster, &name)).await;
-    let own = pod.metadata.uid.clone().unwrap_or_default();
-    let deleted = delete(
-        cluster,
-        change,
-        &object::POD,
-        namespace,
-        &name,
-        (&own, None),
-    )
-    .await;
+    let own = pod.uid();
+    let deleted = delete(cluster, change, &object::POD, namespace, &name, (own, None)).await;
     let done = done.map_err(|failure| match failure.code {
         TIMED_OUT => Failure {
             message: "the check has not ended within --timeout (an hour, if it is not given); its pod was deleted"
@@ -131,7 +126,7 @@ async fn step(
         create(cluster, change, &object::POD, namespace, pod).await?;
         return Ok(Progress::Running("the check waits for its volumes".into()));
     };
-    if found.metadata.deletion_timestamp.is_some() {
+    if found.is_being_deleted() {
         let line = format!("pod {namespace}/{name} of an earlier check is being deleted");
         return Ok(Progress::Running(line));
     }
@@ -140,8 +135,7 @@ async fn step(
     }
     let progress = progress_of(&found);
     if let Progress::Ended(_) = progress {
-        let uid = found.metadata.uid.clone().unwrap_or_default();
-        let which = (uid.as_str(), None);
+        let which = (found.uid(), None);
         delete(cluster, change, &object::POD, namespace, &name, which).await?;
     }
     Ok(progress)
@@ -193,7 +187,7 @@ fn is_same(found: &DynamicObject, pod: &Value) -> bool {
     let other = found.list("/spec/containers").first();
     let other = other.unwrap_or(&Value::Null);
     let wanted = pod["spec"]["volumes"].as_array();
-    found.metadata.deletion_timestamp.is_none()
+    !found.is_being_deleted()
         && pod["metadata"]["annotations"][CHECK] == found.annotation(CHECK)
         && ["image", "command"]
             .iter()
@@ -276,10 +270,7 @@ fn progress_of(pod: &DynamicObject) -> Progress {
     let state = container.map_or(&Value::Null, |container| &container["state"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().trim().to_string();
     let message = text(&state["terminated"]["message"]);
-    let message = match message.as_str() {
-        "" => String::new(),
-        message => format!(": {message}"),
-    };
+    let message = after_colon(&message);
     match pod.text("/status/phase") {
         "Succeeded" => Progress::Ended(Ok(format!("The check succeeded{message}"))),
         "Failed" => {

@@ -1,12 +1,16 @@
 //! Waits until the volumes of copies exist. A class may create a volume only when a pod uses its claim;
 //! such claims are not waited for.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use kube::api::{DynamicObject, ListParams};
+use serde_json::json;
 
 use super::plan::{Copy, SELECTED_NODE, State, is_copy};
 use super::storage_class::{Classes, is_immediate};
-use crate::change::{Progress, until_end};
-use crate::cli::Wait;
+use crate::change::{Progress, patch, until_end};
+use crate::cli::{Change, Wait};
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result, TIMED_OUT};
@@ -118,6 +122,30 @@ fn ended(exist: usize, unwanted: usize) -> String {
         _ => pending.to_string(),
     };
     format!("{volumes}{pending}").trim_end().to_string()
+}
+
+/// Chooses the node on which the volume of a claim is created. One that was chosen by this run already and is
+/// not there any more was given up by the provisioner, and is not chosen again and again.
+pub async fn select_node(
+    cluster: &Cluster,
+    chosen: &RefCell<BTreeSet<String>>,
+    claim: &DynamicObject,
+    node: &str,
+) -> Result<()> {
+    let (namespace, name) = (&cluster.namespace, claim.name());
+    if !chosen.borrow_mut().insert(name.into()) {
+        let why = last_event(cluster, name).await?;
+        return Err(Failure::failed(format!(
+            "the volume of claim {namespace}/{name} cannot be created on node {node} now ({why}); run the command again to try it again, or give a --storage-class with volumeBindingMode Immediate after you have deleted the claim"
+        )));
+    }
+    let fields = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
+    let done = patch(cluster, &Change::CONFIRMED, &object::CLAIM, claim, fields).await;
+    if done.is_err() {
+        // It is read again.
+        chosen.borrow_mut().remove(name);
+    }
+    done.map(drop)
 }
 
 /// The text of the last event of a claim.

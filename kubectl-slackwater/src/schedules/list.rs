@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::ListArguments;
 use crate::cluster::object::{self, Fields, Kind};
-use crate::cluster::{Cluster, Scope, labeled};
+use crate::cluster::{Cluster, labeled};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::text::age;
@@ -61,9 +61,9 @@ impl Schedule {
     /// From its object.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Schedule {
         let text = |pointer| object.text(pointer).to_string();
-        let labels = object.at("/spec/selector/matchLabels").as_object();
-        let labels = labels.into_iter().flatten();
-        let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or("?")));
+        let labels = object
+            .match_labels("/spec/selector/matchLabels")
+            .into_iter();
         let names = object.list("/spec/claims").iter();
         let names = names.filter_map(Value::as_str).map(str::to_string);
         Schedule {
@@ -130,20 +130,19 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     let now = Timestamp::now();
     let mut all: Vec<_> = objects.iter().map(|it| Schedule::of(it, now)).collect();
     all.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    let is_all = scope == Scope::All;
-    let namespace = is_all.then_some(column("NAMESPACE"));
-    Ok(Listing {
-        what: "schedules of snapshots".into(),
-        columns: namespace.into_iter().chain(COLUMNS).collect(),
-        rows: all.iter().map(|one| row(one, is_all, now)).collect(),
-        notes: cluster.take_notes(),
-    })
+    let rows = all.iter().map(|one| row(one, now)).collect();
+    let notes = cluster.take_notes();
+    Ok(Listing::namespaced(
+        "schedules of snapshots".into(),
+        &COLUMNS,
+        rows,
+        (&scope, notes),
+    ))
 }
 
-fn row(schedule: &Schedule, has_namespace: bool, now: Timestamp) -> Row {
-    let namespace = has_namespace.then(|| schedule.namespace.clone());
+fn row(schedule: &Schedule, now: Timestamp) -> Row {
     let next = schedule.next_cut.map(|next| next.to_string());
-    let cells = [
+    let cells = vec![
         schedule.name.clone(),
         age(schedule.last_cut, now),
         schedule.level.clone(),
@@ -157,7 +156,7 @@ fn row(schedule: &Schedule, has_namespace: bool, now: Timestamp) -> Row {
     ];
     Row {
         name: format!("snapshotschedule.slackwater.dev/{}", schedule.name),
-        cells: namespace.into_iter().chain(cells).collect(),
+        cells,
         value: json!(schedule),
     }
 }

@@ -60,13 +60,8 @@ pub async fn run(cluster: &Cluster, name: &str, change: &Change, wait: &Wait) ->
         "snapshotschedule.slackwater.dev/{name} runs{}",
         mark(change)
     ));
-    match wait.wait && !change.dry_run {
-        true => {
-            let what = format!("the run of SnapshotSchedule {name}");
-            follow(wait, &what, || progress(cluster, name, &sets)).await
-        }
-        false => Ok(()),
-    }
+    let what = format!("the run of SnapshotSchedule {name}");
+    follow(wait, change, &what, || progress(cluster, name, &sets)).await
 }
 
 /// The schedule.
@@ -84,7 +79,7 @@ pub async fn get(cluster: &Cluster, name: &str) -> Result<DynamicObject> {
 fn refuse(object: &DynamicObject) -> Result<()> {
     let title = format!("SnapshotSchedule {}/{}", object.namespace(), object.name());
     let refuse = |why: String| Err(Failure::failed(format!("{title} {why}")));
-    if object.metadata.deletion_timestamp.is_some() {
+    if object.is_being_deleted() {
         return refuse("is being deleted".into());
     }
     if object.is_true("/spec/suspend") {
@@ -205,10 +200,13 @@ async fn ended(cluster: &Cluster, sets: &Sets) -> Result<String> {
     let levels: Vec<_> = match *sets.kind == object::GROUP {
         true => {
             let all = snapshot::groups(cluster, &scope, None).await?.into_iter();
-            all.map(|one| (one.name, one.level)).collect()
+            all.map(|one| (one.name, one.cut.level)).collect()
         }
         false => match snapshot::snapshots(cluster, &scope, None).await {
-            Ok(all) => all.into_iter().map(|one| (one.name, one.level)).collect(),
+            Ok(all) => all
+                .into_iter()
+                .map(|one| (one.name, one.cut.level))
+                .collect(),
             Err(failure) if failure.code == DENIED => Vec::new(),
             Err(failure) => return Err(failure),
         },

@@ -4,8 +4,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::ListArguments;
+use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
-use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::snapshot::{self, Snapshot};
@@ -39,47 +39,46 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     let scope = arguments.scope(cluster);
     let snapshots = snapshot::snapshots(cluster, &scope, arguments.selector.as_deref()).await?;
     let now = Timestamp::now();
-    let is_all = scope == Scope::All;
-    let namespace = is_all.then_some(column("NAMESPACE"));
-    Ok(Listing {
-        what: format!("snapshots of {}", cluster.driver),
-        columns: namespace.into_iter().chain(COLUMNS).collect(),
-        rows: snapshots.iter().map(|one| row(one, is_all, now)).collect(),
-        notes: cluster.take_notes(),
-    })
+    let rows = snapshots.iter().map(|one| row(one, now)).collect();
+    let notes = cluster.take_notes();
+    Ok(Listing::namespaced(
+        format!("snapshots of {}", cluster.driver),
+        &COLUMNS,
+        rows,
+        (&scope, notes),
+    ))
 }
 
 fn milliseconds(time: Option<u64>) -> String {
     time.map(|time| format!("{time} ms")).unwrap_or_default()
 }
 
-fn row(snapshot: &Snapshot, has_namespace: bool, now: Timestamp) -> Row {
-    let namespace = has_namespace.then(|| snapshot.namespace.clone());
+fn row(snapshot: &Snapshot, now: Timestamp) -> Row {
     let restore = match snapshot.restore_bytes {
         0 => String::new(),
         bytes => size(bytes),
     };
     let reason = match snapshot.error.as_str() {
-        "" => snapshot.reason.clone(),
+        "" => snapshot.cut.reason.clone(),
         error => error.into(),
     };
-    let cells = [
+    let cells = vec![
         snapshot.name.clone(),
         snapshot.claim.clone(),
         snapshot.group.clone(),
-        snapshot.level.clone(),
+        snapshot.cut.level.clone(),
         snapshot.ready.to_string(),
-        age(snapshot.cut_at, now),
+        age(snapshot.cut.cut_at, now),
         restore,
         reason,
-        milliseconds(snapshot.frozen_ms),
-        milliseconds(snapshot.held_ms),
+        milliseconds(snapshot.cut.frozen_ms),
+        milliseconds(snapshot.cut.held_ms),
         snapshot.content.clone(),
         snapshot.handle.clone(),
     ];
     Row {
         name: format!("volumesnapshot.snapshot.storage.k8s.io/{}", snapshot.name),
-        cells: namespace.into_iter().chain(cells).collect(),
+        cells,
         value: json!(snapshot),
     }
 }

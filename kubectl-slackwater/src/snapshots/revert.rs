@@ -1,10 +1,9 @@
 //! `revert`: creates a VolumeRevert, and waits until the claims have the content of their snapshots.
 
-use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams};
 use serde_json::json;
 
-use crate::change::{Need, Progress, confirm, create, follow, mark, require, say};
+use crate::change::{Need, Progress, confirm, create, follow, mark, name_prefix, require, say};
 use crate::cli::RevertArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
@@ -13,6 +12,7 @@ use crate::listing::{self, Column, column, table};
 use crate::model::snapshot::Snapshot;
 use crate::model::{self, Volume};
 use crate::restore::source::{self, Source};
+use crate::text::{after_colon, time};
 
 const COLUMNS: [Column; 5] = [
     column("CLAIM"),
@@ -57,13 +57,11 @@ pub async fn run(cluster: &Cluster, arguments: &RevertArguments) -> Result<()> {
         "volumerevert.slackwater.dev/{name} created{}",
         mark(&arguments.change)
     ));
-    match arguments.wait.wait && !arguments.change.dry_run {
-        true => {
-            let what = format!("VolumeRevert {name}");
-            follow(&arguments.wait, &what, || progress(cluster, &name)).await
-        }
-        false => Ok(()),
-    }
+    let what = format!("VolumeRevert {name}");
+    follow(&arguments.wait, &arguments.change, &what, || {
+        progress(cluster, &name)
+    })
+    .await
 }
 
 /// What is reverted: the snapshots as a message names them, and the claims. Refuses what the controller
@@ -145,7 +143,7 @@ async fn refuse_others(
     let reverts = cluster.find(&object::REVERT, &scope, &all).await?;
     let is_ours = |claim: &str| members.iter().any(|member| member.volume.claim == claim);
     for revert in reverts.iter().flatten() {
-        let phase = phase(revert);
+        let phase = revert.operation_phase();
         let mut its = revert.list("/status/members").iter();
         let is_other = is_ours(revert.text("/spec/claim"))
             || its.any(|member| member["claim"].as_str().is_some_and(is_ours))
@@ -174,26 +172,15 @@ async fn refuse_others(
     }
 }
 
-fn phase(revert: &DynamicObject) -> &str {
-    match revert.text("/status/phase") {
-        "" => "Pending",
-        phase => phase,
-    }
-}
-
 fn plan(namespace: &str, arguments: &RevertArguments, title: &str, members: &[Member]) -> String {
-    let time = |at: Option<Timestamp>| {
-        let at = at.and_then(|at| Timestamp::from_second(at.as_second()).ok());
-        at.map(|at| at.to_string()).unwrap_or_default()
-    };
     let rows: Vec<_> = members
         .iter()
         .map(|Member { volume, snapshot }| {
             [
                 volume.claim.clone(),
                 snapshot.name.clone(),
-                snapshot.level.clone(),
-                time(snapshot.cut_at),
+                snapshot.cut.level.clone(),
+                time(snapshot.cut.cut_at),
                 volume.pods.join(", "),
             ]
         })
@@ -227,12 +214,7 @@ fn plan(namespace: &str, arguments: &RevertArguments, title: &str, members: &[Me
 
 fn manifest(arguments: &RevertArguments) -> serde_json::Value {
     let named = arguments.claim.as_ref().or(arguments.group.as_ref());
-    // A name of an object has at most 253 bytes, and the API server adds five.
-    let prefix: String = named
-        .into_iter()
-        .flat_map(|it| it.chars())
-        .take(240)
-        .collect();
+    let prefix = name_prefix(named.map_or("", String::as_str));
     let mut spec = json!({"keepOld": arguments.keep_old, "deadline": arguments.deadline});
     match &arguments.group {
         Some(group) => spec["groupSnapshot"] = json!(group),
@@ -244,7 +226,7 @@ fn manifest(arguments: &RevertArguments) -> serde_json::Value {
     json!({
         "apiVersion": "slackwater.dev/v1alpha1",
         "kind": object::REVERT.kind,
-        "metadata": {"generateName": format!("{prefix}-")},
+        "metadata": {"generateName": prefix},
         "spec": spec,
     })
 }
@@ -266,7 +248,7 @@ fn stage(object: &DynamicObject) -> Progress {
         let each = members.iter().filter_map(|member| member[key].as_str());
         each.map(str::to_string).collect()
     };
-    let phase = phase(object);
+    let phase = object.operation_phase();
     let message = object.text("/status/message");
     match phase {
         "Done" => {
@@ -305,10 +287,7 @@ fn stage(object: &DynamicObject) -> Progress {
                 true => String::new(),
                 false => format!(" {done} of {}", members.len()),
             };
-            let message = match message {
-                "" => String::new(),
-                message => format!(": {message}"),
-            };
+            let message = after_colon(message);
             Progress::Running(format!("{phase}{count}{message}"))
         }
     }

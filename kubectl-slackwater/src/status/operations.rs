@@ -198,10 +198,7 @@ fn of_move(object: &DynamicObject) -> Option<Work> {
 }
 
 fn of_revert(object: &DynamicObject) -> Option<Work> {
-    let phase = match object.text("/status/phase") {
-        "" => "Pending",
-        phase => phase,
-    };
+    let phase = object.operation_phase();
     if matches!(phase, "Done" | "Failed" | "Incomplete") {
         return None;
     }

@@ -59,11 +59,6 @@ pub struct Seen {
     pub new: Option<DynamicObject>,
 }
 
-/// The UID of an object.
-pub fn uid_of(object: &DynamicObject) -> String {
-    object.metadata.uid.clone().unwrap_or_default()
-}
-
 /// The record of a PersistentVolume. One that cannot be read is refused: it is of a later release, or
 /// was edited.
 pub fn record_of(volume: &DynamicObject) -> Result<Option<Record>> {
@@ -95,10 +90,10 @@ impl Transfer<'_> {
     pub async fn look(&self) -> Result<Seen> {
         let volume = self.persistent_volume().await?;
         let claim = |claim: &DynamicObject| Claim {
-            uid: uid_of(claim),
+            uid: claim.uid().to_string(),
             is_of_volume: claim.text("/spec/volumeName") == self.volume,
             is_bound: claim.text("/status/phase") == "Bound",
-            is_leaving: claim.metadata.deletion_timestamp.is_some(),
+            is_leaving: claim.is_being_deleted(),
             is_transferred: claim.annotation(TRANSFERRED_FROM) == self.from.to_string(),
             undone: claim.annotation(UNDONE).into(),
         };
@@ -108,7 +103,7 @@ impl Transfer<'_> {
                 policy: volume.text("/spec/persistentVolumeReclaimPolicy").into(),
                 record: record_of(volume)?,
                 claim: claim_of(volume),
-                is_leaving: volume.metadata.deletion_timestamp.is_some(),
+                is_leaving: volume.is_being_deleted(),
             }),
         };
         let old = self.claim(&self.from).await?;
@@ -236,12 +231,15 @@ impl Transfer<'_> {
         if seen.view.new.is_some() {
             return Ok(());
         }
-        let change = Change {
-            yes: true,
-            dry_run: true,
-        };
         let namespace = &self.to.namespace;
-        create(self.cluster, &change, &object::CLAIM, namespace, claim).await?;
+        create(
+            self.cluster,
+            &Change::DRY_RUN,
+            &object::CLAIM,
+            namespace,
+            claim,
+        )
+        .await?;
         Ok(())
     }
 
@@ -272,9 +270,8 @@ impl Transfer<'_> {
             }
         }
         let (namespace, name) = (&self.from.namespace, &self.from.name);
-        let uid = uid_of(old);
         let version = old.metadata.resource_version.as_deref();
-        let which = (uid.as_str(), version.filter(|_| !change.dry_run));
+        let which = (old.uid(), version.filter(|_| !change.dry_run));
         delete(self.cluster, change, &object::CLAIM, namespace, name, which).await?;
         Ok(true)
     }
@@ -287,7 +284,7 @@ impl Transfer<'_> {
     fn recorded(&self, volume: &DynamicObject, old: &DynamicObject) -> Result<Value> {
         let record = Record {
             from: self.from.clone(),
-            uid: uid_of(old),
+            uid: old.uid().to_string(),
             to: self.to.clone(),
             policy: volume.text("/spec/persistentVolumeReclaimPolicy").into(),
             claim: self.manifest(old),
@@ -306,7 +303,7 @@ impl Transfer<'_> {
 pub async fn namespace_hindrance(cluster: &Cluster, name: &str) -> Result<Option<String>> {
     match cluster.find_one(&object::NAMESPACE, "", name).await {
         Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
-        Ok(Some(found)) if found.metadata.deletion_timestamp.is_some() => {
+        Ok(Some(found)) if found.is_being_deleted() => {
             Ok(Some(format!("namespace {name} is being deleted")))
         }
         Err(failure) if failure.code != DENIED => Err(failure),

@@ -122,15 +122,23 @@ pub enum Next {
     Done,
 }
 
+/// The PersistentVolume, or why nothing can be done with it.
+pub fn get_volume(view: &View) -> Result<&Volume, Next> {
+    match &view.volume {
+        Some(volume) if volume.is_leaving => Err("its PersistentVolume is being deleted"),
+        Some(volume) => Ok(volume),
+        None => Err("its PersistentVolume was deleted by another user"),
+    }
+    .map_err(|why| Next::Refused(why.into()))
+}
+
 /// Decides the next step.
 pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     let refuse = |why: String| Next::Refused(why);
-    let Some(volume) = &view.volume else {
-        return refuse("its PersistentVolume was deleted by another user".into());
+    let volume = match get_volume(view) {
+        Ok(volume) => volume,
+        Err(refused) => return refused,
     };
-    if volume.is_leaving {
-        return refuse("its PersistentVolume is being deleted".into());
-    }
     let Some(record) = &volume.record else {
         return begin(from, to, volume, view);
     };

@@ -7,11 +7,11 @@
 
 use serde_json::json;
 
-use super::execute::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved, uid_of};
-use super::step::{Next, Place, Step, View, is_new_claims};
+use super::execute::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved};
+use super::step::{Next, Place, Step, View, get_volume, is_new_claims};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
-use crate::cluster::object;
+use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 
 /// The command that brings a claim back.
@@ -25,12 +25,10 @@ pub fn back(from: &Place, to: &Place) -> String {
 /// Decides the next step.
 pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     let refuse = |why: String| Next::Refused(why);
-    let Some(volume) = &view.volume else {
-        return refuse("its PersistentVolume was deleted by another user".into());
+    let volume = match get_volume(view) {
+        Ok(volume) => volume,
+        Err(refused) => return refused,
     };
-    if volume.is_leaving {
-        return refuse("its PersistentVolume is being deleted".into());
-    }
     let Some(record) = &volume.record else {
         return Next::Done;
     };
@@ -141,8 +139,7 @@ async fn execute(
             patch(cluster, change, &object::CLAIM, old, fields).await?;
         }
         (Step::Withdraw, _, Some(new)) => {
-            let uid = uid_of(new);
-            let which = (uid.as_str(), new.metadata.resource_version.as_deref());
+            let which = (new.uid(), new.metadata.resource_version.as_deref());
             delete(
                 cluster,
                 change,

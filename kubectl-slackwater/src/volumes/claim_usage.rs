@@ -148,11 +148,11 @@ fn screen(found: &Found, is_wide: bool) -> String {
         volume, snapshot, ..
     } = found;
     let last = snapshot.as_ref().map(|one| {
-        let level = match one.level.as_str() {
+        let level = match one.cut.level.as_str() {
             "" => "unknown",
             level => level,
         };
-        let age = match age(one.cut_at, Timestamp::now()).as_str() {
+        let age = match age(one.cut.cut_at, Timestamp::now()).as_str() {
             "" => String::new(),
             age => format!(", {age} ago"),
         };

@@ -4,8 +4,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
 use crate::cli::ListArguments;
+use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
-use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
 use crate::listing::{Column, Listing, Row, column, wide};
 use crate::model::{self, Volume};
@@ -32,26 +32,22 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     let scope = arguments.scope(cluster);
     let volumes = model::volumes(cluster, &scope, arguments.selector.as_deref()).await?;
     let now = Timestamp::now();
-    let is_all = scope == Scope::All;
-    let namespace = is_all.then_some(column("NAMESPACE"));
-    Ok(Listing {
-        what: format!("volumes of {}", cluster.driver),
-        columns: namespace.into_iter().chain(COLUMNS).collect(),
-        rows: volumes
-            .iter()
-            .map(|volume| row(volume, is_all, now))
-            .collect(),
-        notes: cluster.take_notes(),
-    })
+    let rows = volumes.iter().map(|one| row(one, now)).collect();
+    let notes = cluster.take_notes();
+    Ok(Listing::namespaced(
+        format!("volumes of {}", cluster.driver),
+        &COLUMNS,
+        rows,
+        (&scope, notes),
+    ))
 }
 
-fn row(volume: &Volume, has_namespace: bool, now: Timestamp) -> Row {
+fn row(volume: &Volume, now: Timestamp) -> Row {
     let name = match volume.claim.as_str() {
         "" => format!("persistentvolume/{}", volume.volume),
         claim => format!("persistentvolumeclaim/{claim}"),
     };
-    let namespace = has_namespace.then(|| volume.namespace.clone());
-    let cells = [
+    let cells = vec![
         match volume.claim.as_str() {
             "" => format!("({})", volume.volume),
             claim => claim.into(),
@@ -68,7 +64,7 @@ fn row(volume: &Volume, has_namespace: bool, now: Timestamp) -> Row {
     ];
     Row {
         name,
-        cells: namespace.into_iter().chain(cells).collect(),
+        cells,
         value: json!(volume),
     }
 }

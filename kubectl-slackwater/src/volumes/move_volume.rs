@@ -1,15 +1,14 @@
 //! `move`: creates a VolumeMove, and waits until pods can use the volume at its new place.
 
-use kube::api::{Api, DynamicObject, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::change::{Need, Progress, confirm, follow, mark, require, say};
+use crate::change::{Need, Progress, confirm, create, follow, mark, name_prefix, require, say};
 use crate::cli::MoveArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::model::{self, Move, Volume};
-use crate::text::{percent, size};
+use crate::text::{after_colon, percent, size};
 
 /// Creates the VolumeMove.
 pub async fn run(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
@@ -39,19 +38,24 @@ pub async fn run(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
         arguments.keep_source
     );
     confirm(&arguments.change, &plan)?;
-    let made = create(cluster, arguments).await?;
+    let made = create(
+        cluster,
+        &arguments.change,
+        &object::MOVE,
+        &cluster.namespace,
+        manifest(arguments),
+    )
+    .await?;
     let name = made.name().to_string();
     say(&format!(
         "volumemove.slackwater.dev/{name} created{}",
         mark(&arguments.change)
     ));
-    match arguments.wait.wait && !arguments.change.dry_run {
-        true => {
-            let what = format!("VolumeMove {name}");
-            follow(&arguments.wait, &what, || progress(cluster, &name)).await
-        }
-        false => Ok(()),
-    }
+    let what = format!("VolumeMove {name}");
+    follow(&arguments.wait, &arguments.change, &what, || {
+        progress(cluster, &name)
+    })
+    .await
 }
 
 /// What the controller would refuse later, or never do.
@@ -107,7 +111,7 @@ async fn refuse(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
     Ok(())
 }
 
-async fn create(cluster: &Cluster, arguments: &MoveArguments) -> Result<DynamicObject> {
+fn manifest(arguments: &MoveArguments) -> Value {
     let mut to = json!({});
     if let Some(node) = &arguments.target.to_node {
         to["node"] = json!(node);
@@ -115,28 +119,13 @@ async fn create(cluster: &Cluster, arguments: &MoveArguments) -> Result<DynamicO
     if let Some(pool) = &arguments.target.to_pool {
         to["pool"] = json!(pool);
     }
-    // A name of an object has at most 253 bytes, and the API server adds five.
-    let prefix: String = arguments.claim.chars().take(240).collect();
-    let object = json!({
+    json!({
         "apiVersion": "slackwater.dev/v1alpha1",
-        "kind": "VolumeMove",
-        "metadata": {"generateName": format!("{prefix}-")},
+        "kind": object::MOVE.kind,
+        "metadata": {"generateName": name_prefix(&arguments.claim)},
         "spec": {"claim": arguments.claim, "to": to, "when": arguments.when,
             "keepSource": arguments.keep_source},
-    });
-    let failed = |error: &kube::Error| Failure::of("creating the VolumeMove", error);
-    let object: DynamicObject = serde_json::from_value(object)
-        .map_err(|error| Failure::failed(format!("creating the VolumeMove: {error}")))?;
-    let resource = object::MOVE.resource(object::MOVE.versions[0]);
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(cluster.client.clone(), &cluster.namespace, &resource);
-    let params = PostParams {
-        dry_run: arguments.change.dry_run,
-        ..PostParams::default()
-    };
-    api.create(&params, &object)
-        .await
-        .map_err(|error| failed(&error))
+    })
 }
 
 async fn progress(cluster: &Cluster, name: &str) -> Result<Progress> {
@@ -169,10 +158,7 @@ fn line(one: &Move) -> String {
     let copied = copied.map_or(String::new(), |copied| {
         format!(" {copied}% of {}", size(one.bytes_total))
     });
-    let message = match one.message.as_str() {
-        "" => String::new(),
-        message => format!(": {message}"),
-    };
+    let message = after_colon(&one.message);
     format!("{}{copied}{message}", one.phase)
 }
 

@@ -162,7 +162,7 @@ fn owner<'a>(
             sort.user.kind
         ));
     }
-    if one.metadata.deletion_timestamp.is_some() {
+    if one.is_being_deleted() {
         return Err(format!("{kind} {name} names it, and is being deleted"));
     }
     let bound_to = sort.bound_to(one).to_string();
@@ -393,10 +393,10 @@ fn decide(adoption: &Adoption, user: Option<&DynamicObject>) -> std::result::Res
         };
     };
     let title = format!("{user_kind} {place}");
-    if user.metadata.deletion_timestamp.is_some() {
+    if user.is_being_deleted() {
         return Err(format!("{title} exists, and is being deleted"));
     }
-    let uid = user.metadata.uid.as_deref().unwrap_or_default();
+    let uid = user.uid();
     let is_bound = bound_to == uid && !bound_to.is_empty();
     match user.text(sort.name_of_owner) {
         name if name == owner_name => {}

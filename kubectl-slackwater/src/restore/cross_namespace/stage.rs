@@ -101,7 +101,7 @@ async fn stage(
         });
     };
     let refuse = |why: &str| Err(Failure::failed(format!("claim {from} {why}")));
-    if former.metadata.deletion_timestamp.is_some() {
+    if former.is_being_deleted() {
         return refuse("is being deleted by another user");
     }
     if !is_copy(&former, &copy.snapshot) {
@@ -116,7 +116,7 @@ async fn stage(
     match former.text("/status/phase") {
         "Lost" => refuse("has lost its volume"),
         "Bound" => Ok(Stage::Bound(Bound {
-            uid: former.metadata.uid.clone().unwrap_or_default(),
+            uid: former.uid().to_string(),
             volume: former.text("/spec/volumeName").into(),
         })),
         _ => Ok(Stage::Unbound(Box::new(former))),

@@ -13,10 +13,11 @@ use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::restore::nodes::{self, Nodes};
 use crate::restore::plan::{self, Copy};
+use crate::restore::report;
 use crate::restore::source;
 use crate::restore::stateful_set::claim_names::Slot;
 use crate::restore::stateful_set::{self, Stateful};
-use crate::restore::storage_class::{self, Classes, is_immediate};
+use crate::restore::storage_class::{self, Classes};
 use crate::transfer::execute::Transfer;
 
 /// A restore on its way.
@@ -62,10 +63,7 @@ impl<'a> Across<'a> {
         let mut copies = plan::copies(cluster, &source, user.as_ref(), arguments).await?;
         storage_class::resolve(cluster, &mut copies).await?;
         let classes = storage_class::read(cluster, &copies).await?;
-        let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
-            true => None,
-            false => nodes::read(cluster).await?,
-        };
+        let nodes = nodes::read_for(cluster, &classes, &copies).await?;
         Ok(Across {
             user: user
                 .map(|set| Ok((set.slots(&source.members)?, set)))
@@ -150,10 +148,7 @@ impl<'a> Across<'a> {
     }
 
     pub fn ended(&self) -> String {
-        let claims = match self.copies.len() {
-            1 => "1 claim".to_string(),
-            many => format!("{many} claims"),
-        };
+        let claims = report::count(self.copies.len());
         format!(
             "{} is restored into {claims} of namespace {}.",
             self.title, self.namespace

@@ -1,13 +1,11 @@
 //! The steps of a restore into another namespace.
 
-use serde_json::json;
-
 use super::stage::{self, Stage};
 use super::state::Across;
-use crate::change::{Progress, create, patch};
+use crate::change::{Progress, create};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields};
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::restore::plan::SELECTED_NODE;
 use crate::restore::{verify, wait};
 use crate::text::escaped;
@@ -29,15 +27,11 @@ impl Across<'_> {
 
     /// Creates the copies. Returns how far they are, and the progress while a volume does not exist.
     async fn bind(&self) -> Result<(Vec<Stage>, Option<Progress>)> {
-        let change = Change {
-            yes: true,
-            dry_run: false,
-        };
         loop {
             let stages = stage::look(self.cluster, &self.copies).await?;
             self.refuse_mix(&stages)?;
-            if !self.create(&stages, &change).await? {
-                let coming = self.wait(&stages, &change).await?;
+            if !self.create(&stages).await? {
+                let coming = self.wait(&stages).await?;
                 return Ok((stages, coming));
             }
         }
@@ -58,7 +52,7 @@ impl Across<'_> {
     }
 
     /// Creates the claims that are missing. `false` if none is.
-    async fn create(&self, stages: &[Stage], change: &Change) -> Result<bool> {
+    async fn create(&self, stages: &[Stage]) -> Result<bool> {
         let mut is_any = false;
         for (copy, stage) in self.copies.iter().zip(stages) {
             if !matches!(stage, Stage::Absent) {
@@ -66,7 +60,14 @@ impl Across<'_> {
             }
             let namespace = &self.cluster.namespace;
             let claim = self.former(copy)?;
-            create(self.cluster, change, &object::CLAIM, namespace, claim).await?;
+            create(
+                self.cluster,
+                &Change::CONFIRMED,
+                &object::CLAIM,
+                namespace,
+                claim,
+            )
+            .await?;
             self.chosen.borrow_mut().insert(copy.claim.clone());
             eprintln!("claim {namespace}/{} is created", escaped(&copy.claim));
             is_any = true;
@@ -75,7 +76,7 @@ impl Across<'_> {
     }
 
     /// Has volumes created that do not exist yet. `None` if all exist.
-    async fn wait(&self, stages: &[Stage], change: &Change) -> Result<Option<Progress>> {
+    async fn wait(&self, stages: &[Stage]) -> Result<Option<Progress>> {
         let mut coming = None;
         let mut exist = stages.len();
         for (copy, stage) in self.copies.iter().zip(stages) {
@@ -88,21 +89,10 @@ impl Across<'_> {
             let Some(node) = node.filter(|_| claim.annotation(SELECTED_NODE).is_empty()) else {
                 continue;
             };
-            if !self.chosen.borrow_mut().insert(copy.claim.clone()) {
-                let why = wait::last_event(self.cluster, &copy.claim).await?;
-                return Err(Failure::failed(format!(
-                    "the volume of claim {}/{} cannot be created on node {node} now ({why}); run the command again to try it again, or give a --storage-class with volumeBindingMode Immediate after you have deleted the claim",
-                    self.cluster.namespace, copy.claim
-                )));
-            }
-            let fields = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
-            match patch(self.cluster, change, &object::CLAIM, claim, fields).await {
-                Err(failure) if !failure.is_conflict => return Err(failure),
+            match wait::select_node(self.cluster, &self.chosen, claim, node).await {
                 // It is read again.
-                Err(_) => {
-                    self.chosen.borrow_mut().remove(&copy.claim);
-                }
-                Ok(_) => {}
+                Err(failure) if failure.is_conflict => {}
+                done => done?,
             }
         }
         let Some(claim) = coming else {

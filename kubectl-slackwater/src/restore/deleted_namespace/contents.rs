@@ -9,8 +9,9 @@ use super::objects::{RETAIN, Record, record_of, snapshot_name};
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::model::snapshot::{self, Snapshot, uid_of};
+use crate::model::snapshot::{self, Snapshot};
 use crate::restore::group_snapshot::{listed, some};
+use crate::text::after_colon;
 
 /// What the user has named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -337,7 +338,7 @@ impl Contents<'_> {
         if driver != self.cluster.driver {
             return Err(refused(title, &format!("is of the driver {driver}")));
         }
-        if content.metadata.deletion_timestamp.is_some() {
+        if content.is_being_deleted() {
             return Err(refused(title, "is being deleted"));
         }
         let policy = content.text("/spec/deletionPolicy");
@@ -350,10 +351,7 @@ impl Contents<'_> {
             ));
         }
         if !content.is_true("/status/readyToUse") {
-            let why = match content.text("/status/error/message") {
-                "" => String::new(),
-                error => format!(": {error}"),
-            };
+            let why = after_colon(content.text("/status/error/message"));
             return Err(refused(title, &format!("is not ready{why}")));
         }
         self.check_namespace(content, title, (kind, reference))
@@ -379,7 +377,7 @@ impl Contents<'_> {
         let Some(Some(found)) = self.namespaces.get(namespace) else {
             return Ok(());
         };
-        if found.metadata.deletion_timestamp.is_some() {
+        if found.is_being_deleted() {
             return Err(refused(
                 title,
                 &format!(
@@ -388,7 +386,7 @@ impl Contents<'_> {
             ));
         }
         let live = self.cluster.find_one(kind, namespace, name).await?;
-        if live.is_some_and(|live| uid_of(&live) == uid && !uid.is_empty()) {
+        if live.is_some_and(|live| live.uid() == uid && !uid.is_empty()) {
             return Err(refused(
                 title,
                 &format!(

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::model::snapshot::{Snapshot, uid_of};
+use crate::model::Snapshot;
 use crate::restore::plan::{Copy, TEMPORARY, is_copy};
 
 /// The annotation of both objects with their [`Record`].
@@ -82,7 +82,7 @@ impl Seen {
     pub fn has_temporary(&self) -> bool {
         let stays = |it: &Option<DynamicObject>| {
             let object = it.as_ref();
-            object.is_some_and(|it| it.metadata.deletion_timestamp.is_none())
+            object.is_some_and(|it| !it.is_being_deleted())
         };
         stays(&self.content) && stays(&self.snapshot)
     }
@@ -171,7 +171,7 @@ impl Member {
 
     fn check_claim(&self, claim: &DynamicObject) -> Result<()> {
         let title = format!("claim {}/{}", self.record.namespace, self.copy.claim);
-        if claim.metadata.deletion_timestamp.is_some() {
+        if claim.is_being_deleted() {
             return Err(Failure::failed(format!("{title} is being deleted")));
         }
         if !is_copy(claim, self.snapshot()) {
@@ -222,7 +222,7 @@ impl Member {
         let reference = |field: &str| content.text(&format!("/spec/volumeSnapshotRef/{field}"));
         let uid = reference("uid");
         let is_its = match snapshot {
-            Some(snapshot) => uid.is_empty() || uid == uid_of(snapshot),
+            Some(snapshot) => uid.is_empty() || uid == snapshot.uid(),
             None => true,
         };
         match is_its && (reference("namespace"), reference("name")) == own {

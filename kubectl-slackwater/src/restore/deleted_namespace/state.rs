@@ -15,8 +15,9 @@ use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::restore::nodes::{self, Nodes};
 use crate::restore::plan::Copy;
+use crate::restore::report;
 use crate::restore::stateful_set;
-use crate::restore::storage_class::{self, Classes, is_immediate};
+use crate::restore::storage_class::{self, Classes};
 use crate::transfer::execute::namespace_hindrance;
 
 /// A restore on its way.
@@ -54,10 +55,7 @@ impl<'a> Gone<'a> {
         let mut copies: Vec<_> = members.iter().map(|it| it.copy.clone()).collect();
         storage_class::resolve(&cluster, &mut copies).await?;
         let classes = storage_class::read(&cluster, &copies).await?;
-        let nodes = match copies.iter().all(|copy| is_immediate(&classes, copy)) {
-            true => None,
-            false => nodes::read(&cluster).await?,
-        };
+        let nodes = nodes::read_for(&cluster, &classes, &copies).await?;
         for (member, copy) in members.iter_mut().zip(copies) {
             member.copy = copy;
         }
@@ -100,10 +98,7 @@ impl<'a> Gone<'a> {
     }
 
     pub fn ended(&self) -> String {
-        let claims = match self.members.len() {
-            1 => "1 claim".to_string(),
-            many => format!("{many} claims"),
-        };
+        let claims = report::count(self.members.len());
         format!(
             "{} is restored into {claims} of namespace {}. It stays, with its snapshots.",
             self.title,

@@ -1,27 +1,18 @@
 //! The steps of a restore whose source namespace is gone, each decided from what exists.
 
 use kube::api::DynamicObject;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::contents;
 use super::objects::Seen;
 use super::state::Gone;
-use crate::change::{Progress, create, delete, patch};
+use crate::change::{CHANGED, Progress, create, delete};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::failure::{Failure, Result};
-use crate::model::snapshot::uid_of;
 use crate::restore::plan::SELECTED_NODE;
 use crate::restore::{verify, wait};
 use crate::text::escaped;
-
-/// What is said when another run has been faster.
-const CHANGED: &str = "an object has changed since it was read: the next step is decided again";
-
-const REAL: Change = Change {
-    yes: true,
-    dry_run: false,
-};
 
 impl Gone<'_> {
     /// Takes steps until a controller has to do something, or until the end.
@@ -74,7 +65,7 @@ impl Gone<'_> {
             }
             let content = seen.content.as_ref();
             if let Some(stale) = content.filter(|_| seen.is_stale()) {
-                if stale.metadata.deletion_timestamp.is_none() {
+                if !stale.is_being_deleted() {
                     self.delete(&object::SNAPSHOT_CONTENT, stale).await?;
                     is_any = true;
                 }
@@ -160,21 +151,7 @@ impl Gone<'_> {
             if !claim.annotation(SELECTED_NODE).is_empty() {
                 continue;
             }
-            if !self.chosen.borrow_mut().insert(copy.claim.clone()) {
-                let why = wait::last_event(&self.cluster, &copy.claim).await?;
-                return Err(Failure::failed(format!(
-                    "the volume of claim {}/{} cannot be created on node {node} now ({why}); run the command again to try it again, or give a --storage-class with volumeBindingMode Immediate after you have deleted the claim",
-                    self.namespace(),
-                    copy.claim
-                )));
-            }
-            let fields = json!({"metadata": {"annotations": {SELECTED_NODE: node}}});
-            let done = patch(&self.cluster, &REAL, &object::CLAIM, claim, fields).await;
-            if done.is_err() {
-                // It is read again.
-                self.chosen.borrow_mut().remove(&copy.claim);
-            }
-            done?;
+            wait::select_node(&self.cluster, &self.chosen, claim, node).await?;
         }
         let claim = coming.unwrap_or_default();
         let message = wait::last_event(&self.cluster, claim).await?;
@@ -201,7 +178,7 @@ impl Gone<'_> {
                 (None, Some(content)) => (&object::SNAPSHOT_CONTENT, content),
                 (None, None) => continue,
             };
-            if object.metadata.deletion_timestamp.is_none() {
+            if !object.is_being_deleted() {
                 self.delete(kind, object).await?;
                 is_any = true;
             }
@@ -212,20 +189,35 @@ impl Gone<'_> {
     async fn create(&self, kind: &Kind, manifest: Value) -> Result<()> {
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
         let line = format!("{} {} is created", kind.kind, escaped(name));
-        create(&self.cluster, &REAL, kind, self.namespace(), manifest).await?;
+        create(
+            &self.cluster,
+            &Change::CONFIRMED,
+            kind,
+            self.namespace(),
+            manifest,
+        )
+        .await?;
         eprintln!("{line}");
         Ok(())
     }
 
     /// Deletes exactly the object that was read: a content is Retain in this version.
     async fn delete(&self, kind: &Kind, object: &DynamicObject) -> Result<()> {
-        let (name, uid) = (object.name(), uid_of(object));
+        let name = object.name();
         let version = match kind.is_namespaced {
             true => None,
             false => object.metadata.resource_version.as_deref(),
         };
-        let of = (uid.as_str(), version);
-        delete(&self.cluster, &REAL, kind, self.namespace(), name, of).await?;
+        let of = (object.uid(), version);
+        delete(
+            &self.cluster,
+            &Change::CONFIRMED,
+            kind,
+            self.namespace(),
+            name,
+            of,
+        )
+        .await?;
         eprintln!("{} {} is deleted", kind.kind, escaped(name));
         Ok(())
     }
