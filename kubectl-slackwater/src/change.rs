@@ -17,7 +17,7 @@ pub use request::{create, delete, is_stored, name_prefix, patch};
 
 /// Prints what will be done. Fails if the user has not confirmed it; a dry run needs no `--yes`.
 pub fn confirm(change: &Change, plan: &str) -> Result<()> {
-    say(plan);
+    print_lines(plan);
     match change.yes || change.dry_run {
         true => Ok(()),
         false => Err(Failure::unconfirmed()),
@@ -25,7 +25,7 @@ pub fn confirm(change: &Change, plan: &str) -> Result<()> {
 }
 
 /// Prints lines on stdout. A reader that is gone does not end a change in the middle.
-pub fn say(lines: &str) {
+pub fn print_lines(lines: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{}", escaped_lines(lines));
 }

@@ -14,9 +14,9 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 use adopt::AdoptArguments;
 use driver::{
     CheckArguments, DoctorArguments, ExportArguments, ImportArguments, ImportVolumeArguments, Pods,
-    word,
+    parse_operand,
 };
-use options::{deadline, time};
+use options::{parse_deadline, parse_time};
 
 pub use options::{Change, Format, ListArguments, Output, Wait};
 pub use pools::{PoolAdoptArguments, PoolCommand, PoolForgetArguments};
@@ -150,7 +150,7 @@ pub struct OrphanArguments {
     #[command(flatten)]
     pub list: ListArguments,
     /// Have these deleted, a day later
-    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch", value_parser = word)]
+    #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch", value_parser = parse_operand)]
     pub delete: Vec<String>,
     /// Keep these, which were to be deleted
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with = "watch")]
@@ -258,7 +258,7 @@ pub struct RevertArguments {
     #[arg(long)]
     pub keep_old: bool,
     /// What has not begun within this time fails, for example because pods use a claim
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = deadline)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_deadline)]
     pub deadline: String,
     #[command(flatten)]
     pub change: Change,
@@ -281,7 +281,7 @@ pub struct TransferArguments {
     #[arg(long, conflicts_with_all = ["to_namespace", "name"])]
     pub undo: bool,
     /// Time after which the program ends (`90s`, `10m`, `2h`); the same command continues
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub timeout: Option<Duration>,
     #[command(flatten)]
     pub change: Change,

@@ -105,7 +105,7 @@ impl Cluster {
     }
 
     /// The same with another connection.
-    pub fn with(client: Client, namespace: &str, driver: &str) -> Cluster {
+    pub fn with_client(client: Client, namespace: &str, driver: &str) -> Cluster {
         Cluster {
             client,
             namespace: namespace.into(),
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     /// A connection for programs in pods, which may print nothing for longer than an answer may take.
-    pub fn streams(&self) -> Result<Client> {
+    pub fn stream_client(&self) -> Result<Client> {
         let Some(config) = &self.config else {
             return Ok(self.client.clone());
         };
@@ -145,7 +145,7 @@ impl Cluster {
         scope: &Scope,
         params: &ListParams,
     ) -> Result<Option<Vec<DynamicObject>>> {
-        match self.read(kind, scope, params).await {
+        match self.list(kind, scope, params).await {
             Ok(objects) => Ok(Some(objects)),
             Err(Error::Api(status)) if status.code == 403 => {
                 let place = match scope {
@@ -171,18 +171,21 @@ impl Cluster {
         scope: &Scope,
         params: &ListParams,
     ) -> Result<Vec<DynamicObject>> {
-        let found = self.read(kind, scope, params).await;
+        let found = self.list(kind, scope, params).await;
         found.map_err(|error| Failure::of(&format!("listing {}", kind.plural), &error))
     }
 
-    async fn read(
+    async fn list(
         &self,
         kind: &Kind,
         scope: &Scope,
         params: &ListParams,
     ) -> std::result::Result<Vec<DynamicObject>, Error> {
         for version in kind.versions {
-            match self.pages(&self.api(kind, version, scope), params).await {
+            match self
+                .list_pages(&self.api(kind, version, scope), params)
+                .await
+            {
                 // The cluster does not have this version.
                 Err(Error::Api(status)) if status.code == 404 => {}
                 answer => return answer,
@@ -191,7 +194,7 @@ impl Cluster {
         Ok(Vec::new())
     }
 
-    async fn pages(
+    async fn list_pages(
         &self,
         api: &Api<DynamicObject>,
         params: &ListParams,

@@ -5,13 +5,13 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use crate::change::say;
+use crate::change::print_lines;
 use crate::cli::Format;
-use crate::cli::driver::{DoctorArguments, Printed};
+use crate::cli::driver::{DoctorArguments, DriverFormat};
 use crate::cluster::Cluster;
 use crate::cluster::object::Fields;
-use crate::driver_pod::command::{is_done, pass_on, words};
-use crate::driver_pod::exec::{self, shown};
+use crate::driver_pod::command::{check_exit_code, command_line, run_and_print};
+use crate::driver_pod::exec::{self, join_words};
 use crate::driver_pod::{self, DriverPod, may_run};
 use crate::failure::{FAILED, Failure, Result};
 use crate::text::escaped;
@@ -24,10 +24,10 @@ const MAX_OUTPUT_BYTES: usize = 16 << 20;
 
 /// Examines one node, or all, one after the other. One that cannot be examined does not stop the others.
 pub async fn run(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
-    let is_json = arguments.print.format == Printed::Json;
+    let is_json = arguments.print.format == DriverFormat::Json;
     if let Some(node) = &arguments.node {
         let pod = arguments.pods.on_node(cluster, node).await?;
-        return pass_on(cluster, &pod, &examination(&pod, is_json)).await;
+        return run_and_print(cluster, &pod, &examination(&pod, is_json)).await;
     }
     let scope = arguments.pods.scope(cluster).await;
     let pods = driver_pod::on_nodes(cluster, &scope).await?;
@@ -67,7 +67,7 @@ pub async fn run(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
         }
     }
     if is_json {
-        let all = listing::value(Format::Json, &json!({ "items": items }))?;
+        let all = listing::serialize(Format::Json, &json!({ "items": items }))?;
         crate::listing::watch::write(&all, &[]);
     }
     match failed.len() {
@@ -85,7 +85,7 @@ pub async fn run(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
 }
 
 fn examination(pod: &DriverPod, is_json: bool) -> Vec<String> {
-    let mut words = words(pod, &["doctor"], &DOCTOR_OPTIONS);
+    let mut words = command_line(pod, &["doctor"], &DOCTOR_OPTIONS);
     words.extend(is_json.then(|| "--json".to_string()));
     words
 }
@@ -93,8 +93,8 @@ fn examination(pod: &DriverPod, is_json: bool) -> Vec<String> {
 /// Examines one of several nodes, below its name.
 async fn show(cluster: &Cluster, pod: &DriverPod) -> Result<()> {
     may_run(cluster, pod).await?;
-    say(&format!("Node {}:", pod.node));
-    pass_on(cluster, pod, &examination(pod, false)).await
+    print_lines(&format!("Node {}:", pod.node));
+    run_and_print(cluster, pod, &examination(pod, false)).await
 }
 
 /// Examines one of several nodes, and adds what the driver prints.
@@ -105,21 +105,25 @@ async fn examine(
     items: &mut Vec<Value>,
 ) -> Result<()> {
     may_run(cluster, pod).await?;
-    let mut output = Kept::default();
+    let mut output = LimitedOutput::default();
     let words = examination(pod, true);
     let code = exec::run(cluster, pod, &words, &mut output, None).await?;
     let doctor: Value = serde_json::from_slice(&output.0).map_err(|error| {
-        Failure::failed(format!("{} of {}: {error}", shown(&words), pod.title()))
+        Failure::failed(format!(
+            "{} of {}: {error}",
+            join_words(&words),
+            pod.title()
+        ))
     })?;
     items.push(json!({"node": node, "exitCode": code, "doctor": doctor}));
-    is_done(pod, &words, code)
+    check_exit_code(pod, &words, code)
 }
 
 /// Output, up to a limit.
 #[derive(Default)]
-struct Kept(Vec<u8>);
+struct LimitedOutput(Vec<u8>);
 
-impl Write for Kept {
+impl Write for LimitedOutput {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         if self.0.len() + data.len() > MAX_OUTPUT_BYTES {
             return Err(io::Error::other("it is longer than 16 MiB"));

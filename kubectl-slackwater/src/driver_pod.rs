@@ -121,7 +121,7 @@ async fn labeled(
 }
 
 /// A pod of the controller, in which commands can be run that work on objects. Any of them does.
-pub async fn of_controller(cluster: &Cluster, scope: &Scope) -> Result<DriverPod> {
+pub async fn get_of_controller(cluster: &Cluster, scope: &Scope) -> Result<DriverPod> {
     let pods = labeled(cluster, scope, CONTROLLER_LABELS, CONTROLLER_CONTAINER).await?;
     let ready = pods
         .iter()
@@ -137,7 +137,7 @@ pub async fn of_controller(cluster: &Cluster, scope: &Scope) -> Result<DriverPod
 }
 
 /// The driver's pod on a node, in which its commands can be run.
-pub async fn of_node(cluster: &Cluster, scope: &Scope, node: &str) -> Result<DriverPod> {
+pub async fn get_on_node(cluster: &Cluster, scope: &Scope, node: &str) -> Result<DriverPod> {
     let pods = on_nodes(cluster, scope).await?;
     match choose(&pods, node, &cluster.driver, scope) {
         Ok(pod) => Ok(pod),
@@ -166,7 +166,7 @@ pub fn choose(
     let there: Vec<_> = there.collect();
     let pod = match there[..] {
         [pod] => pod,
-        [] => return Err(Failure::failed(none(pods, node, driver, scope))),
+        [] => return Err(Failure::failed(describe_missing(pods, node, driver, scope))),
         _ => {
             let names = there
                 .iter()
@@ -201,7 +201,7 @@ fn not_ready(pod: &DriverPod) -> Failure {
     ))
 }
 
-fn none(pods: &[DynamicObject], node: &str, driver: &str, scope: &Scope) -> String {
+fn describe_missing(pods: &[DynamicObject], node: &str, driver: &str, scope: &Scope) -> String {
     let place = match scope {
         Scope::All => "any namespace".into(),
         Scope::Namespace(namespace) => format!("namespace {namespace}"),

@@ -56,9 +56,9 @@ use listing::watch;
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     if let Some((program, words)) = arguments.split_first()
-        && completion::is_wanted(Path::new(program))
+        && completion::is_requested(Path::new(program))
     {
-        return candidates(words);
+        return print_candidates(words);
     }
     let done = match Cli::try_parse_from(arguments) {
         Ok(cli) => run(cli),
@@ -87,7 +87,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// Prints what completes the command line. A failure has no candidates, and no message: the user is
 /// typing.
-fn candidates(words: &[OsString]) -> ExitCode {
+fn print_candidates(words: &[OsString]) -> ExitCode {
     let words: Vec<String> = words
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
@@ -112,7 +112,7 @@ fn run(cli: Cli) -> Result<()> {
         let namespace = cli.connection.namespace.as_deref();
         let done = execute(&cluster, namespace, cli.command).await;
         // Those that the command has not shown with its result.
-        for note in listing::notes(&cluster.take_notes()) {
+        for note in listing::note_lines(&cluster.take_notes()) {
             eprintln!("{note}");
         }
         done

@@ -27,7 +27,7 @@ pub const fn column(name: &'static str) -> Column {
 }
 
 /// A column of wide tables.
-pub const fn wide(name: &'static str) -> Column {
+pub const fn wide_column(name: &'static str) -> Column {
     Column {
         name,
         is_wide: true,
@@ -83,7 +83,7 @@ impl Listing {
     }
 
     /// The text on stdout. An empty table is no text, as of kubectl: a line on stderr reports it.
-    pub fn print(&self, format: Format, headers: bool) -> Result<String> {
+    pub fn render(&self, format: Format, headers: bool) -> Result<String> {
         match format {
             Format::Table | Format::Wide if self.rows.is_empty() => Ok(String::new()),
             Format::Table | Format::Wide => {
@@ -96,14 +96,14 @@ impl Listing {
             }
             Format::Json | Format::Yaml => {
                 let items: Vec<_> = self.rows.iter().map(|row| &row.value).collect();
-                value(format, &json!({ "items": items, "notes": self.notes }))
+                serialize(format, &json!({ "items": items, "notes": self.notes }))
             }
         }
     }
 
     /// The lines on stderr.
     pub fn remarks(&self, format: Format) -> Vec<String> {
-        let mut remarks = notes(&self.notes);
+        let mut remarks = note_lines(&self.notes);
         if self.rows.is_empty() && matches!(format, Format::Table | Format::Wide) {
             remarks.push(format!("No {} found.", self.what));
         }
@@ -112,7 +112,7 @@ impl Listing {
 }
 
 /// Notes as lines on stderr.
-pub fn notes(notes: &[String]) -> Vec<String> {
+pub fn note_lines(notes: &[String]) -> Vec<String> {
     notes
         .iter()
         .map(|note| format!("note: {}", escaped(note)))
@@ -120,7 +120,7 @@ pub fn notes(notes: &[String]) -> Vec<String> {
 }
 
 /// A value for programs.
-pub fn value(format: Format, value: &Value) -> Result<String> {
+pub fn serialize(format: Format, value: &Value) -> Result<String> {
     let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("printing: {error}"));
     if format == Format::Yaml {
         return serde_saphyr::to_string(value).map_err(|error| failed(&error));
@@ -172,7 +172,7 @@ mod tests {
         };
         Listing {
             what: "things".into(),
-            columns: vec![column("NAME"), column("SIZE"), wide("MORE")],
+            columns: vec![column("NAME"), column("SIZE"), wide_column("MORE")],
             rows: vec![row("a", "1 GiB"), row("\u{1b}[31mlong\u{9b}", "")],
             notes: vec!["x\u{1b} is not shown".into()],
         }
@@ -181,12 +181,12 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_text_of_objects_is_escaped() {
         let listing = listing();
-        let text = listing.print(Format::Table, true).unwrap();
+        let text = listing.render(Format::Table, true).unwrap();
         let expected = "NAME                   SIZE\n\
                         a                      1 GiB\n\
                         \\u{1b}[31mlong\\u{9b}   -\n";
         assert_eq!(text, expected);
-        let text = listing.print(Format::Wide, false).unwrap();
+        let text = listing.render(Format::Wide, false).unwrap();
         assert_eq!(text.lines().count(), 2);
         assert!(text.ends_with("-       more\n"), "{text}");
         assert_eq!(
@@ -204,7 +204,7 @@ mod tests {
             Format::Yaml,
             Format::Name,
         ] {
-            let text = listing().print(format, true).unwrap();
+            let text = listing().render(format, true).unwrap();
             let hidden = text
                 .chars()
                 .find(|c| *c != '\n' && crate::text::is_hidden(*c));
@@ -221,10 +221,10 @@ mod tests {
         };
         let remarks = empty.remarks(Format::Wide);
         assert_eq!(remarks, ["No things found."]);
-        assert_eq!(empty.print(Format::Table, true).unwrap(), "");
+        assert_eq!(empty.render(Format::Table, true).unwrap(), "");
         assert!(empty.remarks(Format::Json).is_empty());
         assert_eq!(
-            empty.print(Format::Json, true).unwrap(),
+            empty.render(Format::Json, true).unwrap(),
             "{\n  \"items\": [],\n  \"notes\": []\n}\n"
         );
     }

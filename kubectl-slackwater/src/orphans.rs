@@ -9,14 +9,14 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::change::{Need, confirm, mark, patch, require, say};
+use crate::change::{Need, confirm, mark, patch, print_lines, require};
 use crate::cli::{Format, ListArguments, OrphanArguments};
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::driver_pod::command;
 use crate::failure::{Failure, Result};
 use crate::listing::watch;
-use crate::listing::{Column, Listing, Row, column, wide};
+use crate::listing::{Column, Listing, Row, column, wide_column};
 use crate::model::{Pool, pools_of};
 use crate::text::{age, size};
 
@@ -30,10 +30,10 @@ const COLUMNS: [Column; 10] = [
     column("UNNAMED FOR"),
     column("DELETED AT"),
     column("MESSAGE"),
-    wide("GROUP"),
-    wide("SIZE"),
-    wide("FILE SYSTEM"),
-    wide("CREATED FOR"),
+    wide_column("GROUP"),
+    wide_column("SIZE"),
+    wide_column("FILE SYSTEM"),
+    wide_column("CREATED FOR"),
 ];
 
 /// As many can be named in `spec.deleteOrphans`.
@@ -45,7 +45,7 @@ pub async fn run(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
         return adopt::run(cluster, &arguments.adoption, &arguments.change).await;
     }
     if arguments.now {
-        return at_once(cluster, arguments).await;
+        return run_in_controller(cluster, arguments).await;
     }
     match arguments.delete.is_empty() && arguments.keep.is_empty() {
         true => watch::show(cluster, &arguments.list, &KINDS, listing).await,
@@ -55,7 +55,7 @@ pub async fn run(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
 
 /// Lists what no object names at this moment, or deletes snapshots of it: commands of the driver, which are
 /// run in a pod of the controller.
-async fn at_once(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
+async fn run_in_controller(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
     let is_json = match arguments.list.output.format {
         Format::Table => false,
         Format::Json => true,
@@ -66,14 +66,14 @@ async fn at_once(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
         true => &["volumes", "--orphans"],
         false => &["snapshots", "delete"],
     };
-    let mut words = command::words(&pod, words, &["endpoint"]);
+    let mut words = command::command_line(&pod, words, &["endpoint"]);
     words.extend(is_json.then(|| "--json".to_string()));
     if arguments.delete.is_empty() {
-        return command::pass_on(cluster, &pod, &words).await;
+        return command::run_and_print(cluster, &pod, &words).await;
     }
     words.extend(arguments.delete.iter().cloned());
     let how = (arguments.change.yes, arguments.change.dry_run);
-    command::pass_on_plan(cluster, &pod, words, how).await
+    command::run_with_plan(cluster, &pod, words, how).await
 }
 
 /// All that the Pools list, those first that are deleted first, and then the oldest.
@@ -140,11 +140,13 @@ async fn change(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
     let mut changes = BTreeMap::<usize, Vec<String>>::new();
     let (mut plan, mut unknown) = (String::new(), Vec::new());
     for id in &arguments.delete {
-        let Some((at, orphan)) = listed(&pools, id) else {
+        let Some((at, orphan)) = find_listed(&pools, id) else {
             unknown.push(id.as_str());
             continue;
         };
-        let requested = changes.entry(at).or_insert_with(|| requested(&pools[at]));
+        let requested = changes
+            .entry(at)
+            .or_insert_with(|| requested_deletions(&pools[at]));
         if requested.contains(id) {
             plan += &format!("The deletion of {id} is requested already.\n");
             continue;
@@ -157,11 +159,16 @@ async fn change(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
         );
     }
     for id in &arguments.keep {
-        let Some(at) = pools.iter().position(|pool| requested(pool).contains(id)) else {
+        let Some(at) = pools
+            .iter()
+            .position(|pool| requested_deletions(pool).contains(id))
+        else {
             unknown.push(id.as_str());
             continue;
         };
-        let requested = changes.entry(at).or_insert_with(|| requested(&pools[at]));
+        let requested = changes
+            .entry(at)
+            .or_insert_with(|| requested_deletions(&pools[at]));
         requested.retain(|one| one != id);
         plan += &format!("{id} will not be deleted.\n");
     }
@@ -171,7 +178,7 @@ async fn change(cluster: &Cluster, arguments: &OrphanArguments) -> Result<()> {
             unknown.join(", ")
         )));
     }
-    changes.retain(|at, now| *now != requested(&pools[*at]));
+    changes.retain(|at, now| *now != requested_deletions(&pools[*at]));
     let full = changes.iter().find(|(_, now)| now.len() > MAX_REQUESTED);
     if let Some((at, _)) = full {
         return Err(Failure::failed(format!(
@@ -190,7 +197,7 @@ async fn write(
     plan: &str,
 ) -> Result<()> {
     if changes.is_empty() {
-        say(plan);
+        print_lines(plan);
         return Ok(());
     }
     let needs = changes.keys().map(|at| Need {
@@ -211,7 +218,7 @@ async fn write(
         let object = &pools[at];
         patch(cluster, &arguments.change, &object::POOL, object, fields).await?;
         let mark = mark(&arguments.change);
-        say(&format!(
+        print_lines(&format!(
             "pool.slackwater.dev/{} changed{mark}",
             object.name()
         ));
@@ -220,7 +227,7 @@ async fn write(
 }
 
 /// The pool that lists an orphan.
-fn listed<'a>(pools: &'a [DynamicObject], id: &str) -> Option<(usize, &'a Value)> {
+fn find_listed<'a>(pools: &'a [DynamicObject], id: &str) -> Option<(usize, &'a Value)> {
     let mut each = pools.iter().enumerate();
     each.find_map(|(at, pool)| {
         let mut listed = pool.list("/status/orphans/listed").iter();
@@ -229,7 +236,7 @@ fn listed<'a>(pools: &'a [DynamicObject], id: &str) -> Option<(usize, &'a Value)
 }
 
 /// The IDs whose deletion is requested.
-fn requested(pool: &DynamicObject) -> Vec<String> {
+fn requested_deletions(pool: &DynamicObject) -> Vec<String> {
     let all = pool.list("/spec/deleteOrphans").iter();
     let all = all.filter_map(|id| id.as_str().map(str::to_string));
     all.collect()

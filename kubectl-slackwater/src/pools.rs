@@ -13,7 +13,7 @@ use crate::cli::PoolCommand;
 use crate::cluster::Cluster;
 use crate::failure::Result;
 
-use change::{evacuate, hand_over, left, lose, mark_as_found};
+use change::{evacuate, evacuation_progress, hand_over, lose, unmark_lost};
 use object::get;
 
 /// Runs one of the commands.
@@ -28,7 +28,7 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
         } => {
             let (object, pool) = get(cluster, &pool).await?;
             match undo {
-                true => mark_as_found(cluster, &object, &pool, &change).await,
+                true => unmark_lost(cluster, &object, &pool, &change).await,
                 false => {
                     lose(
                         cluster,
@@ -51,7 +51,10 @@ pub async fn run(cluster: &Cluster, command: PoolCommand) -> Result<()> {
             let (object, pool) = get(cluster, &pool).await?;
             evacuate(cluster, &object, &pool, !undo, &change).await?;
             let what = format!("the evacuation of pool {}", pool.title());
-            follow(&wait, &change, &what, || left(cluster, &pool)).await
+            follow(&wait, &change, &what, || {
+                evacuation_progress(cluster, &pool)
+            })
+            .await
         }
         PoolCommand::HandOver {
             pool,

@@ -17,7 +17,7 @@ mod wait;
 
 use kube::api::ListParams;
 
-use crate::change::{Need, Progress, create, delete, mark, require, say, until_end};
+use crate::change::{Need, Progress, create, delete, mark, print_lines, require, until_end};
 use crate::cli::RestoreArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
@@ -25,12 +25,12 @@ use crate::failure::{Failure, Result};
 
 use plan::{Copy, State};
 use report::is_for_people;
-use stateful_set::Stateful;
+use stateful_set::StatefulSet;
 use storage_class::Classes;
 
 /// Creates the claims.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> {
-    if let Some(which) = deleted_namespace::Which::of(&arguments.source) {
+    if let Some(which) = deleted_namespace::ContentName::of(&arguments.source) {
         return deleted_namespace::run(cluster, arguments, &which).await;
     }
     if !arguments.claims.is_empty() {
@@ -50,11 +50,11 @@ pub async fn run(cluster: &Cluster, arguments: &RestoreArguments) -> Result<()> 
             let class = plan.classes.get(&copy.class);
             class.is_some_and(|class| class.is_immediate || class.is_at_source)
         };
-        nodes::refuse_apart(cluster, &plan.copies, is_at_source, "Give a --storage-class with volumeBindingMode WaitForFirstConsumer and without `restore: source`, whose volumes are created on the node of the pod, and another --suffix if claims exist; or check single members by the names of their VolumeSnapshots").await?;
+        nodes::refuse_several_nodes(cluster, &plan.copies, is_at_source, "Give a --storage-class with volumeBindingMode WaitForFirstConsumer and without `restore: source`, whose volumes are created on the node of the pod, and another --suffix if claims exist; or check single members by the names of their VolumeSnapshots").await?;
     }
     require(cluster, &plan.needs(cluster, arguments)).await?;
     plan.confirm(cluster, arguments)?;
-    carry_out(cluster, plan, arguments).await
+    execute(cluster, plan, arguments).await
 }
 
 /// What is to be done.
@@ -62,7 +62,7 @@ struct Plan {
     title: String,
     copies: Vec<Copy>,
     /// The StatefulSet that will use the claims, if it is named and exists.
-    user: Option<Stateful>,
+    user: Option<StatefulSet>,
     classes: Classes,
     /// How the claims of a StatefulSet are put to use.
     advice: Option<String>,
@@ -163,11 +163,11 @@ impl Plan {
     }
 }
 
-async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArguments) -> Result<()> {
+async fn execute(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArguments) -> Result<()> {
     let format = arguments.output.format;
-    verify::try_out(cluster, arguments, &plan.copies).await?;
-    let done = match make(cluster, &mut plan, arguments).await {
-        Ok(()) => use_copies(cluster, &plan, arguments).await,
+    verify::check_with_dry_run(cluster, arguments, &plan.copies).await?;
+    let done = match create_claims(cluster, &mut plan, arguments).await {
+        Ok(()) => check_or_wait(cluster, &plan, arguments).await,
         Err(failure) if !arguments.check.discard => return Err(failure),
         // Those that were created until then are deleted, too.
         Err(failure) => Err(failure),
@@ -179,23 +179,23 @@ async fn carry_out(cluster: &Cluster, mut plan: Plan, arguments: &RestoreArgumen
     };
     if !is_for_people(format) {
         report::print(cluster, &cluster.namespace, &plan.copies, format)?;
-        return both(done, cleaned).map(|_| ());
+        return combine_results(done, cleaned).map(|_| ());
     }
     if let (Ok(last), Err(_)) = (&done, &cleaned) {
-        say(last);
+        print_lines(last);
     }
-    let last = both(done, cleaned)?;
+    let last = combine_results(done, cleaned)?;
     if !last.is_empty() {
-        say(&last);
+        print_lines(&last);
     }
     let is_left = !arguments.change.dry_run && !arguments.check.discard;
     if let Some(advice) = plan.advice.filter(|_| is_left) {
-        say(&advice);
+        print_lines(&advice);
     }
     Ok(())
 }
 
-async fn use_copies(
+async fn check_or_wait(
     cluster: &Cluster,
     plan: &Plan,
     arguments: &RestoreArguments,
@@ -208,7 +208,7 @@ async fn use_copies(
 }
 
 /// The result of the restore, and after it that of the clean-up.
-fn both(done: Result<String>, cleaned: Result<()>) -> Result<String> {
+fn combine_results(done: Result<String>, cleaned: Result<()>) -> Result<String> {
     match (done, cleaned) {
         (Err(failure), Err(other)) => Err(Failure {
             message: format!("{}; then: {}", failure.message, other.message),
@@ -220,7 +220,11 @@ fn both(done: Result<String>, cleaned: Result<()>) -> Result<String> {
 }
 
 /// Creates the claims that do not exist yet.
-async fn make(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) -> Result<()> {
+async fn create_claims(
+    cluster: &Cluster,
+    plan: &mut Plan,
+    arguments: &RestoreArguments,
+) -> Result<()> {
     let change = &arguments.change;
     for at in 0..plan.copies.len() {
         let copy = &plan.copies[at];
@@ -233,7 +237,7 @@ async fn make(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArguments) 
         let made = made.await?;
         if is_for_people(arguments.output.format) {
             let name = &copy.claim;
-            say(&format!(
+            print_lines(&format!(
                 "persistentvolumeclaim/{name} created{}",
                 mark(change)
             ));
@@ -305,7 +309,7 @@ async fn discard(cluster: &Cluster, plan: &mut Plan, arguments: &RestoreArgument
             copy.state = State::Discarded;
         }
         if is_for_people(arguments.output.format) {
-            say(&format!(
+            print_lines(&format!(
                 "persistentvolumeclaim/{} deleted{}",
                 plan.copies[at].claim,
                 mark(change)

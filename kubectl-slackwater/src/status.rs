@@ -23,7 +23,7 @@ use crate::model::snapshot::{self, Group};
 use crate::model::{self, Move, Pool, Volume};
 use crate::pools::health;
 use crate::text::{age, size};
-use operations::{Parts, Work};
+use operations::{Inputs, Operation};
 
 /// What it reads.
 const KINDS: [&Kind; 13] = [
@@ -67,7 +67,7 @@ struct Screen {
     /// The last cut of each selector.
     groups: Vec<Group>,
     moves: Vec<Move>,
-    work: Vec<Work>,
+    work: Vec<Operation>,
     warnings: Vec<Warning>,
 }
 
@@ -109,11 +109,11 @@ async fn print(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
             } = &screen;
             let all = json!({ "pools": pools, "volumes": volumes, "frozen": frozen, "lastCuts": groups,
                 "moves": moves, "work": work, "warnings": warnings, "notes": notes });
-            listing::value(arguments.output.format, &all)?
+            listing::serialize(arguments.output.format, &all)?
         }
-        _ => draw(&screen),
+        _ => render(&screen),
     };
-    watch::write(&text, &listing::notes(&notes));
+    watch::write(&text, &listing::note_lines(&notes));
     Ok(())
 }
 
@@ -135,7 +135,7 @@ async fn read(cluster: &Cluster, arguments: &ListArguments) -> Result<Screen> {
         growths.for_each(|growth| growth.name(&claims));
         pools
     });
-    let parts = Parts {
+    let parts = Inputs {
         pools: pools.as_deref(),
         volumes: &volumes,
         are_all: scope == Scope::All && selector.is_none(),
@@ -215,27 +215,27 @@ fn section(title: &str, columns: &[Column], rows: &[Vec<String>]) -> String {
     format!("{title}\n{}\n", lines.collect::<String>())
 }
 
-fn draw(screen: &Screen) -> String {
+fn render(screen: &Screen) -> String {
     let now = Timestamp::now();
-    let mut text = first_line(screen, now);
-    text.push_str(&drawn_pools(screen, now));
+    let mut text = summary_line(screen, now);
+    text.push_str(&render_pools(screen, now));
     let parts = [
-        drawn_frozen(&screen.frozen, now),
-        drawn_groups(&screen.groups, now),
-        drawn_work(&screen.work, now),
-        drawn_warnings(&screen.warnings, now),
+        render_frozen(&screen.frozen, now),
+        render_groups(&screen.groups, now),
+        render_work(&screen.work, now),
+        render_warnings(&screen.warnings, now),
     ];
     text.extend(parts);
     text.truncate(text.trim_end().len());
     text + "\n"
 }
 
-fn drawn_frozen(frozen: &[Frozen], now: Timestamp) -> String {
+fn render_frozen(frozen: &[Frozen], now: Timestamp) -> String {
     let rows: Vec<_> = frozen.iter().map(|one| one.cells(now)).collect();
     section("Frozen file systems", &frozen::COLUMNS, &rows)
 }
 
-fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
+fn render_groups(groups: &[Group], now: Timestamp) -> String {
     let rows = groups.iter().map(|group| {
         let reason = match group.error.as_str() {
             "" => &group.cut.reason,
@@ -267,7 +267,7 @@ fn drawn_groups(groups: &[Group], now: Timestamp) -> String {
     section("Last group snapshots", &columns.map(column), &rows)
 }
 
-fn drawn_work(work: &[Work], now: Timestamp) -> String {
+fn render_work(work: &[Operation], now: Timestamp) -> String {
     let rows = work.iter().take(MAX_WORK).map(|one| one.cells(now));
     let rows: Vec<_> = rows.collect();
     let mut text = section("Running work", &operations::COLUMNS, &rows);
@@ -279,7 +279,7 @@ fn drawn_work(work: &[Work], now: Timestamp) -> String {
     text
 }
 
-fn drawn_warnings(warnings: &[Warning], now: Timestamp) -> String {
+fn render_warnings(warnings: &[Warning], now: Timestamp) -> String {
     let rows = warnings.iter().map(|warning| {
         let age = age(warning.at, now);
         let cells = [&age, &warning.object, &warning.reason, &warning.note];
@@ -291,13 +291,13 @@ fn drawn_warnings(warnings: &[Warning], now: Timestamp) -> String {
 }
 
 /// Whether something is wrong.
-fn first_line(screen: &Screen, now: Timestamp) -> String {
+fn summary_line(screen: &Screen, now: Timestamp) -> String {
     let pools = match &screen.pools {
         None => "Pools are not shown.".to_string(),
         Some(pools) => {
-            let ill = pools.iter().filter(|pool| !health::is_healthy(pool, now));
-            let ill = ill.count();
-            format!("Pools: {}, with problems: {ill}.", pools.len())
+            let unhealthy = pools.iter().filter(|pool| !health::is_healthy(pool, now));
+            let unhealthy = unhealthy.count();
+            format!("Pools: {}, with problems: {unhealthy}.", pools.len())
         }
     };
     format!(
@@ -308,7 +308,7 @@ fn first_line(screen: &Screen, now: Timestamp) -> String {
     )
 }
 
-fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
+fn render_pools(screen: &Screen, now: Timestamp) -> String {
     let pools = screen.pools.as_deref().unwrap_or_default();
     if pools.is_empty() {
         return String::new();
@@ -342,10 +342,10 @@ fn drawn_pools(screen: &Screen, now: Timestamp) -> String {
         &growth::COLUMNS,
         &rows,
     ));
-    let ill = pools.iter().filter(|pool| !health::is_healthy(pool, now));
-    let ill: Vec<_> = ill.collect();
-    if !ill.is_empty() {
-        let rows = ill.iter().map(|pool| {
+    let unhealthy = pools.iter().filter(|pool| !health::is_healthy(pool, now));
+    let unhealthy: Vec<_> = unhealthy.collect();
+    if !unhealthy.is_empty() {
+        let rows = unhealthy.iter().map(|pool| {
             let (health, message) = (health::summary(pool, now), health::message(pool, now));
             vec![pool.title(), health, message]
         });

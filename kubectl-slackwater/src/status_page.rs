@@ -40,7 +40,7 @@ struct Page {
 /// in that of the Helm release.
 pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Result<()> {
     let scope = driver_pod::scope(cluster, namespace).await;
-    let own = Cluster::with(cluster.client.clone(), &cluster.namespace, &cluster.driver);
+    let own = Cluster::with_client(cluster.client.clone(), &cluster.namespace, &cluster.driver);
     let page = Rc::new(Page {
         cluster: own,
         scope,
@@ -100,7 +100,7 @@ impl Page {
             pod,
             port,
         } = target;
-        say(&format!(
+        log_line(&format!(
             "forwarding to port {port} of pod {namespace}/{pod}"
         ));
         *self.target.borrow_mut() = Some(target.clone());
@@ -113,7 +113,7 @@ impl Page {
             Some(target) => match self.open(&target).await {
                 Ok(stream) => Ok((target, stream)),
                 Err(failure) => {
-                    say(&format!(
+                    log_line(&format!(
                         "{}; looking for another pod of the controller",
                         failure.message
                     ));
@@ -126,7 +126,7 @@ impl Page {
             Ok(opened) => opened,
             Err(failure) => {
                 self.forget(None);
-                return say(&failure.message);
+                return log_line(&failure.message);
             }
         };
         let is_answered = copy(local, stream).await;
@@ -136,7 +136,7 @@ impl Page {
             (None, true) => return,
         };
         self.forget(Some(&target));
-        say(&format!(
+        log_line(&format!(
             "pod {}/{}: {problem}",
             target.namespace, target.pod
         ));
@@ -275,7 +275,7 @@ fn flag<'a>(pod: &'a DynamicObject, name: &str) -> Option<&'a str> {
     })
 }
 
-fn say(line: &str) {
+fn log_line(line: &str) {
     eprintln!("{}", escaped(line));
 }
 

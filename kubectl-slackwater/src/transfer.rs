@@ -12,44 +12,44 @@ use std::fmt::Write as _;
 
 use kube::api::ListParams;
 
-use crate::change::{CHANGED, Need, Progress, confirm, mark, require, say, until_end};
+use crate::change::{CHANGED, Need, Progress, confirm, mark, print_lines, require, until_end};
 use crate::cli::{Change, TransferArguments, Wait};
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result, TIMED_OUT};
 
 use execute::{TRANSFERRED_FROM, Transfer, record_of};
-use step::{Next, Place, Step, next};
+use step::{NamespacedName, Next, Step, next};
 
 /// Which way a claim goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// To the other namespace.
-    There,
+    Forward,
     /// Back to where it was, before the end of the transfer.
-    Back,
+    Undo,
 }
 
 /// Moves the claim.
 pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()> {
-    let from = Place {
+    let from = NamespacedName {
         namespace: cluster.namespace.clone(),
         name: arguments.claim.clone(),
     };
     let Some(namespace) = arguments.to_namespace.clone().filter(|_| !arguments.undo) else {
-        return give_up(cluster, arguments, from).await;
+        return run_undo(cluster, arguments, from).await;
     };
-    let to = Place {
+    let to = NamespacedName {
         namespace,
         name: arguments.name.as_ref().unwrap_or(&arguments.claim).clone(),
     };
-    let Some(transfer) = find(cluster, from, to).await? else {
+    let Some(transfer) = find_transfer(cluster, from, to).await? else {
         return Ok(());
     };
     let (from, to) = (&transfer.from, &transfer.to);
-    let view = transfer.look().await?.view;
+    let view = transfer.read().await?.view;
     if let Next::Refused(why) = next(from, to, &view) {
-        return Err(refused(&transfer, Way::There, &why));
+        return Err(refusal(&transfer, Direction::Forward, &why));
     }
     require(cluster, &needs(&transfer)).await?;
     let mut plan = format!(
@@ -61,19 +61,24 @@ pub async fn run(cluster: &Cluster, arguments: &TransferArguments) -> Result<()>
     }
     confirm(&arguments.change, &plan)?;
     if arguments.change.dry_run {
-        return try_out(&transfer, arguments).await;
+        return check_with_dry_run(&transfer, arguments).await;
     }
-    finish(&transfer, Way::There, arguments).await
+    finish(&transfer, Direction::Forward, arguments).await
 }
 
 /// Takes steps until the end.
-async fn finish(transfer: &Transfer<'_>, way: Way, arguments: &TransferArguments) -> Result<()> {
+async fn finish(
+    transfer: &Transfer<'_>,
+    direction: Direction,
+    arguments: &TransferArguments,
+) -> Result<()> {
     let wait = Wait {
         wait: true,
         timeout: arguments.timeout,
     };
-    let done = until_end(&wait, "the transfer", || advance(transfer, way)).await;
-    say(&done.map_err(|failure| match failure.code {
+    let done = until_end(&wait, "the transfer", || advance(transfer, direction)).await;
+    print_lines(&done.map_err(|failure| {
+        match failure.code {
         TIMED_OUT => Failure {
             message:
                 "the transfer has not ended within --timeout; run the command again to continue it"
@@ -81,27 +86,32 @@ async fn finish(transfer: &Transfer<'_>, way: Way, arguments: &TransferArguments
             ..failure
         },
         _ => failure,
+    }
     })?);
     Ok(())
 }
 
-fn refused(transfer: &Transfer<'_>, way: Way, why: &str) -> Failure {
+fn refusal(transfer: &Transfer<'_>, direction: Direction, why: &str) -> Failure {
     let (from, to) = (&transfer.from, &transfer.to);
-    Failure::failed(match way {
-        Way::There => format!("claim {from} cannot be transferred to {to}: {why}"),
-        Way::Back => format!("the transfer of claim {from} to {to} cannot be undone: {why}"),
+    Failure::failed(match direction {
+        Direction::Forward => format!("claim {from} cannot be transferred to {to}: {why}"),
+        Direction::Undo => format!("the transfer of claim {from} to {to} cannot be undone: {why}"),
     })
 }
 
 /// `--undo`.
-async fn give_up(cluster: &Cluster, arguments: &TransferArguments, from: Place) -> Result<()> {
-    let Some(transfer) = begun(cluster, &from).await? else {
+async fn run_undo(
+    cluster: &Cluster,
+    arguments: &TransferArguments,
+    from: NamespacedName,
+) -> Result<()> {
+    let Some(transfer) = find_recorded_transfer(cluster, &from).await? else {
         return no_transfer(cluster, &from).await;
     };
     let (from, to) = (&transfer.from, &transfer.to);
-    let view = transfer.look().await?.view;
+    let view = transfer.read().await?.view;
     if let Next::Refused(why) = undo::next(from, to, &view) {
-        return Err(refused(&transfer, Way::Back, &why));
+        return Err(refusal(&transfer, Direction::Undo, &why));
     }
     require(cluster, &needs_of_undo(&transfer)).await?;
     let old = match view.old {
@@ -116,20 +126,20 @@ async fn give_up(cluster: &Cluster, arguments: &TransferArguments, from: Place) 
         ),
     )?;
     if arguments.change.dry_run {
-        say(&format!(
+        print_lines(&format!(
             "An earlier run has begun this; what is left is not tried{}",
             mark(&arguments.change)
         ));
         return Ok(());
     }
-    finish(&transfer, Way::Back, arguments).await
+    finish(&transfer, Direction::Undo, arguments).await
 }
 
 /// Nothing records a transfer of the claim: it has not begun, or it has ended.
-async fn no_transfer(cluster: &Cluster, from: &Place) -> Result<()> {
+async fn no_transfer(cluster: &Cluster, from: &NamespacedName) -> Result<()> {
     let claim = cluster.find_one(&object::CLAIM, &from.namespace, &from.name);
     if claim.await?.is_some() {
-        say(&format!(
+        print_lines(&format!(
             "No transfer of claim {from} is recorded: there is nothing to undo."
         ));
         return Ok(());
@@ -140,13 +150,13 @@ async fn no_transfer(cluster: &Cluster, from: &Place) -> Result<()> {
     let new = claims.find(|new| new.annotation(TRANSFERRED_FROM) == from.to_string());
     Err(Failure::failed(match new {
         Some(new) => {
-            let to = Place {
+            let to = NamespacedName {
                 namespace: new.namespace().into(),
                 name: new.name().into(),
             };
             format!(
                 "the transfer of claim {from} has ended: it is {to}, and pods may use it. `{}` transfers it back",
-                undo::back(from, &to)
+                undo::transfer_back_command(from, &to)
             )
         }
         None => {
@@ -156,7 +166,10 @@ async fn no_transfer(cluster: &Cluster, from: &Place) -> Result<()> {
 }
 
 /// The transfer of a claim that a PersistentVolume records.
-pub async fn begun<'a>(cluster: &'a Cluster, from: &Place) -> Result<Option<Transfer<'a>>> {
+pub async fn find_recorded_transfer<'a>(
+    cluster: &'a Cluster,
+    from: &NamespacedName,
+) -> Result<Option<Transfer<'a>>> {
     let all = ListParams::default();
     let volumes = cluster.get_all(&object::VOLUME, &Scope::All, &all).await?;
     for volume in &volumes {
@@ -177,7 +190,11 @@ pub async fn begun<'a>(cluster: &'a Cluster, from: &Place) -> Result<Option<Tran
 }
 
 /// The transfer, which an earlier run may have begun; `None` if one has ended it.
-pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Transfer<'_>>> {
+pub async fn find_transfer(
+    cluster: &Cluster,
+    from: NamespacedName,
+    to: NamespacedName,
+) -> Result<Option<Transfer<'_>>> {
     if from.namespace == to.namespace {
         return Err(Failure::usage(format!(
             "claim {from} is in namespace {} already",
@@ -207,7 +224,7 @@ pub async fn find(cluster: &Cluster, from: Place, to: Place) -> Result<Option<Tr
         let new = cluster.find_one(&object::CLAIM, &to.namespace, &to.name);
         let new = new.await?;
         if new.is_some_and(|new| new.annotation(TRANSFERRED_FROM) == from.to_string()) {
-            say(&format!("Claim {from} is {to} already."));
+            print_lines(&format!("Claim {from} is {to} already."));
             return Ok(None);
         }
         return Err(Failure::failed(format!(
@@ -275,48 +292,57 @@ fn needs<'a>(transfer: &'a Transfer<'_>) -> Vec<Need<'a>> {
 }
 
 /// Takes steps until a controller has to do something, or until the end.
-pub async fn advance(transfer: &Transfer<'_>, way: Way) -> Result<Progress> {
+pub async fn advance(transfer: &Transfer<'_>, direction: Direction) -> Result<Progress> {
     let mut last = None;
     loop {
-        let seen = transfer.look().await?;
+        let seen = transfer.read().await?;
         let (from, to) = (&transfer.from, &transfer.to);
-        let decided = match way {
-            Way::There => next(from, to, &seen.view),
-            Way::Back => undo::next(from, to, &seen.view),
+        let decided = match direction {
+            Direction::Forward => next(from, to, &seen.view),
+            Direction::Undo => undo::next(from, to, &seen.view),
         };
         match decided {
             // An admission webhook may have changed the request, for example.
             Next::Step(step) if last == Some((step, seen.view.clone())) => {
-                let why = format!("the API server did not store this step: {}", line(step));
-                return Ok(Progress::Ended(Err(refused(transfer, way, &why))));
+                let why = format!(
+                    "the API server did not store this step: {}",
+                    describe_step(step)
+                );
+                return Ok(Progress::Ended(Err(refusal(transfer, direction, &why))));
             }
             Next::Step(step) => {
-                let done = match way {
-                    Way::There => transfer.perform(step, &seen, &Change::CONFIRMED).await?,
-                    Way::Back => undo::perform(transfer, step, &seen, &Change::CONFIRMED).await?,
+                let done = match direction {
+                    Direction::Forward => transfer.perform(step, &seen, &Change::CONFIRMED).await?,
+                    Direction::Undo => {
+                        undo::perform(transfer, step, &seen, &Change::CONFIRMED).await?
+                    }
                 };
                 if !done {
                     return Ok(Progress::Running(CHANGED.into()));
                 }
-                eprintln!("{}", line(step));
+                eprintln!("{}", describe_step(step));
                 last = Some((step, seen.view));
             }
             Next::Wait(what) => return Ok(Progress::Running(what.into())),
-            Next::Refused(why) => return Ok(Progress::Ended(Err(refused(transfer, way, &why)))),
+            Next::Refused(why) => {
+                return Ok(Progress::Ended(Err(refusal(transfer, direction, &why))));
+            }
             Next::Done => {
                 let volume = &transfer.volume;
-                return Ok(Progress::Ended(Ok(match way {
-                    Way::There => {
+                return Ok(Progress::Ended(Ok(match direction {
+                    Direction::Forward => {
                         format!("Claim {from} is {to} now, with PersistentVolume {volume}.")
                     }
-                    Way::Back => format!("Claim {from} has its PersistentVolume {volume} again."),
+                    Direction::Undo => {
+                        format!("Claim {from} has its PersistentVolume {volume} again.")
+                    }
                 })));
             }
         }
     }
 }
 
-fn line(step: Step) -> &'static str {
+fn describe_step(step: Step) -> &'static str {
     match step {
         Step::Record => "the transfer is recorded, and the PersistentVolume is Retain",
         Step::Retain => "the PersistentVolume is Retain again",
@@ -333,22 +359,22 @@ fn line(step: Step) -> &'static str {
 }
 
 /// The API server checks what it can check before the first step is stored.
-async fn try_out(transfer: &Transfer<'_>, arguments: &TransferArguments) -> Result<()> {
+async fn check_with_dry_run(transfer: &Transfer<'_>, arguments: &TransferArguments) -> Result<()> {
     let mark = mark(&arguments.change);
-    let seen = transfer.look().await?;
+    let seen = transfer.read().await?;
     let Next::Step(Step::Record) = next(&transfer.from, &transfer.to, &seen.view) else {
-        say(&format!(
+        print_lines(&format!(
             "An earlier run has begun this; what is left is not tried{mark}"
         ));
         return Ok(());
     };
     for step in [Step::Record, Step::Delete] {
         if !transfer.perform(step, &seen, &arguments.change).await? {
-            return Err(refused(transfer, Way::There, CHANGED));
+            return Err(refusal(transfer, Direction::Forward, CHANGED));
         }
-        say(&format!("{}{mark}", line(step)));
+        print_lines(&format!("{}{mark}", describe_step(step)));
     }
     // The new claim was tried with the record.
-    say(&format!("{}{mark}", line(Step::Create)));
+    print_lines(&format!("{}{mark}", describe_step(Step::Create)));
     Ok(())
 }

@@ -62,13 +62,13 @@ pub async fn missing(cluster: &Cluster, needs: &[Need<'_>]) -> Result<String> {
         let answer = api.create(&PostParams::default(), &review).await;
         let answer = answer.map_err(|error| Failure::of("asking for permissions", &error))?;
         if !answer.status.is_some_and(|status| status.allowed) {
-            missing.push_str(&format!("\n  {}", shown(need)));
+            missing.push_str(&format!("\n  {}", describe(need)));
         }
     }
     Ok(missing)
 }
 
-fn shown(need: &Need<'_>) -> String {
+fn describe(need: &Need<'_>) -> String {
     let group = match need.kind.group {
         "" => String::new(),
         group => format!(".{group}"),

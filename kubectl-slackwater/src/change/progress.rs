@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::say;
+use super::print_lines;
 use crate::cli::{Change, Wait};
 use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::text::escaped;
@@ -36,7 +36,7 @@ where
     A: Future<Output = Result<Progress>>,
 {
     if wait.wait && !change.dry_run {
-        say(&until_end(wait, what, read).await?);
+        print_lines(&until_end(wait, what, read).await?);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::transfer::step::Place;
+use crate::transfer::step::NamespacedName;
 
 /// What an adopted orphan becomes.
 #[derive(Clone, Debug, Default, Args)]
@@ -15,17 +15,17 @@ pub struct AdoptArguments {
     )]
     pub adopt: Option<String>,
     /// The claim; by default the one for which the volume was created
-    #[arg(long = "claim", value_name = "NAMESPACE/NAME", requires = "adopt", value_parser = place)]
-    pub new_claim: Option<Place>,
+    #[arg(long = "claim", value_name = "NAMESPACE/NAME", requires = "adopt", value_parser = parse_name)]
+    pub new_claim: Option<NamespacedName>,
     /// The VolumeSnapshot, for a snapshot
     #[arg(
         long = "snapshot",
         value_name = "NAMESPACE/NAME",
         requires = "adopt",
         conflicts_with_all = ["new_claim", "storage_class"],
-        value_parser = place
+        value_parser = parse_name
     )]
-    pub new_snapshot: Option<Place>,
+    pub new_snapshot: Option<NamespacedName>,
     /// StorageClass of the PersistentVolume and the claim; '' is none [default: slackwater]
     #[arg(long = "class", value_name = "NAME", requires = "adopt")]
     pub storage_class: Option<String>,
@@ -41,9 +41,9 @@ impl AdoptArguments {
     }
 }
 
-fn place(text: &str) -> Result<Place, String> {
+fn parse_name(text: &str) -> Result<NamespacedName, String> {
     match text.split_once('/') {
-        Some((namespace, name)) if !namespace.is_empty() && is_name(name) => Ok(Place {
+        Some((namespace, name)) if !namespace.is_empty() && is_name(name) => Ok(NamespacedName {
             namespace: namespace.into(),
             name: name.into(),
         }),

@@ -26,7 +26,7 @@ const FILES: u8 = 0;
 
 /// What the last word can be.
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+enum Candidates {
     /// One of these.
     Words(Vec<String>),
     /// The name of an object of one of these kinds.
@@ -40,7 +40,7 @@ enum Wanted {
 }
 
 /// Whether the program was started under the name for completion.
-pub fn is_wanted(program: &Path) -> bool {
+pub fn is_requested(program: &Path) -> bool {
     program.file_stem().is_some_and(|name| name == NAME)
 }
 
@@ -50,26 +50,26 @@ pub async fn run(words: &[String]) {
         Some((last, before)) => (last.as_str(), before),
         None => ("", words),
     };
-    let wanted = wanted(before, last);
+    let wanted = candidates_after(before, last);
     let directive = match wanted {
-        Wanted::Files => FILES,
+        Candidates::Files => FILES,
         _ => NO_FILES,
     };
     let mut candidates = match wanted {
-        Wanted::Words(words) => words,
-        Wanted::Files => Vec::new(),
-        Wanted::Contexts => {
+        Candidates::Words(words) => words,
+        Candidates::Files => Vec::new(),
+        Candidates::Contexts => {
             let file = Kubeconfig::read().unwrap_or_default();
             file.contexts
                 .into_iter()
                 .map(|context| context.name)
                 .collect()
         }
-        Wanted::Objects(kinds) => {
+        Candidates::Objects(kinds) => {
             let found = tokio::time::timeout(TIMEOUT, objects(before, kinds)).await;
             found.ok().flatten().unwrap_or_default()
         }
-        Wanted::Orphans => {
+        Candidates::Orphans => {
             let found = tokio::time::timeout(TIMEOUT, orphans(before)).await;
             found.ok().flatten().unwrap_or_default()
         }
@@ -81,7 +81,7 @@ pub async fn run(words: &[String]) {
 }
 
 /// What the last word can be, after these.
-fn wanted(before: &[String], last: &str) -> Wanted {
+fn candidates_after(before: &[String], last: &str) -> Candidates {
     let mut whole = Cli::command();
     whole.build();
     let mut command = &whole;
@@ -110,36 +110,38 @@ fn wanted(before: &[String], last: &str) -> Wanted {
         let options = command
             .get_arguments()
             .filter_map(|argument| argument.get_long());
-        return Wanted::Words(options.map(|name| format!("--{name}")).collect());
+        return Candidates::Words(options.map(|name| format!("--{name}")).collect());
     }
     if command.has_subcommands() {
         let names = command
             .get_subcommands()
             .map(|below| below.get_name().to_string());
-        return Wanted::Words(names.collect());
+        return Candidates::Words(names.collect());
     }
     let positional = command.get_positionals().next();
-    positional.map_or(Wanted::Words(Vec::new()), value_of)
+    positional.map_or(Candidates::Words(Vec::new()), value_of)
 }
 
-fn value_of(argument: &clap::Arg) -> Wanted {
+fn value_of(argument: &clap::Arg) -> Candidates {
     match argument.get_id().as_str() {
-        "claim" => Wanted::Objects(&[&object::CLAIM]),
-        "pool" | "to_pool" => Wanted::Objects(&[&object::POOL]),
-        "node" | "to_node" | "on_node" => Wanted::Objects(&[&object::NODE]),
-        "source" => Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]),
-        "schedule" => Wanted::Objects(&[&object::SCHEDULE]),
-        "to" | "snapshot" | "base" => Wanted::Objects(&[&object::SNAPSHOT]),
-        "group" => Wanted::Objects(&[&object::GROUP]),
-        "statefulset" => Wanted::Objects(&[&object::STATEFUL_SET]),
-        "storage_class" => Wanted::Objects(&[&object::STORAGE_CLASS]),
-        "namespace" | "to_namespace" | "driver_namespace" => Wanted::Objects(&[&object::NAMESPACE]),
-        "adopt" | "delete" | "keep" => Wanted::Orphans,
-        "context" => Wanted::Contexts,
-        "kubeconfig" | "file" => Wanted::Files,
+        "claim" => Candidates::Objects(&[&object::CLAIM]),
+        "pool" | "to_pool" => Candidates::Objects(&[&object::POOL]),
+        "node" | "to_node" | "on_node" => Candidates::Objects(&[&object::NODE]),
+        "source" => Candidates::Objects(&[&object::GROUP, &object::SNAPSHOT]),
+        "schedule" => Candidates::Objects(&[&object::SCHEDULE]),
+        "to" | "snapshot" | "base" => Candidates::Objects(&[&object::SNAPSHOT]),
+        "group" => Candidates::Objects(&[&object::GROUP]),
+        "statefulset" => Candidates::Objects(&[&object::STATEFUL_SET]),
+        "storage_class" => Candidates::Objects(&[&object::STORAGE_CLASS]),
+        "namespace" | "to_namespace" | "driver_namespace" => {
+            Candidates::Objects(&[&object::NAMESPACE])
+        }
+        "adopt" | "delete" | "keep" => Candidates::Orphans,
+        "context" => Candidates::Contexts,
+        "kubeconfig" | "file" => Candidates::Files,
         _ => {
             let values = argument.get_possible_values().into_iter();
-            Wanted::Words(values.map(|value| value.get_name().to_string()).collect())
+            Candidates::Words(values.map(|value| value.get_name().to_string()).collect())
         }
     }
 }
@@ -203,14 +205,14 @@ async fn names_of(cluster: &Cluster, kind: &Kind) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn after(words: &[&str], last: &str) -> Wanted {
+    fn after(words: &[&str], last: &str) -> Candidates {
         let words: Vec<_> = words.iter().map(ToString::to_string).collect();
-        wanted(&words, last)
+        candidates_after(&words, last)
     }
 
     #[track_caller]
-    fn has(wanted: Wanted, word: &str) {
-        let Wanted::Words(words) = wanted else {
+    fn has(wanted: Candidates, word: &str) {
+        let Candidates::Words(words) = wanted else {
             panic!("{wanted:?}")
         };
         assert!(words.contains(&word.to_string()), "{words:?}");
@@ -225,68 +227,73 @@ mod tests {
         has(after(&["pool"], ""), "evacuate");
         assert_eq!(
             after(&["pool", "lose"], ""),
-            Wanted::Objects(&[&object::POOL])
+            Candidates::Objects(&[&object::POOL])
         );
         assert_eq!(
             after(&["move", "x", "--to-node"], ""),
-            Wanted::Objects(&[&object::NODE])
+            Candidates::Objects(&[&object::NODE])
         );
-        let sources = Wanted::Objects(&[&object::GROUP, &object::SNAPSHOT]);
+        let sources = Candidates::Objects(&[&object::GROUP, &object::SNAPSHOT]);
         assert_eq!(after(&["restore", "--suffix", "x"], ""), sources);
         assert_eq!(
             after(&["restore", "x", "--statefulset"], ""),
-            Wanted::Objects(&[&object::STATEFUL_SET])
+            Candidates::Objects(&[&object::STATEFUL_SET])
         );
         has(after(&["schedule"], ""), "run");
         assert_eq!(
             after(&["schedule", "retention"], ""),
-            Wanted::Objects(&[&object::SCHEDULE])
+            Candidates::Objects(&[&object::SCHEDULE])
         );
         assert_eq!(
             after(&["schedule", "run"], ""),
-            Wanted::Objects(&[&object::SCHEDULE])
+            Candidates::Objects(&[&object::SCHEDULE])
         );
-        let snapshots = Wanted::Objects(&[&object::SNAPSHOT]);
+        let snapshots = Candidates::Objects(&[&object::SNAPSHOT]);
         assert_eq!(after(&["export"], ""), snapshots);
         assert_eq!(after(&["export", "x", "--base"], ""), snapshots);
-        assert_eq!(after(&["export", "x", "-o"], ""), Wanted::Files);
-        assert_eq!(after(&["import", "x", "--file"], ""), Wanted::Files);
+        assert_eq!(after(&["export", "x", "-o"], ""), Candidates::Files);
+        assert_eq!(after(&["import", "x", "--file"], ""), Candidates::Files);
         has(after(&["doctor", "--output"], ""), "json");
-        assert_eq!(after(&["revert"], ""), Wanted::Objects(&[&object::CLAIM]));
+        assert_eq!(
+            after(&["revert"], ""),
+            Candidates::Objects(&[&object::CLAIM])
+        );
         assert_eq!(
             after(&["revert", "x", "--to"], ""),
-            Wanted::Objects(&[&object::SNAPSHOT])
+            Candidates::Objects(&[&object::SNAPSHOT])
         );
         assert_eq!(
             after(&["revert", "--group"], ""),
-            Wanted::Objects(&[&object::GROUP])
+            Candidates::Objects(&[&object::GROUP])
         );
         has(after(&["-n", "status", "volumes", "--output"], ""), "json");
-        assert_eq!(after(&["who"], ""), Wanted::Objects(&[&object::CLAIM]));
+        assert_eq!(after(&["who"], ""), Candidates::Objects(&[&object::CLAIM]));
         // The value of an option is no command.
         assert_eq!(
             after(&["-n", "volumes", "who"], ""),
-            Wanted::Objects(&[&object::CLAIM])
+            Candidates::Objects(&[&object::CLAIM])
         );
         assert_eq!(
             after(&["who", "-n"], ""),
-            Wanted::Objects(&[&object::NAMESPACE])
+            Candidates::Objects(&[&object::NAMESPACE])
         );
         for option in ["--adopt", "--delete", "--keep"] {
-            assert_eq!(after(&["orphans", option], ""), Wanted::Orphans);
+            assert_eq!(after(&["orphans", option], ""), Candidates::Orphans);
         }
-        let classes = Wanted::Objects(&[&object::STORAGE_CLASS]);
+        let classes = Candidates::Objects(&[&object::STORAGE_CLASS]);
         assert_eq!(after(&["orphans", "--class"], ""), classes);
-        assert_eq!(after(&["--context"], ""), Wanted::Contexts);
-        assert_eq!(after(&["--kubeconfig"], ""), Wanted::Files);
-        assert_eq!(after(&["pools"], ""), Wanted::Words(Vec::new()));
-        assert!(is_wanted(Path::new("/usr/bin/kubectl_complete-slackwater")));
-        assert!(!is_wanted(Path::new("/usr/bin/kubectl-slackwater")));
+        assert_eq!(after(&["--context"], ""), Candidates::Contexts);
+        assert_eq!(after(&["--kubeconfig"], ""), Candidates::Files);
+        assert_eq!(after(&["pools"], ""), Candidates::Words(Vec::new()));
+        assert!(is_requested(Path::new(
+            "/usr/bin/kubectl_complete-slackwater"
+        )));
+        assert!(!is_requested(Path::new("/usr/bin/kubectl-slackwater")));
     }
 
     #[test]
     fn nodes_are_candidates_where_a_node_is_named() {
-        let nodes = Wanted::Objects(&[&object::NODE]);
+        let nodes = Candidates::Objects(&[&object::NODE]);
         for command in [
             &["doctor"][..],
             &["import"],

@@ -19,14 +19,14 @@ pub struct Pods {
 impl Pods {
     /// The pod on a node, in which the user may run commands.
     pub async fn on_node(&self, cluster: &Cluster, node: &str) -> Result<DriverPod> {
-        let pod = driver_pod::of_node(cluster, &self.scope(cluster).await, node).await?;
+        let pod = driver_pod::get_on_node(cluster, &self.scope(cluster).await, node).await?;
         may_run(cluster, &pod).await?;
         Ok(pod)
     }
 
     /// A pod of the controller, in which the user may run commands.
     pub async fn of_controller(&self, cluster: &Cluster) -> Result<DriverPod> {
-        let pod = driver_pod::of_controller(cluster, &self.scope(cluster).await).await?;
+        let pod = driver_pod::get_of_controller(cluster, &self.scope(cluster).await).await?;
         may_run(cluster, &pod).await?;
         Ok(pod)
     }
@@ -39,7 +39,7 @@ impl Pods {
 
 /// Whether a command that changes something is run.
 #[derive(Clone, Debug, Args)]
-pub struct Confirmed {
+pub struct Confirmation {
     /// Run the command; without it, only what would be run is printed
     #[arg(long, short)]
     pub yes: bool,
@@ -50,7 +50,7 @@ pub struct Confirmed {
 
 /// How the driver prints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Printed {
+pub enum DriverFormat {
     /// Lines, as the driver prints them.
     #[default]
     Text,
@@ -60,10 +60,10 @@ pub enum Printed {
 
 /// The format of the driver's output.
 #[derive(Clone, Debug, Args)]
-pub struct Print {
+pub struct DriverOutput {
     /// Format of the output
     #[arg(long = "output", short = 'o', value_enum, default_value_t)]
-    pub format: Printed,
+    pub format: DriverFormat,
 }
 
 /// An examination of nodes.
@@ -72,7 +72,7 @@ pub struct DoctorArguments {
     /// The node [default: all with a pod or a pool of the driver]
     pub node: Option<String>,
     #[command(flatten)]
-    pub print: Print,
+    pub print: DriverOutput,
     #[command(flatten)]
     pub pods: Pods,
 }
@@ -87,22 +87,22 @@ pub struct CheckArguments {
     #[arg(long)]
     pub repair: bool,
     #[command(flatten)]
-    pub print: Print,
+    pub print: DriverOutput,
     #[command(flatten)]
     pub pods: Pods,
     #[command(flatten)]
-    pub confirmed: Confirmed,
+    pub confirmed: Confirmation,
 }
 
 /// An archive of snapshots.
 #[derive(Clone, Debug, Args)]
 pub struct ExportArguments {
     /// The VolumeSnapshot, or the ID of the snapshot; several only if all are members of one group on one node
-    #[arg(value_name = "SNAPSHOT|ID", required = true, value_parser = word)]
+    #[arg(value_name = "SNAPSHOT|ID", required = true, value_parser = parse_operand)]
     pub snapshot: Vec<String>,
     /// An earlier snapshot of the same volume: only the differences to it are written (may be repeated,
     /// for the members of a group)
-    #[arg(long, value_name = "SNAPSHOT|ID", value_parser = word)]
+    #[arg(long, value_name = "SNAPSHOT|ID", value_parser = parse_operand)]
     pub base: Vec<String>,
     /// The file; it has this name only when it is complete [default: stdout]
     #[arg(long = "output", short = 'o', value_name = "FILE")]
@@ -137,7 +137,7 @@ pub struct ImportArguments {
     #[command(flatten)]
     pub pods: Pods,
     #[command(flatten)]
-    pub confirmed: Confirmed,
+    pub confirmed: Confirmation,
 }
 
 /// A volume with the content of something on a node.
@@ -146,7 +146,7 @@ pub struct ImportVolumeArguments {
     /// The node
     pub node: String,
     /// An image file, a block device or a directory that is not in use, as the driver's container sees it
-    #[arg(long, value_name = "PATH", value_parser = word)]
+    #[arg(long, value_name = "PATH", value_parser = parse_operand)]
     pub from: String,
     /// Name of the volume
     #[arg(long, value_name = "NAME")]
@@ -176,15 +176,15 @@ pub struct ImportVolumeArguments {
     #[arg(long, value_name = "NAME", requires = "claim")]
     pub storage_class: Option<String>,
     #[command(flatten)]
-    pub print: Print,
+    pub print: DriverOutput,
     #[command(flatten)]
     pub pods: Pods,
     #[command(flatten)]
-    pub confirmed: Confirmed,
+    pub confirmed: Confirmation,
 }
 
 /// A word that the driver does not take for one of its options.
-pub fn word(text: &str) -> std::result::Result<String, String> {
+pub fn parse_operand(text: &str) -> std::result::Result<String, String> {
     match text.starts_with('-') {
         true => Err("it begins with -, as an option".into()),
         false => Ok(text.to_string()),

@@ -39,12 +39,12 @@ pub struct Wait {
     #[arg(long)]
     pub wait: bool,
     /// Time after which the program ends (`90s`, `10m`, `2h`); the operation goes on
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "wait")]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "wait")]
     pub timeout: Option<Duration>,
 }
 
 /// A number of seconds, minutes or hours.
-pub fn time(text: &str) -> Result<Duration, String> {
+pub fn parse_time(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text).filter(|_| !text.ends_with('d'));
     match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
         Some(seconds) => Ok(Duration::from_secs(seconds)),
@@ -53,7 +53,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
 }
 
 /// A duration as fields of objects have it.
-pub fn deadline(text: &str) -> Result<String, String> {
+pub fn parse_deadline(text: &str) -> Result<String, String> {
     match seconds(text) {
         Some(_) => Ok(text.to_string()),
         None => Err(format!("{text} is not a time such as 90s, 10m, 2h or 1d")),
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn times_have_a_unit() {
-        assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
+        assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_time("2h"), Ok(Duration::from_secs(7200)));
         for wrong in ["", "5", "m", "-1s", "1.5h", "5d", "é"] {
-            assert!(time(wrong).is_err(), "{wrong}");
+            assert!(parse_time(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(deadline("2d").as_deref(), Ok("2d"));
+        assert_eq!(parse_deadline("2d").as_deref(), Ok("2d"));
         for wrong in ["", "5", "m", "-1s", "1.5h", "soon", "é"] {
-            assert!(deadline(wrong).is_err(), "{wrong}");
+            assert!(parse_deadline(wrong).is_err(), "{wrong}");
         }
     }
 }

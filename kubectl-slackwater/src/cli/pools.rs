@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::driver::{Confirmed, Pods, word};
+use super::driver::{Confirmation, Pods, parse_operand};
 use super::options::{Change, Wait};
 
 /// Changes of a pool.
@@ -53,12 +53,12 @@ pub enum PoolCommand {
     /// Let the PersistentVolumes of a pool follow it to the node that has adopted it
     Follow {
         /// ID, NODE/NAME or name of the pool
-        #[arg(value_parser = word)]
+        #[arg(value_parser = parse_operand)]
         pool: String,
         #[command(flatten)]
         pods: Pods,
         #[command(flatten)]
-        confirmed: Confirmed,
+        confirmed: Confirmation,
     },
 }
 

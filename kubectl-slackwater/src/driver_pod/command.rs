@@ -4,35 +4,35 @@
 use std::io;
 
 use super::DriverPod;
-use super::exec::{self, shown};
-use crate::change::say;
-use crate::cli::driver::Confirmed;
+use super::exec::{self, join_words};
+use crate::change::print_lines;
+use crate::cli::driver::Confirmation;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, pool_of};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
 
 /// A command line of the driver: its name, and the options of the driver itself.
-pub fn words(pod: &DriverPod, words: &[&str], options: &[&str]) -> Vec<String> {
+pub fn command_line(pod: &DriverPod, words: &[&str], options: &[&str]) -> Vec<String> {
     let program = ["slackwater"].iter().chain(words).map(ToString::to_string);
     program.chain(pod.options(options)).collect()
 }
 
 /// Runs a command whose output is that of the program.
-pub async fn pass_on(cluster: &Cluster, pod: &DriverPod, words: &[String]) -> Result<()> {
+pub async fn run_and_print(cluster: &Cluster, pod: &DriverPod, words: &[String]) -> Result<()> {
     let code = exec::run(cluster, pod, words, &mut io::stdout(), None).await?;
-    is_done(pod, words, code)
+    check_exit_code(pod, words, code)
 }
 
 /// Runs a command of the driver that prints what it would do, and changes nothing without its `--yes`.
-pub async fn pass_on_plan(
+pub async fn run_with_plan(
     cluster: &Cluster,
     pod: &DriverPod,
     mut words: Vec<String>,
     (yes, dry_run): (bool, bool),
 ) -> Result<()> {
     words.extend((yes && !dry_run).then(|| "--yes".to_string()));
-    pass_on(cluster, pod, &words).await?;
+    run_and_print(cluster, pod, &words).await?;
     match yes || dry_run {
         true => Ok(()),
         false => Err(Failure {
@@ -43,14 +43,14 @@ pub async fn pass_on_plan(
 }
 
 /// The exit code of the driver is that of the program.
-pub fn is_done(pod: &DriverPod, words: &[String], code: u8) -> Result<()> {
+pub fn check_exit_code(pod: &DriverPod, words: &[String], code: u8) -> Result<()> {
     match code {
         0 => Ok(()),
         code => Err(Failure {
             code,
             ..Failure::failed(format!(
                 "{} in {} has ended with exit code {code}",
-                shown(words),
+                join_words(words),
                 pod.title()
             ))
         }),
@@ -58,12 +58,12 @@ pub fn is_done(pod: &DriverPod, words: &[String], code: u8) -> Result<()> {
 }
 
 /// Prints what will be run, if it changes something. Returns whether it is to be run.
-pub fn confirm(confirmed: &Confirmed, pod: &DriverPod, words: &[String]) -> Result<bool> {
-    say(&format!(
+pub fn confirm(confirmed: &Confirmation, pod: &DriverPod, words: &[String]) -> Result<bool> {
+    print_lines(&format!(
         "In the container {} of {}, this will be run: {}",
         pod.container,
         pod.title(),
-        shown(words)
+        join_words(words)
     ));
     match (confirmed.dry_run, confirmed.yes) {
         (true, _) => Ok(false),

@@ -45,7 +45,7 @@ pub async fn run(
     out: &mut dyn Write,
     input: Option<Input>,
 ) -> Result<u8> {
-    let action = format!("running {} in {}", shown(words), pod.title());
+    let action = format!("running {} in {}", join_words(words), pod.title());
     let params = AttachParams::default()
         .container(pod.container)
         .stdin(input.is_some());
@@ -57,7 +57,7 @@ pub async fn run(
     let words = words.iter().map(String::as_str);
     let request = Request::new(folder).exec(&pod.pod, words, &params);
     let request = request.map_err(|error| Failure::failed(format!("{action}: {error}")))?;
-    let connection = cluster.streams()?.connect(request).await;
+    let connection = cluster.stream_client()?.connect(request).await;
     let connection = connection.map_err(|error| Failure::of(&action, &error))?;
     if input.is_some() && !connection.supports_stream_close() {
         return Err(Failure::failed(format!(
@@ -79,7 +79,7 @@ pub async fn run(
 }
 
 /// A command line, as a person would write it. It is only printed.
-pub fn shown(words: &[String]) -> String {
+pub fn join_words(words: &[String]) -> String {
     words.join(" ")
 }
 

@@ -37,7 +37,7 @@ where
     }
     let first = list(cluster, arguments).await?;
     write(
-        &first.print(format, !arguments.no_headers)?,
+        &first.render(format, !arguments.no_headers)?,
         &first.remarks(format),
     );
     if !arguments.watch {
@@ -55,7 +55,7 @@ where
             notes: Vec::new(),
             ..next
         };
-        write(&changed.print(format, false)?, &[]);
+        write(&changed.render(format, false)?, &[]);
         for gone in gone(&rows, &next.rows) {
             write(&format!("{} deleted\n", crate::text::escaped(gone)), &[]);
         }

@@ -35,7 +35,7 @@ pub struct Snapshot {
     pub group_uid: String,
     /// It is being deleted.
     #[serde(skip)]
-    pub is_leaving: bool,
+    pub is_being_deleted: bool,
     /// `Filesystem` or `Block`, of the volume of which it was taken; empty if this is not known.
     #[serde(skip)]
     pub mode: String,
@@ -66,7 +66,7 @@ pub struct Group {
     #[serde(skip)]
     pub uid: String,
     #[serde(skip)]
-    pub is_leaving: bool,
+    pub is_being_deleted: bool,
     /// Its VolumeGroupSnapshotContent.
     #[serde(skip)]
     pub content: String,
@@ -127,7 +127,7 @@ pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Sna
         handle: handle.into(),
         pool: pool_of(handle).unwrap_or_default().into(),
         uid: content.uid().to_string(),
-        is_leaving: content.is_being_deleted(),
+        is_being_deleted: content.is_being_deleted(),
         mode: text("/spec/sourceVolumeMode"),
         ..Snapshot::default()
     }
@@ -193,7 +193,7 @@ pub async fn groups(
             ready: group.is_true("/status/readyToUse"),
             error: group.text("/status/error/message").into(),
             uid: group.uid().to_string(),
-            is_leaving: group.is_being_deleted(),
+            is_being_deleted: group.is_being_deleted(),
             content: name.into(),
         });
     }
@@ -279,7 +279,7 @@ fn joined(
         pool: pool_of(handle).unwrap_or_default().into(),
         uid: snapshot.uid().to_string(),
         group_uid: owner_of(snapshot),
-        is_leaving: snapshot.is_being_deleted(),
+        is_being_deleted: snapshot.is_being_deleted(),
         mode: of_content("/spec/sourceVolumeMode").into(),
     }
 }

@@ -165,7 +165,7 @@ fn of_claim(claim: &DynamicObject, volume: Option<&DynamicObject>, parts: &Parts
         created: claim.created(),
         ..Volume::default()
     };
-    place(&mut found, volume, parts);
+    set_location(&mut found, volume, parts);
     if found.node.is_empty() {
         // The pods of the volume run where it is.
         let node = users.iter().find(|(_, node)| !node.is_empty());
@@ -185,12 +185,12 @@ fn of_volume(volume: &DynamicObject, parts: &Parts) -> Volume {
         created: volume.created(),
         ..Volume::default()
     };
-    place(&mut found, Some(volume), parts);
+    set_location(&mut found, Some(volume), parts);
     found
 }
 
 /// Where it is, by its ID.
-fn place(found: &mut Volume, volume: Option<&DynamicObject>, parts: &Parts) {
+fn set_location(found: &mut Volume, volume: Option<&DynamicObject>, parts: &Parts) {
     let Some(volume) = volume else { return };
     found.handle = volume.text("/spec/csi/volumeHandle").into();
     found.pool = pool_of(&found.handle).unwrap_or_default().into();

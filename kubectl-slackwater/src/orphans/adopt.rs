@@ -12,14 +12,14 @@ pub mod plan;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams};
 
-use crate::change::{Need, confirm, create, mark, require, say};
+use crate::change::{Need, confirm, create, mark, print_lines, require};
 use crate::cli::Change;
 use crate::cli::adopt::AdoptArguments;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{DENIED, Failure, Result};
 use crate::model::pools_of;
-use plan::{Adoption, Todo, View, get_adoption, todo};
+use plan::{Adoption, MissingObjects, View, get_adoption, missing_objects};
 
 /// Steps, with those that are repeated because another user has created something.
 const MAX_STEPS: usize = 6;
@@ -27,40 +27,40 @@ const MAX_STEPS: usize = 6;
 /// Runs the command.
 pub async fn run(cluster: &Cluster, arguments: &AdoptArguments, change: &Change) -> Result<()> {
     let now = cluster.server_time().await?;
-    let (adoption, left) = look(cluster, arguments, now).await?;
+    let (adoption, left) = read_adoption(cluster, arguments, now).await?;
     if !left.owner && !left.user {
-        say(&format!(
+        print_lines(&format!(
             "{} has {} already.",
             adoption.id,
-            both(&adoption, "")
+            describe_objects(&adoption, "")
         ));
         return Ok(());
     }
     require(cluster, &needs(arguments, &adoption)).await?;
     refuse_class(cluster, arguments, &adoption)?;
-    confirm(change, &described(&adoption, arguments))?;
+    confirm(change, &describe_plan(&adoption, arguments))?;
     // What the API server refuses for the second object is found before the first one exists.
     for line in steps(cluster, &adoption, left, &Change::DRY_RUN).await? {
         if change.dry_run {
-            say(&line);
+            print_lines(&line);
         }
     }
     match change.dry_run {
         true => Ok(()),
         false => {
             complete(cluster, arguments, &adoption, now).await?;
-            say(&after(&adoption));
+            print_lines(&next_steps(&adoption));
             Ok(())
         }
     }
 }
 
 /// What the cluster has, and what follows from it.
-pub async fn look(
+pub async fn read_adoption(
     cluster: &Cluster,
     arguments: &AdoptArguments,
     now: Timestamp,
-) -> Result<(Adoption, Todo)> {
+) -> Result<(Adoption, MissingObjects)> {
     let all = ListParams::default();
     let (scope, pools) = (Scope::All, pools_of(&cluster.driver, None));
     let owners = match arguments.new_snapshot {
@@ -80,7 +80,7 @@ pub async fn look(
     adoption.set_mount_options();
     let place = &adoption.place;
     let user = cluster.find_one(adoption.sort.user, &place.namespace, &place.name);
-    let left = todo(&adoption, user.await?.as_ref())?;
+    let left = missing_objects(&adoption, user.await?.as_ref())?;
     Ok((adoption, left))
 }
 
@@ -92,13 +92,13 @@ pub async fn complete(
     now: Timestamp,
 ) -> Result<()> {
     for _ in 0..MAX_STEPS {
-        let (adoption, left) = look(cluster, arguments, now).await?;
+        let (adoption, left) = read_adoption(cluster, arguments, now).await?;
         let is_same = adoption.place == confirmed.place
             && (adoption.owner.is_some() || adoption.pair == confirmed.pair);
         if !is_same {
             break;
         }
-        let next = Todo {
+        let next = MissingObjects {
             owner: left.owner,
             user: left.user && !left.owner,
         };
@@ -106,7 +106,7 @@ pub async fn complete(
             return Ok(());
         }
         match steps(cluster, &adoption, next, &Change::CONFIRMED).await {
-            Ok(lines) => lines.iter().for_each(|line| say(line)),
+            Ok(lines) => lines.iter().for_each(|line| print_lines(line)),
             // Another command has created it: the next look decides whether it is the same.
             Err(failure) if failure.is_conflict => {}
             Err(failure) => return Err(failure),
@@ -122,7 +122,7 @@ pub async fn complete(
 async fn steps(
     cluster: &Cluster,
     adoption: &Adoption,
-    left: Todo,
+    left: MissingObjects,
     change: &Change,
 ) -> Result<Vec<String>> {
     let (sort, pair) = (adoption.sort, &adoption.pair);
@@ -207,7 +207,7 @@ fn needs<'a>(arguments: &AdoptArguments, adoption: &'a Adoption) -> Vec<Need<'a>
 }
 
 /// The objects of the orphan, for people.
-fn both(adoption: &Adoption, policy: &str) -> String {
+fn describe_objects(adoption: &Adoption, policy: &str) -> String {
     let owner = adoption.pair.owner["metadata"]["name"].as_str();
     format!(
         "{} {}{policy} and {} {}",
@@ -219,14 +219,14 @@ fn both(adoption: &Adoption, policy: &str) -> String {
 }
 
 /// The plan.
-fn described(adoption: &Adoption, arguments: &AdoptArguments) -> String {
+fn describe_plan(adoption: &Adoption, arguments: &AdoptArguments) -> String {
     let mut plan = format!(
         "The {} {}{} of pool {} gets {}.",
         adoption.sort.what,
         adoption.id,
         adoption.what,
         adoption.pool,
-        both(adoption, " (policy Retain)")
+        describe_objects(adoption, " (policy Retain)")
     );
     if adoption.owner.is_some() {
         plan += " An earlier run has begun this.";
@@ -245,7 +245,7 @@ fn described(adoption: &Adoption, arguments: &AdoptArguments) -> String {
 }
 
 /// What comes next.
-fn after(adoption: &Adoption) -> String {
+fn next_steps(adoption: &Adoption) -> String {
     let (sort, place) = (adoption.sort, &adoption.place);
     let name = adoption.pair.owner["metadata"]["name"]
         .as_str()

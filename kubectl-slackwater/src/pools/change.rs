@@ -3,13 +3,13 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, is_stored, patch, say};
+use crate::change::{Progress, confirm, is_stored, patch, print_lines};
 use crate::cli::Change;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
-use crate::pools::object::{may_patch, own_volumes, print_done, refuse_lost};
+use crate::pools::object::{describe_claims, may_patch, print_done, refuse_lost};
 
 pub async fn lose(
     cluster: &Cluster,
@@ -30,11 +30,11 @@ pub async fn lose(
         )));
     }
     if pool.lost && pool.lost_reason == reason {
-        say(&format!("Pool {} is marked as lost already.", pool.title()));
+        print_lines(&format!("Pool {} is marked as lost already.", pool.title()));
         return Ok(());
     }
     may_patch(cluster, pool).await?;
-    let volumes = own_volumes(cluster, pool).await?;
+    let volumes = describe_claims(cluster, pool).await?;
     let plan = format!(
         "Pool {} ({}) will be marked as lost. From then on its {} volumes and {} snapshots count as deleted.{}",
         pool.title(),
@@ -50,14 +50,14 @@ pub async fn lose(
     Ok(())
 }
 
-pub async fn mark_as_found(
+pub async fn unmark_lost(
     cluster: &Cluster,
     object: &DynamicObject,
     pool: &Pool,
     change: &Change,
 ) -> Result<()> {
     if !pool.lost {
-        say(&format!("Pool {} is not marked as lost.", pool.title()));
+        print_lines(&format!("Pool {} is not marked as lost.", pool.title()));
         return Ok(());
     }
     may_patch(cluster, pool).await?;
@@ -91,7 +91,7 @@ pub async fn evacuate(
             true => "is being emptied already",
             false => "is not being emptied",
         };
-        say(&format!("Pool {} {already}.", pool.title()));
+        print_lines(&format!("Pool {} {already}.", pool.title()));
         return Ok(());
     }
     may_patch(cluster, pool).await?;
@@ -124,7 +124,7 @@ pub async fn evacuate(
 }
 
 /// What is left in a pool that is being emptied.
-pub async fn left(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
+pub async fn evacuation_progress(cluster: &Cluster, pool: &Pool) -> Result<Progress> {
     let object = cluster.get(&object::POOL, "", &pool.id).await?;
     if !object.is_true("/spec/evacuate") {
         return Ok(Progress::Ended(Err(Failure::failed(format!(
@@ -171,7 +171,7 @@ pub async fn hand_over(
         marked => marked,
     };
     if marked == node {
-        say(&format!("Pool {} has node {} already.", pool.title(), node));
+        print_lines(&format!("Pool {} has node {} already.", pool.title(), node));
         return Ok(());
     }
     cluster.get(&object::NODE, "", node).await?;

@@ -1,8 +1,8 @@
 //! `pool follow`: a command of the driver in a pod of its controller.
 
-use crate::cli::driver::{Confirmed, Pods};
+use crate::cli::driver::{Confirmation, Pods};
 use crate::cluster::Cluster;
-use crate::driver_pod::command::{pass_on_plan, words};
+use crate::driver_pod::command::{command_line, run_with_plan};
 use crate::failure::Result;
 
 /// Lets the PersistentVolumes of a pool follow it to the node that has adopted it. The driver prints what
@@ -11,11 +11,11 @@ pub async fn run(
     cluster: &Cluster,
     pool: String,
     pods: &Pods,
-    confirmed: &Confirmed,
+    confirmed: &Confirmation,
 ) -> Result<()> {
     let pod = pods.of_controller(cluster).await?;
-    let mut words = words(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
+    let mut words = command_line(&pod, &["pool", "adopt", "--cluster"], &["endpoint"]);
     words.push(pool);
     let how = (confirmed.yes, confirmed.dry_run);
-    pass_on_plan(cluster, &pod, words, how).await
+    run_with_plan(cluster, &pod, words, how).await
 }

@@ -8,7 +8,7 @@ use crate::cli::ListArguments;
 use crate::cluster::object::{self, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
-use crate::listing::{Column, Listing, Row, column, wide};
+use crate::listing::{Column, Listing, Row, column, wide_column};
 use crate::model::growth::Images;
 use crate::model::{Pool, pools_of};
 use crate::text::age;
@@ -27,16 +27,16 @@ const COLUMNS: [Column; 20] = [
     column("VOLUMES"),
     column("SNAPSHOTS"),
     column("LAST SEEN"),
-    wide("OWN"),
-    wide("SHARED"),
-    wide("BY SNAPSHOTS"),
-    wide("UNDIVIDED"),
-    wide("COUNTED"),
-    wide("ID"),
-    wide("FILE SYSTEM"),
-    wide("MOUNT"),
-    wide("HOME"),
-    wide("MESSAGE"),
+    wide_column("OWN"),
+    wide_column("SHARED"),
+    wide_column("BY SNAPSHOTS"),
+    wide_column("UNDIVIDED"),
+    wide_column("COUNTED"),
+    wide_column("ID"),
+    wide_column("FILE SYSTEM"),
+    wide_column("MOUNT"),
+    wide_column("HOME"),
+    wide_column("MESSAGE"),
 ];
 
 /// The pools, the fullest first.

@@ -2,7 +2,7 @@
 
 use kube::api::DynamicObject;
 
-use crate::change::{Need, mark, require, say};
+use crate::change::{Need, mark, print_lines, require};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields, pool_of};
 use crate::cluster::{Cluster, Scope};
@@ -64,11 +64,11 @@ pub fn refuse_lost(pool: &Pool) -> Result<()> {
 /// Prints what a change has done to a pool.
 pub fn print_done(pool: &Pool, done: &str, change: &Change) {
     let mark = mark(change);
-    say(&format!("pool.slackwater.dev/{} {done}{mark}", pool.id));
+    print_lines(&format!("pool.slackwater.dev/{} {done}{mark}", pool.id));
 }
 
 /// The claims of a pool, as lines of a plan.
-pub async fn own_volumes(cluster: &Cluster, pool: &Pool) -> Result<String> {
+pub async fn describe_claims(cluster: &Cluster, pool: &Pool) -> Result<String> {
     let all = kube::api::ListParams::default();
     let found = cluster.find(&object::VOLUME, &Scope::All, &all).await?;
     let Some(volumes) = found else {

@@ -4,13 +4,13 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, follow, is_stored, patch, say};
+use crate::change::{Progress, confirm, follow, is_stored, patch, print_lines};
 use crate::cli::{Change, PoolAdoptArguments, PoolForgetArguments, Wait};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::Pool;
-use crate::pools::object::{may_patch, own_volumes, print_done, refuse_lost};
+use crate::pools::object::{describe_claims, may_patch, print_done, refuse_lost};
 
 /// A field of the spec with the name of a node, and the condition that belongs to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub async fn adopt(
     refuse_lost(pool)?;
     let is_served = matches!(pool.health.as_str(), "Healthy" | "Degraded");
     if Request::Adopt.node(object).is_empty() && pool.node == node && is_served {
-        say(&format!("Pool {} has node {node} already.", pool.title()));
+        print_lines(&format!("Pool {} has node {node} already.", pool.title()));
         return Ok(());
     }
     cluster.get(&object::NODE, "", node).await?;
@@ -108,7 +108,7 @@ pub async fn forget(
             "{what} From then on its {} volumes and {} snapshots count as deleted.{}",
             pool.volumes,
             pool.snapshots,
-            own_volumes(cluster, pool).await?
+            describe_claims(cluster, pool).await?
         ),
         false => format!("{what} The pool stays with node {}.", pool.node),
     };
@@ -151,7 +151,7 @@ async fn request(
 ) -> Result<()> {
     let field = request.field();
     if request.node(object) == node {
-        say(&format!(
+        print_lines(&format!(
             "spec.{field} of pool {} is {node} already.",
             pool.title()
         ));
@@ -184,7 +184,7 @@ async fn withdraw(
     let field = request.field();
     let node = request.node(object);
     if node.is_empty() {
-        say(&format!(
+        print_lines(&format!(
             "spec.{field} of pool {} is not set.",
             pool.title()
         ));
@@ -232,7 +232,7 @@ async fn progress(
                 "node {node} has adopted it; waiting for its next report"
             )));
         }
-        Request::Forget if requested.is_empty() && (!is_own || is_over(&now)) => {
+        Request::Forget if requested.is_empty() && (!is_own || are_volumes_deleted(&now)) => {
             Ok(format!("Node {node} has forgotten pool {title}."))
         }
         Request::Adopt | Request::Forget => Err(Failure::failed(format!(
@@ -244,6 +244,6 @@ async fn progress(
 }
 
 /// Whether the volumes of a pool count as deleted.
-fn is_over(pool: &Pool) -> bool {
+fn are_volumes_deleted(pool: &Pool) -> bool {
     pool.lost || pool.health == "Forgotten"
 }

@@ -21,58 +21,60 @@ use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
 use super::storage_class::is_immediate;
 use super::{verify, wait};
-use crate::change::{Need, create, mark, require, say};
+use crate::change::{Need, create, mark, print_lines, require};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
 use crate::failure::{Failure, Result};
-use crate::transfer::execute::{manifest, namespace_hindrance};
-use stage::{Stage, from, has_ended, to};
+use crate::transfer::execute::{find_namespace_blocker, manifest};
+use stage::{Stage, has_ended, target_claim, temporary_claim};
 
-pub use state::Across;
+pub use state::CrossNamespaceRestore;
 
 /// Restores into another namespace.
 pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, namespace: &str) -> Result<()> {
-    let across = Across::read(cluster, arguments, namespace).await?;
-    let stages = stage::look(cluster, &across.copies).await?;
+    let restore = CrossNamespaceRestore::read(cluster, arguments, namespace).await?;
+    let stages = stage::read_stages(cluster, &restore.copies).await?;
     let format = arguments.output.format;
     if has_ended(&stages) {
         if is_for_people(format) {
-            say(&across.ended());
+            print_lines(&restore.ended());
         }
-        return across.print(&stages, format);
+        return restore.print(&stages, format);
     }
-    let kept = across.refuse(&stages).await?;
-    across.refuse_check(&stages).await?;
-    let is_check_due = across.is_check_due(&stages);
-    require(cluster, &across.needs(is_check_due)).await?;
-    across.confirm(&stages, &kept)?;
-    across.try_out(&stages, &arguments.change, format).await?;
+    let kept = restore.refuse(&stages).await?;
+    restore.refuse_check(&stages).await?;
+    let is_check_due = restore.is_check_due(&stages);
+    require(cluster, &restore.needs(is_check_due)).await?;
+    restore.confirm(&stages, &kept)?;
+    restore
+        .check_with_dry_run(&stages, &arguments.change, format)
+        .await?;
     if is_check_due {
-        verify::try_out(cluster, arguments, &across.copies).await?;
+        verify::check_with_dry_run(cluster, arguments, &restore.copies).await?;
     }
     if arguments.change.dry_run {
-        return across.print(&stages, format);
+        return restore.print(&stages, format);
     }
-    let last = wait::until_end_of_steps(&arguments.wait, || across.advance()).await?;
+    let last = wait::until_end_of_steps(&arguments.wait, || restore.advance()).await?;
     match is_for_people(format) {
         true => {
-            say(&last);
-            if let Some((slots, set)) = &across.user {
-                say(&set.advice(slots, None));
+            print_lines(&last);
+            if let Some((slots, set)) = &restore.user {
+                print_lines(&set.advice(slots, None));
             }
         }
-        false => across.print(&stage::look(cluster, &across.copies).await?, format)?,
+        false => restore.print(&stage::read_stages(cluster, &restore.copies).await?, format)?,
     }
     Ok(())
 }
 
-impl Across<'_> {
+impl CrossNamespaceRestore<'_> {
     /// Refuses what would fail later. Returns the claims of the StatefulSet that no member restores, and
     /// that are kept.
     async fn refuse(&self, stages: &[Stage]) -> Result<Vec<String>> {
-        self.refuse_mix(stages)?;
-        if let Some(why) = namespace_hindrance(self.cluster, self.namespace).await? {
+        self.refuse_different_times(stages)?;
+        if let Some(why) = find_namespace_blocker(self.cluster, self.namespace).await? {
             return Err(Failure::failed(why));
         }
         for (copy, stage) in self.copies.iter().zip(stages) {
@@ -101,7 +103,8 @@ impl Across<'_> {
         verify::refuse(check, &self.copies)?;
         let advice =
             "Restore single members by the names of their VolumeSnapshots, or leave out --verify";
-        nodes::refuse_apart(self.cluster, &self.shown(stages), |_| true, advice).await
+        nodes::refuse_several_nodes(self.cluster, &self.target_copies(stages), |_| true, advice)
+            .await
     }
 
     /// All permissions of all steps.
@@ -140,20 +143,20 @@ impl Across<'_> {
     }
 
     /// The copies as they will be, with how far they are.
-    fn shown(&self, stages: &[Stage]) -> Vec<Copy> {
+    fn target_copies(&self, stages: &[Stage]) -> Vec<Copy> {
         let each = self.copies.iter().zip(stages);
         let each = each.map(|(copy, stage)| {
             let (state, volume) = match stage {
                 Stage::Absent => (State::Planned, ""),
                 Stage::Unbound(_) => (State::Exists, ""),
                 Stage::Bound(bound) => (State::Exists, bound.volume.as_str()),
-                Stage::Moving(volume) => (State::Exists, volume.as_str()),
-                Stage::Arrived(volume) => (State::Bound, volume.as_str()),
+                Stage::Transferring(volume) => (State::Exists, volume.as_str()),
+                Stage::Transferred(volume) => (State::Bound, volume.as_str()),
             };
-            let mut shown = copy.clone();
-            (shown.claim, shown.volume) = (to(copy).name, volume.into());
-            shown.state = state;
-            shown
+            let mut target_copies = copy.clone();
+            (target_copies.claim, target_copies.volume) = (target_claim(copy).name, volume.into());
+            target_copies.state = state;
+            target_copies
         });
         each.collect()
     }
@@ -161,12 +164,17 @@ impl Across<'_> {
     fn print(&self, stages: &[Stage], format: Format) -> Result<()> {
         match is_for_people(format) {
             true => Ok(()),
-            false => report::print(self.cluster, self.namespace, &self.shown(stages), format),
+            false => report::print(
+                self.cluster,
+                self.namespace,
+                &self.target_copies(stages),
+                format,
+            ),
         }
     }
 
     fn confirm(&self, stages: &[Stage], kept: &[String]) -> Result<()> {
-        let copies = self.shown(stages);
+        let copies = self.target_copies(stages);
         report::confirm(
             self.cluster,
             self.arguments,
@@ -215,13 +223,22 @@ impl Across<'_> {
 
     /// Lets the API server check the new claims, and with --dry-run also the others: a quota or a policy of
     /// the other namespace may refuse them.
-    async fn try_out(&self, stages: &[Stage], change: &Change, format: Format) -> Result<()> {
+    async fn check_with_dry_run(
+        &self,
+        stages: &[Stage],
+        change: &Change,
+        format: Format,
+    ) -> Result<()> {
         let mark = mark(&Change::DRY_RUN);
         for (copy, stage) in self.copies.iter().zip(stages) {
             if !matches!(stage, Stage::Absent) {
                 continue;
             }
-            let (from, to, former) = (from(self.cluster, copy), to(copy), self.former(copy)?);
+            let (from, to, former) = (
+                temporary_claim(self.cluster, copy),
+                target_claim(copy),
+                self.temporary_manifest(copy)?,
+            );
             let like: DynamicObject = serde_json::from_value(former.clone())
                 .map_err(|error| Failure::failed(format!("claim {from}: {error}")))?;
             if change.dry_run {
@@ -244,11 +261,11 @@ impl Across<'_> {
             )
             .await?;
             if change.dry_run && is_for_people(format) {
-                say(&format!(
+                print_lines(&format!(
                     "persistentvolumeclaim/{} created{mark}",
                     from.name
                 ));
-                say(&format!("claim {from} transferred to {to}{mark}"));
+                print_lines(&format!("claim {from} transferred to {to}{mark}"));
             }
         }
         Ok(())

@@ -17,54 +17,65 @@ use super::plan::{Copy, State};
 use super::report::{self, is_for_people};
 use super::storage_class::is_immediate;
 use super::{nodes, verify, wait};
-use crate::change::{Need, create, mark, require, say};
+use crate::change::{Need, create, mark, print_lines, require};
 use crate::cli::{Change, Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::failure::{Failure, Result};
 
-pub use contents::Which;
-use objects::{Member, Seen};
-pub use state::Gone;
+pub use contents::ContentName;
+use objects::{Existing, Member};
+pub use state::DeletedNamespaceRestore;
 
 /// Restores into the namespace of `--to-namespace`.
-pub async fn run(cluster: &Cluster, arguments: &RestoreArguments, which: &Which) -> Result<()> {
+pub async fn run(
+    cluster: &Cluster,
+    arguments: &RestoreArguments,
+    which: &ContentName,
+) -> Result<()> {
     if arguments.statefulset.is_some() {
         return Err(Failure::usage(
             "--statefulset is not for a content: its claims get the names that they had, or those of --claim".into(),
         ));
     }
-    let gone = Gone::read(cluster, arguments, which).await?;
-    let (seen, format) = (gone.look().await?, arguments.output.format);
-    if gone.has_ended(&seen) {
+    let restore = DeletedNamespaceRestore::read(cluster, arguments, which).await?;
+    let (seen, format) = (restore.read_objects().await?, arguments.output.format);
+    if restore.has_ended(&seen) {
         if is_for_people(format) {
-            say(&gone.ended());
+            print_lines(&restore.ended());
         }
-        return gone.print(&seen, format);
+        return restore.print(&seen, format);
     }
-    gone.refuse_seen(&seen).await?;
-    gone.refuse_check(&seen).await?;
-    let is_check_due = gone.is_check_due(&seen);
-    require(&gone.cluster, &gone.needs(is_check_due)).await?;
-    gone.confirm(&seen)?;
-    gone.try_out(&seen, &arguments.change, format).await?;
+    restore.refuse_seen(&seen).await?;
+    restore.refuse_check(&seen).await?;
+    let is_check_due = restore.is_check_due(&seen);
+    require(&restore.cluster, &restore.needs(is_check_due)).await?;
+    restore.confirm(&seen)?;
+    restore
+        .check_with_dry_run(&seen, &arguments.change, format)
+        .await?;
     if is_check_due {
-        verify::try_out(&gone.cluster, arguments, &gone.checked(&seen)).await?;
+        verify::check_with_dry_run(
+            &restore.cluster,
+            arguments,
+            &restore.copies_for_check(&seen),
+        )
+        .await?;
     }
     if arguments.change.dry_run {
-        return gone.print(&seen, format);
+        return restore.print(&seen, format);
     }
-    let last = wait::until_end_of_steps(&arguments.wait, || gone.advance()).await?;
+    let last = wait::until_end_of_steps(&arguments.wait, || restore.advance()).await?;
     match is_for_people(format) {
-        true => say(&last),
-        false => gone.print(&gone.look().await?, format)?,
+        true => print_lines(&last),
+        false => restore.print(&restore.read_objects().await?, format)?,
     }
     Ok(())
 }
 
-impl Gone<'_> {
+impl DeletedNamespaceRestore<'_> {
     /// Refuses a check that is not possible, or that could change a claim.
-    async fn refuse_check(&self, seen: &[Seen]) -> Result<()> {
+    async fn refuse_check(&self, seen: &[Existing]) -> Result<()> {
         let check = &self.arguments.check;
         if !self.is_check_due(seen) {
             if check.verify.is_some() {
@@ -76,7 +87,7 @@ impl Gone<'_> {
         let copies = self.copies(seen);
         verify::refuse(check, &copies)?;
         let advice = "Restore single members as volumesnapshotcontent/NAME, or leave out --verify";
-        nodes::refuse_apart(&self.cluster, &copies, |_| true, advice).await
+        nodes::refuse_several_nodes(&self.cluster, &copies, |_| true, advice).await
     }
 
     /// All permissions of all steps.
@@ -107,7 +118,7 @@ impl Gone<'_> {
     }
 
     /// The copies, with how far they are.
-    fn copies(&self, seen: &[Seen]) -> Vec<Copy> {
+    fn copies(&self, seen: &[Existing]) -> Vec<Copy> {
         let each = self.members.iter().zip(seen);
         let each = each.map(|(member, seen)| {
             let mut shown = member.copy.clone();
@@ -125,7 +136,7 @@ impl Gone<'_> {
     }
 
     /// The same as a person reads them: each snapshot has the name of its content.
-    fn shown(&self, seen: &[Seen]) -> Vec<Copy> {
+    fn displayed_copies(&self, seen: &[Existing]) -> Vec<Copy> {
         let mut shown = self.copies(seen);
         for copy in &mut shown {
             copy.snapshot.name.clone_from(&copy.snapshot.content);
@@ -135,7 +146,7 @@ impl Gone<'_> {
 
     /// The same for the pod of a check, where each volume has the name of its former claim: that of the new
     /// one, if the former is not known.
-    fn checked(&self, seen: &[Seen]) -> Vec<Copy> {
+    fn copies_for_check(&self, seen: &[Existing]) -> Vec<Copy> {
         let mut checked = self.copies(seen);
         for copy in &mut checked {
             if copy.snapshot.claim.is_empty() {
@@ -145,22 +156,27 @@ impl Gone<'_> {
         checked
     }
 
-    fn print(&self, seen: &[Seen], format: Format) -> Result<()> {
+    fn print(&self, seen: &[Existing], format: Format) -> Result<()> {
         match is_for_people(format) {
             true => Ok(()),
-            false => report::print(&self.cluster, self.namespace(), &self.shown(seen), format),
+            false => report::print(
+                &self.cluster,
+                self.namespace(),
+                &self.displayed_copies(seen),
+                format,
+            ),
         }
     }
 
-    fn confirm(&self, seen: &[Seen]) -> Result<()> {
-        let copies = self.shown(seen);
+    fn confirm(&self, seen: &[Existing]) -> Result<()> {
+        let copies = self.displayed_copies(seen);
         let place = (self.namespace(), &copies[..]);
         report::confirm(&self.cluster, self.arguments, place, || {
             self.plan(&copies, seen)
         })
     }
 
-    fn plan(&self, copies: &[Copy], seen: &[Seen]) -> String {
+    fn plan(&self, copies: &[Copy], seen: &[Existing]) -> String {
         let mut plan = format!(
             "{}, whose namespace is gone, will be restored into claims of namespace {}:\n{}",
             self.title,
@@ -195,7 +211,7 @@ impl Gone<'_> {
                 chosen.join(", ")
             );
         }
-        let is_begun = |it: &Seen| it.content.is_some() || it.claim.is_some();
+        let is_begun = |it: &Existing| it.content.is_some() || it.claim.is_some();
         if seen.iter().any(is_begun) {
             plan.push_str("\nAn earlier run has begun this.");
         }
@@ -204,7 +220,12 @@ impl Gone<'_> {
 
     /// Lets the API server check all objects that do not exist yet: a quota or a policy of the namespace may
     /// refuse them.
-    async fn try_out(&self, seen: &[Seen], change: &Change, format: Format) -> Result<()> {
+    async fn check_with_dry_run(
+        &self,
+        seen: &[Existing],
+        change: &Change,
+        format: Format,
+    ) -> Result<()> {
         for (member, seen) in self.members.iter().zip(seen) {
             let content = member.content_manifest(&self.cluster.driver);
             let snapshot = member.snapshot_manifest();
@@ -238,7 +259,7 @@ impl Gone<'_> {
                 if change.dry_run && is_for_people(format) {
                     let kind = kind.kind.to_lowercase();
                     let name = name.trim_matches('"');
-                    say(&format!("{kind}/{name} created{}", mark(change)));
+                    print_lines(&format!("{kind}/{name} created{}", mark(change)));
                 }
             }
         }

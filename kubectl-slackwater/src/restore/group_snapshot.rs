@@ -31,7 +31,7 @@ pub async fn members(
     mut snapshots: Vec<Snapshot>,
 ) -> Result<Vec<Snapshot>> {
     let refuse = |why: String| Failure::failed(format!("{} {why}", title(group)));
-    if group.is_leaving {
+    if group.is_being_deleted {
         return Err(refuse("is being deleted".into()));
     }
     if !group.ready {
@@ -46,7 +46,7 @@ pub async fn members(
     };
     let handles = handles(group, &content).map_err(refuse)?;
     read_handles(cluster, group, &mut snapshots).await?;
-    let mut members = matched(group, &handles, snapshots).map_err(refuse)?;
+    let mut members = match_members(group, &handles, snapshots).map_err(refuse)?;
     members.sort_by(|a, b| (a.base(), &a.name).cmp(&(b.base(), &b.name)));
     let mut pairs = members.windows(2);
     match pairs.find(|pair| pair[0].base() == pair[1].base()) {
@@ -75,11 +75,11 @@ fn handles(
             "names VolumeGroupSnapshotContent {name}, which is bound to another VolumeGroupSnapshot"
         ));
     }
-    listed(content)
+    listed_handles(content)
 }
 
 /// The handles of all snapshots that a VolumeGroupSnapshotContent lists.
-pub fn listed(content: &DynamicObject) -> std::result::Result<BTreeSet<String>, String> {
+pub fn listed_handles(content: &DynamicObject) -> std::result::Result<BTreeSet<String>, String> {
     let name = content.name();
     let lists = [
         "/status/volumeSnapshotInfoList",
@@ -108,7 +108,7 @@ pub fn listed(content: &DynamicObject) -> std::result::Result<BTreeSet<String>, 
 
 /// Reads the handles of VolumeSnapshots that name the group, where contents could not be listed.
 async fn read_handles(cluster: &Cluster, group: &Group, snapshots: &mut [Snapshot]) -> Result<()> {
-    let without = |one: &&mut Snapshot| one.handle.is_empty() && names(one, group);
+    let without = |one: &&mut Snapshot| one.handle.is_empty() && names_group(one, group);
     let without: Vec<_> = snapshots.iter_mut().filter(without).collect();
     if without.len() > MAX_MEMBERS {
         return Err(Failure::failed(format!(
@@ -133,12 +133,12 @@ async fn read_handles(cluster: &Cluster, group: &Group, snapshots: &mut [Snapsho
 
 /// Whether a VolumeSnapshot says that it is a member. The owner is absent where a backup program has
 /// removed it.
-fn names(one: &Snapshot, group: &Group) -> bool {
+fn names_group(one: &Snapshot, group: &Group) -> bool {
     one.group == group.name && (one.group_uid.is_empty() || one.group_uid == group.uid)
 }
 
 /// The VolumeSnapshot of each handle.
-fn matched(
+fn match_members(
     group: &Group,
     handles: &BTreeSet<String>,
     snapshots: Vec<Snapshot>,
@@ -149,7 +149,7 @@ fn matched(
     for one in snapshots {
         match by_handle.get_mut(&one.handle) {
             Some(found) => found.push(one),
-            None if names(&one, group) => others.push(one.name),
+            None if names_group(&one, group) => others.push(one.name),
             None => {}
         }
     }
@@ -159,7 +159,7 @@ fn matched(
         true => String::new(),
         false => format!(
             "these VolumeSnapshots name it, and their contents have none of its handles: {}",
-            some(&others)
+            first_names(&others)
         ),
     };
     let advice = "single members can be restored by the names of their VolumeSnapshots";
@@ -173,7 +173,7 @@ fn matched(
             group.namespace,
             missing.len(),
             handles.len(),
-            some(&missing)
+            first_names(&missing)
         ));
     }
     if !not_its.is_empty() {
@@ -181,14 +181,14 @@ fn matched(
     }
     let mut members = Vec::new();
     for (handle, mut found) in by_handle {
-        if found.len() > 1 && found.iter().filter(|one| names(one, group)).count() == 1 {
-            found.retain(|one| names(one, group));
+        if found.len() > 1 && found.iter().filter(|one| names_group(one, group)).count() == 1 {
+            found.retain(|one| names_group(one, group));
         }
         if found.len() > 1 {
             let all: Vec<_> = found.into_iter().map(|one| one.name).collect();
             return Err(format!(
                 "has several VolumeSnapshots for its snapshot {handle}: {}; {advice}",
-                some(&all)
+                first_names(&all)
             ));
         }
         members.extend(found);
@@ -197,7 +197,7 @@ fn matched(
 }
 
 /// Some of many names.
-pub fn some(names: &[String]) -> String {
+pub fn first_names(names: &[String]) -> String {
     let shown = names[..names.len().min(MAX_NAMES)].join(", ");
     match names.len().checked_sub(MAX_NAMES) {
         None | Some(0) => shown,
@@ -231,7 +231,7 @@ mod tests {
 
     fn found(snapshots: &[Snapshot]) -> std::result::Result<Vec<String>, String> {
         let handles = ["a", "b"].map(String::from).into();
-        let members = matched(&group(), &handles, snapshots.to_vec())?;
+        let members = match_members(&group(), &handles, snapshots.to_vec())?;
         Ok(members.into_iter().map(|one| one.name).collect())
     }
 
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn an_error_names_a_few_of_many() {
-        let names = |many: usize| some(&vec!["x".to_string(); many]);
+        let names = |many: usize| first_names(&vec!["x".to_string(); many]);
         assert_eq!(names(5), "x, x, x, x, x");
         assert_eq!(names(7), "x, x, x, x, x and 2 more");
     }

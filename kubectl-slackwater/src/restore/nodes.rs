@@ -28,14 +28,14 @@ pub async fn read_for(cluster: &Cluster, classes: &Classes, copies: &[Copy]) -> 
 }
 
 /// The node of a snapshot, if it is known.
-pub fn of_snapshot<'a>(nodes: &'a Nodes, copy: &Copy) -> Option<&'a str> {
+pub fn find_snapshot_node<'a>(nodes: &'a Nodes, copy: &Copy) -> Option<&'a str> {
     let node = nodes.as_ref()?.get(&copy.snapshot.pool)?;
     (!node.is_empty()).then_some(node)
 }
 
 /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
 /// chooses it itself. `unknown` is what a user reads if the node is not known.
-pub fn of_new<'a>(
+pub fn get_node_for_volume<'a>(
     nodes: &'a Nodes,
     classes: &Classes,
     copy: &Copy,
@@ -44,7 +44,7 @@ pub fn of_new<'a>(
     if is_immediate(classes, copy) {
         return Ok(None);
     }
-    match of_snapshot(nodes, copy) {
+    match find_snapshot_node(nodes, copy) {
         Some(node) => Ok(Some(node)),
         None => Err(Failure::failed(format!(
             "a volume of class {} is created for a pod (volumeBindingMode WaitForFirstConsumer), and the node of {}; or give a --storage-class with volumeBindingMode Immediate",
@@ -57,7 +57,7 @@ pub fn of_new<'a>(
 /// Refuses copies that no pod can use together, because their volumes exist on several nodes, or will be
 /// created there: each on the node of its snapshot, if `is_at_source`. Others are created on the node of
 /// the pod.
-pub async fn refuse_apart(
+pub async fn refuse_several_nodes(
     cluster: &Cluster,
     copies: &[Copy],
     is_at_source: impl Fn(&Copy) -> bool,
@@ -67,13 +67,13 @@ pub async fn refuse_apart(
     let mut places = Vec::new();
     for copy in copies {
         let node = match copy.volume.is_empty() {
-            false => of_volume(cluster, &nodes, copy).await?,
-            true if is_at_source(copy) => of_snapshot(&nodes, copy).map(str::to_string),
+            false => find_volume_node(cluster, &nodes, copy).await?,
+            true if is_at_source(copy) => find_snapshot_node(&nodes, copy).map(str::to_string),
             true => None,
         };
         places.extend(node.map(|node| (copy.claim.as_str(), node)));
     }
-    match apart(&places) {
+    match list_by_node(&places) {
         None => Ok(()),
         Some(places) => Err(Failure::failed(format!(
             "no pod can check all copies, because their volumes are on several nodes: {places}. {advice}"
@@ -82,7 +82,7 @@ pub async fn refuse_apart(
 }
 
 /// The node of a volume that exists.
-async fn of_volume(cluster: &Cluster, nodes: &Nodes, copy: &Copy) -> Result<Option<String>> {
+async fn find_volume_node(cluster: &Cluster, nodes: &Nodes, copy: &Copy) -> Result<Option<String>> {
     let Some(nodes) = nodes else { return Ok(None) };
     match cluster.find_one(&object::VOLUME, "", &copy.volume).await {
         Ok(volume) => {
@@ -104,7 +104,7 @@ async fn of_volume(cluster: &Cluster, nodes: &Nodes, copy: &Copy) -> Result<Opti
 }
 
 /// The claims by node, if there are several nodes.
-fn apart(places: &[(&str, String)]) -> Option<String> {
+fn list_by_node(places: &[(&str, String)]) -> Option<String> {
     let mut by_node: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (claim, node) in places {
         by_node.entry(node).or_default().push(claim);
@@ -123,9 +123,12 @@ mod tests {
     fn volumes_on_several_nodes_are_named() {
         let place = |claim: &'static str, node: &str| (claim, node.to_string());
         let one = [place("a", "node-1"), place("b", "node-1")];
-        assert_eq!(apart(&[]), None);
-        assert_eq!(apart(&one), None);
+        assert_eq!(list_by_node(&[]), None);
+        assert_eq!(list_by_node(&one), None);
         let two = [&one[..], &[place("c", "node-2")]].concat();
-        assert_eq!(apart(&two).as_deref(), Some("a, b on node-1; c on node-2"));
+        assert_eq!(
+            list_by_node(&two).as_deref(),
+            Some("a, b on node-1; c on node-2")
+        );
     }
 }

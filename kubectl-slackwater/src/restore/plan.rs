@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::source::Source;
-use super::stateful_set::Stateful;
+use super::stateful_set::StatefulSet;
 use super::stateful_set::claim_names::is_valid;
 use crate::cli::RestoreArguments;
 use crate::cluster::Cluster;
@@ -16,7 +16,7 @@ use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 use crate::model::snapshot::Snapshot;
 use crate::text::{as_quantity, quantity};
-use crate::transfer::step::Place;
+use crate::transfer::step::NamespacedName;
 
 /// The annotation of a restored claim with the UID of the VolumeSnapshot of which it is a copy. A
 /// command that is repeated knows by it which claims it has created.
@@ -69,7 +69,7 @@ pub struct Copy {
     /// The UID of the claim; empty until it exists.
     pub uid: String,
     /// The claim of another namespace that it becomes, if it is only there to be transferred.
-    pub target: Option<Place>,
+    pub target: Option<NamespacedName>,
     /// When an earlier run has created the claim.
     pub since: Option<Timestamp>,
     labels: BTreeMap<String, String>,
@@ -134,7 +134,7 @@ pub fn pattern_of_volume(volume: &DynamicObject) -> Pattern {
 pub async fn copies(
     cluster: &Cluster,
     source: &Source,
-    set: Option<&Stateful>,
+    set: Option<&StatefulSet>,
     arguments: &RestoreArguments,
 ) -> Result<Vec<Copy>> {
     let names = names(source, set, arguments)?;
@@ -148,11 +148,11 @@ pub async fn copies(
             )));
         }
         if let Some(namespace) = &arguments.to_namespace {
-            let like = likeness(cluster, member, (set, false), at, source).await?;
+            let like = find_pattern(cluster, member, (set, false), at, source).await?;
             let claim = format!("{TEMPORARY}{}", member.uid);
             let copy = copy(claim, member, like, None, arguments)?;
             let namespace = namespace.clone();
-            found.push(copy.that_becomes(Place { namespace, name }));
+            found.push(copy.with_target(NamespacedName { namespace, name }));
             continue;
         }
         let live = cluster.find_one(&object::CLAIM, &cluster.namespace, &name);
@@ -160,7 +160,7 @@ pub async fn copies(
         if let Some(live) = live.as_ref().filter(|live| !is_copy(live, member)) {
             // The rest of the plan is checked before the user has to delete claims.
             if arguments.change.dry_run && !arguments.check.discard {
-                let like = likeness(cluster, member, (set, continues), at, source).await?;
+                let like = find_pattern(cluster, member, (set, continues), at, source).await?;
                 let mut blocked = copy(name, member, like, None, arguments)?;
                 blocked.state = State::Blocked;
                 found.push(blocked);
@@ -177,11 +177,11 @@ pub async fn copies(
         }
         let like = match &live {
             Some(live) => Some(pattern(&json!(live))),
-            None => likeness(cluster, member, (set, continues), at, source).await?,
+            None => find_pattern(cluster, member, (set, continues), at, source).await?,
         };
         found.push(copy(name, member, like, live.as_ref(), arguments)?);
     }
-    refuse_mix(cluster, &found)?;
+    refuse_different_times(cluster, &found)?;
     match in_the_way.is_empty() {
         true => Ok(found),
         false => Err(Failure::failed(format!(
@@ -212,7 +212,7 @@ fn refuse_mark(live: &DynamicObject, discard: bool) -> Result<()> {
 
 /// Refuses to create copies beside those that an application may have changed since an earlier run: they
 /// would be of different times. A volume may have been used as soon as it exists.
-fn refuse_mix(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
+fn refuse_different_times(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
     let bound = copies.iter().filter(|copy| copy.state == State::Bound);
     let bound: Vec<_> = bound.map(|copy| copy.claim.as_str()).collect();
     let is_missing = |copy: &Copy| matches!(copy.state, State::Planned | State::Blocked);
@@ -229,7 +229,7 @@ fn refuse_mix(cluster: &Cluster, copies: &[Copy]) -> Result<()> {
 /// The names of the claims, in the order of the members.
 fn names(
     source: &Source,
-    set: Option<&Stateful>,
+    set: Option<&StatefulSet>,
     arguments: &RestoreArguments,
 ) -> Result<Vec<String>> {
     let with_suffix = |name: &str| match &arguments.suffix {
@@ -259,10 +259,10 @@ pub fn is_copy(claim: &DynamicObject, member: &Snapshot) -> bool {
 /// What a new claim is like: the claim of which the snapshot was taken, or the template. A claim with
 /// which the StatefulSet continues has its labels, as if its controller had created it, and so is a member
 /// of its group snapshots again. Other copies have none.
-async fn likeness(
+async fn find_pattern(
     cluster: &Cluster,
     member: &Snapshot,
-    (set, continues): (Option<&Stateful>, bool),
+    (set, continues): (Option<&StatefulSet>, bool),
     at: usize,
     source: &Source,
 ) -> Result<Option<Pattern>> {
@@ -347,7 +347,7 @@ pub fn copy(
 }
 
 impl Copy {
-    fn that_becomes(mut self, target: Place) -> Copy {
+    fn with_target(mut self, target: NamespacedName) -> Copy {
         self.annotations.insert(BECOMES.into(), target.to_string());
         self.target = Some(target);
         self

@@ -10,7 +10,7 @@ use crate::cli::{Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Result};
 use crate::listing::watch::write;
-use crate::listing::{self, Column, Listing, Row, column, table, wide};
+use crate::listing::{self, Column, Listing, Row, column, table, wide_column};
 use crate::text::{size, time};
 
 const COLUMNS: [Column; 9] = [
@@ -20,9 +20,9 @@ const COLUMNS: [Column; 9] = [
     column("CUT AT"),
     column("SIZE"),
     column("STATE"),
-    wide("CLASS"),
-    wide("MODE"),
-    wide("REASON"),
+    wide_column("CLASS"),
+    wide_column("MODE"),
+    wide_column("REASON"),
 ];
 
 /// The copies, each with the level and the time of its snapshot.
@@ -79,7 +79,7 @@ pub fn is_for_people(format: Format) -> bool {
 /// Prints the copies, which are in this namespace.
 pub fn print(cluster: &Cluster, namespace: &str, copies: &[Copy], format: Format) -> Result<()> {
     let listing = listing(namespace, copies, cluster.take_notes());
-    write(&listing.print(format, true)?, &[]);
+    write(&listing.render(format, true)?, &[]);
     Ok(())
 }
 
@@ -93,7 +93,7 @@ pub fn confirm(
 ) -> Result<()> {
     let (format, change) = (arguments.output.format, &arguments.change);
     if is_for_people(format) {
-        for note in listing::notes(&cluster.take_notes()) {
+        for note in listing::note_lines(&cluster.take_notes()) {
             eprintln!("{note}");
         }
         return change::confirm(change, &plan());

@@ -132,7 +132,7 @@ async fn get_named(cluster: &Cluster, named: Named, name: &str) -> Result<Source
 fn refuse_unready(snapshot: &Snapshot) -> Result<()> {
     let title = format!("VolumeSnapshot {}/{}", snapshot.namespace, snapshot.name);
     let refuse = |why: String| Err(Failure::failed(format!("{title} {why}")));
-    if snapshot.is_leaving {
+    if snapshot.is_being_deleted {
         return refuse("is being deleted".into());
     }
     if !snapshot.ready {

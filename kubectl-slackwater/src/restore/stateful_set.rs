@@ -13,7 +13,7 @@ use crate::model::snapshot::Snapshot;
 use crate::model::{claims_of, has_ended};
 
 /// A StatefulSet.
-pub struct Stateful {
+pub struct StatefulSet {
     object: DynamicObject,
     /// What names its claims.
     pub set: Set,
@@ -24,7 +24,7 @@ pub async fn find(
     cluster: &Cluster,
     namespace: &str,
     name: Option<&str>,
-) -> Result<Option<Stateful>> {
+) -> Result<Option<StatefulSet>> {
     let Some(name) = name else { return Ok(None) };
     let found = cluster.find_one(&object::STATEFUL_SET, namespace, name);
     let Some(object) = found.await? else {
@@ -40,10 +40,10 @@ pub async fn find(
         replicas: object.number("/spec/replicas"),
         templates: templates.map(str::to_string).collect(),
     };
-    Ok(Some(Stateful { object, set }))
+    Ok(Some(StatefulSet { object, set }))
 }
 
-impl Stateful {
+impl StatefulSet {
     fn title(&self) -> String {
         format!("StatefulSet {}/{}", self.namespace(), self.object.name())
     }

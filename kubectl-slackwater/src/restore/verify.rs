@@ -52,7 +52,7 @@ pub fn refuse(check: &Check, copies: &[Copy]) -> Result<()> {
 
 /// Lets the API server check the pod before the first claim is created: a policy of the namespace may
 /// refuse it.
-pub async fn try_out(
+pub async fn check_with_dry_run(
     cluster: &Cluster,
     arguments: &RestoreArguments,
     copies: &[Copy],
@@ -87,8 +87,8 @@ pub async fn run(
     let namespace = &cluster.namespace;
     // One of an earlier run that was interrupted can be the same check.
     let pod = match cluster.find_one(&object::POD, namespace, &name).await? {
-        Some(found) if is_same(&found, &pod) => found,
-        Some(_) => return Err(another(namespace, &name)),
+        Some(found) if is_same_check(&found, &pod) => found,
+        Some(_) => return Err(other_check(namespace, &name)),
         None => create(cluster, change, &object::POD, namespace, pod).await?,
     };
     if change.dry_run {
@@ -130,8 +130,8 @@ async fn step(
         let line = format!("pod {namespace}/{name} of an earlier check is being deleted");
         return Ok(Progress::Running(line));
     }
-    if !is_same(&found, &pod) {
-        return Err(another(namespace, &name));
+    if !is_same_check(&found, &pod) {
+        return Err(other_check(namespace, &name));
     }
     let progress = progress_of(&found);
     if let Progress::Ended(_) = progress {
@@ -158,7 +158,7 @@ pub async fn until_success(
     })
 }
 
-fn another(namespace: &str, name: &str) -> Failure {
+fn other_check(namespace: &str, name: &str) -> Failure {
     Failure::failed(format!(
         "pod {namespace}/{name} is of another check of these claims, or is being deleted: delete it, and run the command again when it is gone"
     ))
@@ -171,7 +171,7 @@ pub fn name(copies: &[Copy]) -> String {
 }
 
 /// Whether a pod that exists is the same check of the same claims.
-fn is_same(found: &DynamicObject, pod: &Value) -> bool {
+fn is_same_check(found: &DynamicObject, pod: &Value) -> bool {
     let volumes = |volumes: &[Value]| -> Vec<_> {
         // Admission plugins can add others.
         let of_claims = volumes
@@ -329,10 +329,13 @@ mod tests {
             }
         };
         let found = |pod: Value| serde_json::from_value::<DynamicObject>(pod).unwrap();
-        assert!(is_same(&found(check(&[])), &check(&[])));
+        assert!(is_same_check(&found(check(&[])), &check(&[])));
         let others = [&["--discard"][..], &["--verify-user", "5"]];
         for other in others {
-            assert!(!is_same(&found(check(other)), &check(&[])), "{other:?}");
+            assert!(
+                !is_same_check(&found(check(other)), &check(&[])),
+                "{other:?}"
+            );
         }
         let mut pods = vec![check(&[]); 5];
         pods[0]["spec"]["containers"][0]["image"] = json!("other");
@@ -342,7 +345,7 @@ mod tests {
         pods[4]["spec"]["volumes"] =
             json!([{"name": "copy-0", "persistentVolumeClaim": {"claimName": "x"}}]);
         for pod in pods {
-            assert!(!is_same(&found(pod.clone()), &check(&[])), "{pod}");
+            assert!(!is_same_check(&found(pod.clone()), &check(&[])), "{pod}");
         }
     }
 

@@ -9,7 +9,7 @@ use crate::cli::ListArguments;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, labeled};
 use crate::failure::Result;
-use crate::listing::{Column, Listing, Row, column, wide};
+use crate::listing::{Column, Listing, Row, column, wide_column};
 use crate::text::age;
 
 /// What it reads.
@@ -23,9 +23,9 @@ const COLUMNS: [Column; 10] = [
     column("NEXT CUT"),
     column("SUSPENDED"),
     column("PROBLEM"),
-    wide("TIMES"),
-    wide("CLAIMS"),
-    wide("CLASS"),
+    wide_column("TIMES"),
+    wide_column("CLAIMS"),
+    wide_column("CLASS"),
 ];
 
 /// A controller reads a new schedule within seconds, and executes a slot within a minute or two.

@@ -18,7 +18,7 @@ const COLUMNS: [Column; 3] = [column("SET"), column("REASON"), column("WAITS FOR
 pub async fn run(cluster: &Cluster, name: &str, format: Format) -> Result<()> {
     let object = get(cluster, name).await?;
     let listing = listing(&object)?;
-    write(&listing.print(format, true)?, &listing.remarks(format));
+    write(&listing.render(format, true)?, &listing.remarks(format));
     Ok(())
 }
 

@@ -6,7 +6,9 @@ use k8s_openapi::jiff::tz::TimeZone;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use crate::change::{Need, Progress, confirm, follow, is_stored, mark, patch, require, say};
+use crate::change::{
+    Need, Progress, confirm, follow, is_stored, mark, patch, print_lines, require,
+};
 use crate::cli::{Change, Wait};
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
@@ -56,7 +58,7 @@ pub async fn run(cluster: &Cluster, name: &str, change: &Change, wait: &Wait) ->
     let now = patch(cluster, change, &object::SCHEDULE, &object, run).await?;
     let is_there = now.time("/spec/runAt") == Some(slot);
     is_stored(is_there, "spec.runAt", "snapshotschedules.yaml")?;
-    say(&format!(
+    print_lines(&format!(
         "snapshotschedule.slackwater.dev/{name} runs{}",
         mark(change)
     ));
@@ -173,17 +175,17 @@ async fn progress(cluster: &Cluster, name: &str, sets: &Sets) -> Result<Progress
                     sets.kind.kind, sets.slot
                 )))));
             }
-            None => waits = not_yet(&schedule),
+            None => waits = pending_reason(&schedule),
         }
     }
     Ok(match ready == sets.names.len() {
-        true => Progress::Ended(Ok(ended(cluster, sets).await?)),
+        true => Progress::Ended(Ok(describe_levels(cluster, sets).await?)),
         false => Progress::Running(waits),
     })
 }
 
 /// Why a set does not exist yet.
-fn not_yet(schedule: &DynamicObject) -> String {
+fn pending_reason(schedule: &DynamicObject) -> String {
     let conditions = schedule.conditions();
     let failing = conditions
         .iter()
@@ -195,7 +197,7 @@ fn not_yet(schedule: &DynamicObject) -> String {
 }
 
 /// The sets with the levels that they have reached, as far as the user may see them.
-async fn ended(cluster: &Cluster, sets: &Sets) -> Result<String> {
+async fn describe_levels(cluster: &Cluster, sets: &Sets) -> Result<String> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let levels: Vec<_> = match *sets.kind == object::GROUP {
         true => {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::cli::driver::{ExportArguments, ImportArguments};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields, pool_of};
-use crate::driver_pod::command::{confirm, is_done, node_of, words};
+use crate::driver_pod::command::{check_exit_code, command_line, confirm, node_of};
 use crate::driver_pod::exec::{self, Input};
 use crate::failure::{Failure, Result};
 
@@ -46,12 +46,12 @@ pub async fn export(cluster: &Cluster, arguments: &ExportArguments) -> Result<()
         node = next;
     }
     let pod = arguments.pods.on_node(cluster, &node).await?;
-    let mut words = words(&pod, &["export"], &["endpoint"]);
+    let mut words = command_line(&pod, &["export"], &["endpoint"]);
     words.extend(bases.into_iter().map(|base| format!("--base={base}")));
     words.extend(snapshots);
     let Some(path) = &arguments.file else {
         let code = exec::run(cluster, &pod, &words, &mut io::stdout(), None).await?;
-        return is_done(&pod, &words, code);
+        return check_exit_code(&pod, &words, code);
     };
     let mut part = Part::create(path)?;
     // Otherwise Ctrl-C would leave the part.
@@ -64,7 +64,7 @@ pub async fn export(cluster: &Cluster, arguments: &ExportArguments) -> Result<()
             ..Failure::failed("interrupted".into())
         }),
     };
-    let done = code.and_then(|code| is_done(&pod, &words, code));
+    let done = code.and_then(|code| check_exit_code(&pod, &words, code));
     done.map_err(|failure| Failure {
         message: format!("{}; {} was not written", failure.message, path.display()),
         ..failure
@@ -185,7 +185,7 @@ pub async fn import(cluster: &Cluster, arguments: &ImportArguments) -> Result<()
         None => Box::new(io::stdin()),
     };
     let pod = arguments.pods.on_node(cluster, &arguments.node).await?;
-    let mut words = words(&pod, &["import"], &["endpoint"]);
+    let mut words = command_line(&pod, &["import"], &["endpoint"]);
     let options = [
         ("name", &arguments.name),
         ("prefix", &arguments.prefix),
@@ -201,7 +201,7 @@ pub async fn import(cluster: &Cluster, arguments: &ImportArguments) -> Result<()
     }
     let input = pieces(source);
     let code = exec::run(cluster, &pod, &words, &mut io::stdout(), Some(input)).await?;
-    is_done(&pod, &words, code)
+    check_exit_code(&pod, &words, code)
 }
 
 /// Reads ahead by a few messages. The thread ends with the process: a read of stdin cannot be

@@ -7,7 +7,7 @@ use crate::cli::ListArguments;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
 use crate::failure::Result;
-use crate::listing::{Column, Listing, Row, column, wide};
+use crate::listing::{Column, Listing, Row, column, wide_column};
 use crate::model::snapshot::{self, Snapshot};
 use crate::text::{age, size};
 
@@ -28,10 +28,10 @@ const COLUMNS: [Column; 12] = [
     column("AGE"),
     column("RESTORE SIZE"),
     column("REASON"),
-    wide("FROZEN"),
-    wide("HELD"),
-    wide("CONTENT"),
-    wide("ID"),
+    wide_column("FROZEN"),
+    wide_column("HELD"),
+    wide_column("CONTENT"),
+    wide_column("ID"),
 ];
 
 /// The snapshots, the newest first.

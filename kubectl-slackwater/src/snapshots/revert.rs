@@ -3,7 +3,9 @@
 use kube::api::{DynamicObject, ListParams};
 use serde_json::json;
 
-use crate::change::{Need, Progress, confirm, create, follow, mark, name_prefix, require, say};
+use crate::change::{
+    Need, Progress, confirm, create, follow, mark, name_prefix, print_lines, require,
+};
 use crate::cli::RevertArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
@@ -39,7 +41,7 @@ pub async fn run(cluster: &Cluster, arguments: &RevertArguments) -> Result<()> {
         name: "",
     });
     require(cluster, &needs).await?;
-    for note in listing::notes(&cluster.take_notes()) {
+    for note in listing::note_lines(&cluster.take_notes()) {
         eprintln!("{note}");
     }
     let plan = plan(&cluster.namespace, arguments, &title, &members);
@@ -53,7 +55,7 @@ pub async fn run(cluster: &Cluster, arguments: &RevertArguments) -> Result<()> {
     )
     .await?;
     let name = made.name().to_string();
-    say(&format!(
+    print_lines(&format!(
         "volumerevert.slackwater.dev/{name} created{}",
         mark(&arguments.change)
     ));

@@ -11,7 +11,7 @@ use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;
 use serde_json::Value;
 
-use self::copies::{Part, merged};
+use self::copies::{CopiedVolume, merge_copies};
 use crate::cluster::object::{self, Fields, Kind, pool_of};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
@@ -45,7 +45,7 @@ const DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 /// Work that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Work {
+pub struct Operation {
     /// The resource of its object.
     pub resource: &'static str,
     pub namespace: String,
@@ -76,14 +76,14 @@ pub struct Work {
     pools: Vec<String>,
     /// The volumes that it copies.
     #[serde(skip)]
-    parts: Vec<Part>,
+    parts: Vec<CopiedVolume>,
     /// It is one copy, and not an evacuation.
     #[serde(skip)]
     is_copy: bool,
 }
 
 /// What work is computed from besides the objects of moves, reverts and sources.
-pub struct Parts<'a> {
+pub struct Inputs<'a> {
     /// `None` if the user may not list pools.
     pub pools: Option<&'a [Pool]>,
     pub volumes: &'a [Volume],
@@ -97,10 +97,10 @@ pub async fn read(
     cluster: &Cluster,
     scope: &Scope,
     moves: Option<&[DynamicObject]>,
-    parts: &Parts<'_>,
-) -> Result<Vec<Work>> {
+    parts: &Inputs<'_>,
+) -> Result<Vec<Operation>> {
     let all = ListParams::default();
-    let mut found: Vec<Work> = moves.into_iter().flatten().filter_map(of_move).collect();
+    let mut found: Vec<Operation> = moves.into_iter().flatten().filter_map(of_move).collect();
     let reverts = cluster.find(&object::REVERT, scope, &all).await?;
     found.extend(reverts.iter().flatten().filter_map(of_revert));
     for kind in SOURCES {
@@ -110,11 +110,11 @@ pub async fn read(
     }
     let pools = parts.pools.into_iter().flatten();
     found.extend(pools.filter_map(|pool| of_pool(pool, moves, parts)));
-    Ok(complete(merged(found, scope, parts), parts))
+    Ok(complete(merge_copies(found, scope, parts), parts))
 }
 
 /// Adds what follows from the age of the numbers, and sorts.
-fn complete(mut found: Vec<Work>, parts: &Parts<'_>) -> Vec<Work> {
+fn complete(mut found: Vec<Operation>, parts: &Inputs<'_>) -> Vec<Operation> {
     let is_old = |at: &Timestamp| parts.now.duration_since(*at) > STALE;
     let pools: BTreeMap<&str, &Pool> = {
         let pools = parts.pools.into_iter().flatten();
@@ -146,7 +146,7 @@ fn complete(mut found: Vec<Work>, parts: &Parts<'_>) -> Vec<Work> {
 }
 
 /// The seconds that the rest takes at the mean rate since the copy began.
-fn time_left(work: &Work, now: Timestamp) -> Option<i64> {
+fn time_left(work: &Operation, now: Timestamp) -> Option<i64> {
     let (since, before) = work.rate.filter(|_| !work.outdated)?;
     let time = work.reported_at.unwrap_or(now).duration_since(since);
     let done = work.bytes_done.checked_sub(before)?;
@@ -158,7 +158,7 @@ fn time_left(work: &Work, now: Timestamp) -> Option<i64> {
     i64::try_from(seconds).ok()
 }
 
-fn of_move(object: &DynamicObject) -> Option<Work> {
+fn of_move(object: &DynamicObject) -> Option<Operation> {
     let moved = Move::of(object);
     if moved.has_ended() {
         return None;
@@ -173,7 +173,7 @@ fn of_move(object: &DynamicObject) -> Option<Work> {
         "" => String::new(),
         node => format!(" {word} {node}"),
     };
-    Some(Work {
+    Some(Operation {
         resource: object::MOVE.plural,
         what: format!(
             "move of claim {}{}{}",
@@ -192,12 +192,12 @@ fn of_move(object: &DynamicObject) -> Option<Work> {
         pools: ["from", "to"]
             .map(|place| object.text(&format!("/status/{place}/pool")).to_string())
             .to_vec(),
-        parts: vec![Part::of(object.text("/status/to/handle"), false)],
-        ..Work::default()
+        parts: vec![CopiedVolume::of(object.text("/status/to/handle"), false)],
+        ..Operation::default()
     })
 }
 
-fn of_revert(object: &DynamicObject) -> Option<Work> {
+fn of_revert(object: &DynamicObject) -> Option<Operation> {
     let phase = object.operation_phase();
     if matches!(phase, "Done" | "Failed" | "Incomplete") {
         return None;
@@ -216,7 +216,7 @@ fn of_revert(object: &DynamicObject) -> Option<Work> {
         group => group,
     };
     let handles = members.iter().filter_map(|it| it["handle"].as_str());
-    Some(Work {
+    Some(Operation {
         resource: object::REVERT.plural,
         namespace: object.namespace().into(),
         name: object.name().into(),
@@ -229,14 +229,14 @@ fn of_revert(object: &DynamicObject) -> Option<Work> {
         deadline: deadline(object).filter(|_| !has_switched && phase != "Aborting"),
         pools: handles.filter_map(pool_of).map(String::from).collect(),
         parts: members.iter().map(member).collect(),
-        ..Work::default()
+        ..Operation::default()
     })
 }
 
 /// The volume of a member of a revert.
-fn member(member: &Value) -> Part {
+fn member(member: &Value) -> CopiedVolume {
     let text = |field: &str| member[field].as_str().unwrap_or_default();
-    Part::of(
+    CopiedVolume::of(
         text("handle"),
         matches!(text("state"), "" | "Waiting" | "Fenced"),
     )
@@ -252,7 +252,7 @@ fn deadline(object: &DynamicObject) -> Option<Timestamp> {
 }
 
 /// The claims of a data source that are not filled yet.
-fn of_source(kind: &'static Kind, source: &DynamicObject) -> Vec<Work> {
+fn of_source(kind: &'static Kind, source: &DynamicObject) -> Vec<Operation> {
     let claims = source.list("/status/claims").iter();
     let open = claims.filter(|claim| {
         let has_ended = matches!(claim["phase"].as_str(), Some("Populated" | "Failed"));
@@ -264,7 +264,7 @@ fn of_source(kind: &'static Kind, source: &DynamicObject) -> Vec<Work> {
         let number = |field: &str| claim[field].as_i64().unwrap_or_default();
         // In another phase, its numbers are those of the phase before.
         let is_filling = text("phase") == "Populating";
-        Work {
+        Operation {
             resource: kind.plural,
             namespace: source.namespace().into(),
             name: source.name().into(),
@@ -283,18 +283,18 @@ fn of_source(kind: &'static Kind, source: &DynamicObject) -> Vec<Work> {
             rate: time("progressSince")
                 .filter(|_| is_filling)
                 .map(|since| (since, number("progressSinceBytes"))),
-            ..Work::default()
+            ..Operation::default()
         }
     };
     open.map(fill).collect()
 }
 
 /// A pool that is being emptied.
-fn of_pool(pool: &Pool, moves: Option<&[DynamicObject]>, parts: &Parts<'_>) -> Option<Work> {
+fn of_pool(pool: &Pool, moves: Option<&[DynamicObject]>, parts: &Inputs<'_>) -> Option<Operation> {
     if !pool.evacuate || pool.left == Some(0) {
         return None;
     }
-    let work = Work {
+    let work = Operation {
         resource: object::POOL.plural,
         name: pool.id.clone(),
         what: format!("evacuation of pool {}", pool.title()),
@@ -304,16 +304,16 @@ fn of_pool(pool: &Pool, moves: Option<&[DynamicObject]>, parts: &Parts<'_>) -> O
         message: pool.evacuation.clone(),
         since: pool.evacuation_since,
         pools: vec![pool.id.clone()],
-        ..Work::default()
+        ..Operation::default()
     };
     match moves.filter(|_| parts.are_all) {
-        Some(moves) => Some(with_sum(work, moves, parts.volumes)),
+        Some(moves) => Some(with_totals(work, moves, parts.volumes)),
         None => Some(work),
     }
 }
 
 /// What has been moved out of a pool by its evacuation, and what the claims have that are still in it.
-fn with_sum(mut work: Work, moves: &[DynamicObject], volumes: &[Volume]) -> Work {
+fn with_totals(mut work: Operation, moves: &[DynamicObject], volumes: &[Volume]) -> Operation {
     let is_claimed = |one: &&Volume| one.pool == work.name && !one.claim.is_empty();
     let here: Vec<&Volume> = volumes.iter().filter(is_claimed).collect();
     let (mut all, mut moved) = (here.len() as u64, 0);
@@ -356,7 +356,7 @@ fn with_sum(mut work: Work, moves: &[DynamicObject], volumes: &[Volume]) -> Work
     work
 }
 
-impl Work {
+impl Operation {
     /// The cells of [`COLUMNS`].
     pub fn cells(&self, now: Timestamp) -> Vec<String> {
         let volumes = self.volumes.map(|all| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
 
-use super::step::{Claim, Place, Record, Step, View, Volume};
+use super::step::{Claim, NamespacedName, Record, Step, View, Volume};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields};
@@ -39,16 +39,16 @@ pub struct Transfer<'a> {
     /// With the rights of its user.
     pub cluster: &'a Cluster,
     /// The claim.
-    pub from: Place,
+    pub from: NamespacedName,
     /// What it becomes.
-    pub to: Place,
+    pub to: NamespacedName,
     /// The name of its PersistentVolume.
     pub volume: String,
 }
 
 /// What exists, with the objects from which it was read. A step writes to exactly these: in these
 /// versions, so that what was decided is never done to something else.
-pub struct Seen {
+pub struct Observed {
     /// What the decision is made from.
     pub view: View,
     /// The PersistentVolume.
@@ -74,7 +74,7 @@ pub fn record_of(volume: &DynamicObject) -> Result<Option<Record>> {
 }
 
 impl Transfer<'_> {
-    async fn claim(&self, place: &Place) -> Result<Option<DynamicObject>> {
+    async fn claim(&self, place: &NamespacedName) -> Result<Option<DynamicObject>> {
         let found = self
             .cluster
             .find_one(&object::CLAIM, &place.namespace, &place.name);
@@ -87,13 +87,13 @@ impl Transfer<'_> {
     }
 
     /// Reads what exists.
-    pub async fn look(&self) -> Result<Seen> {
+    pub async fn read(&self) -> Result<Observed> {
         let volume = self.persistent_volume().await?;
         let claim = |claim: &DynamicObject| Claim {
             uid: claim.uid().to_string(),
             is_of_volume: claim.text("/spec/volumeName") == self.volume,
             is_bound: claim.text("/status/phase") == "Bound",
-            is_leaving: claim.is_being_deleted(),
+            is_being_deleted: claim.is_being_deleted(),
             is_transferred: claim.annotation(TRANSFERRED_FROM) == self.from.to_string(),
             undone: claim.annotation(UNDONE).into(),
         };
@@ -103,26 +103,26 @@ impl Transfer<'_> {
                 policy: volume.text("/spec/persistentVolumeReclaimPolicy").into(),
                 record: record_of(volume)?,
                 claim: claim_of(volume),
-                is_leaving: volume.is_being_deleted(),
+                is_being_deleted: volume.is_being_deleted(),
             }),
         };
         let old = self.claim(&self.from).await?;
-        let hindrance = match (&volume, &old) {
+        let blocker = match (&volume, &old) {
             (Some(volume), Some(_)) => {
-                match namespace_hindrance(self.cluster, &self.to.namespace).await? {
-                    None => self.hindrance(volume).await?,
+                match find_namespace_blocker(self.cluster, &self.to.namespace).await? {
+                    None => self.blocker(volume).await?,
                     why => why,
                 }
             }
             _ => None,
         };
         let new = self.claim(&self.to).await?;
-        Ok(Seen {
+        Ok(Observed {
             view: View {
                 volume: seen,
                 old: old.as_ref().map(claim),
                 new: new.as_ref().map(claim),
-                hindrance,
+                blocker,
             },
             volume,
             old,
@@ -131,7 +131,7 @@ impl Transfer<'_> {
     }
 
     /// What would lose its volume, or interfere.
-    async fn hindrance(&self, volume: &DynamicObject) -> Result<Option<String>> {
+    async fn blocker(&self, volume: &DynamicObject) -> Result<Option<String>> {
         let busy = BUSY
             .iter()
             .find(|(name, _)| !volume.annotation(name).is_empty());
@@ -179,14 +179,14 @@ impl Transfer<'_> {
 
     /// Takes a step that was decided from what was seen. `false`: an object has changed since then, and
     /// nothing was stored.
-    pub async fn perform(&self, step: Step, seen: &Seen, change: &Change) -> Result<bool> {
+    pub async fn perform(&self, step: Step, seen: &Observed, change: &Change) -> Result<bool> {
         match self.execute(step, seen, change).await {
             Err(failure) if failure.is_conflict => Ok(false),
             done => done,
         }
     }
 
-    async fn execute(&self, step: Step, seen: &Seen, change: &Change) -> Result<bool> {
+    async fn execute(&self, step: Step, seen: &Observed, change: &Change) -> Result<bool> {
         let Some(volume) = &seen.volume else {
             return Ok(false);
         };
@@ -227,7 +227,7 @@ impl Transfer<'_> {
 
     /// Lets the API server check the new claim, while the old one still exists: a quota or a policy of
     /// the other namespace may refuse it.
-    async fn try_create(&self, claim: Value, seen: &Seen) -> Result<()> {
+    async fn try_create(&self, claim: Value, seen: &Observed) -> Result<()> {
         if seen.view.new.is_some() {
             return Ok(());
         }
@@ -248,7 +248,7 @@ impl Transfer<'_> {
         &self,
         volume: &DynamicObject,
         record: Option<&Record>,
-        seen: &Seen,
+        seen: &Observed,
         change: &Change,
     ) -> Result<bool> {
         let Some(old) = &seen.old else {
@@ -300,7 +300,7 @@ impl Transfer<'_> {
 }
 
 /// Why a namespace cannot get a claim, if the user may read it.
-pub async fn namespace_hindrance(cluster: &Cluster, name: &str) -> Result<Option<String>> {
+pub async fn find_namespace_blocker(cluster: &Cluster, name: &str) -> Result<Option<String>> {
     match cluster.find_one(&object::NAMESPACE, "", name).await {
         Ok(None) => Ok(Some(format!("namespace {name} does not exist"))),
         Ok(Some(found)) if found.is_being_deleted() => {
@@ -313,7 +313,12 @@ pub async fn namespace_hindrance(cluster: &Cluster, name: &str) -> Result<Option
 
 /// The new claim, like the old one. What controllers have written is left out, and a source of data,
 /// which is in the old namespace.
-pub fn manifest(from: &Place, to: &Place, volume: &str, old: &DynamicObject) -> Value {
+pub fn manifest(
+    from: &NamespacedName,
+    to: &NamespacedName,
+    volume: &str,
+    old: &DynamicObject,
+) -> Value {
     let kept = |key: &str| {
         let domain = key.split_once('/').map_or("", |(domain, _)| domain);
         let is_own = domain == "slackwater.dev" || domain.ends_with(".slackwater.dev");
@@ -349,7 +354,7 @@ pub fn manifest(from: &Place, to: &Place, volume: &str, old: &DynamicObject) -> 
 }
 
 /// The fields of a PersistentVolume that is reserved for a claim that does not exist yet.
-pub fn reserved(claim: &Place) -> Value {
+pub fn reserved(claim: &NamespacedName) -> Value {
     json!({
         "metadata": {"annotations": {BOUND_BY_CONTROLLER: null}},
         "spec": {"claimRef": {"apiVersion": "v1", "kind": object::CLAIM.kind,
@@ -359,9 +364,9 @@ pub fn reserved(claim: &Place) -> Value {
 }
 
 /// The claim of a PersistentVolume, and its UID.
-fn claim_of(volume: &DynamicObject) -> Option<(Place, String)> {
+fn claim_of(volume: &DynamicObject) -> Option<(NamespacedName, String)> {
     let text = |field: &str| volume.text(&format!("/spec/claimRef/{field}")).to_string();
-    let place = Place {
+    let place = NamespacedName {
         namespace: text("namespace"),
         name: text("name"),
     };
@@ -380,11 +385,11 @@ mod tests {
                 "spec": {"accessModes": ["ReadWriteOnce"], "dataSource": {"name": "s"},
                     "storageClassName": "slackwater", "volumeName": "other"}}))
             .unwrap();
-            let from = Place {
+            let from = NamespacedName {
                 namespace: "shop".into(),
                 name: "data".into(),
             };
-            let to = Place {
+            let to = NamespacedName {
                 namespace: "other".into(),
                 name: "copy".into(),
             };

@@ -6,14 +6,14 @@ use serde_json::Value;
 
 /// A claim by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct NamespacedName {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for NamespacedName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
@@ -23,11 +23,11 @@ impl std::fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The claim that is deleted.
-    pub from: Place,
+    pub from: NamespacedName,
     /// Its UID.
     pub uid: String,
     /// The claim that is created.
-    pub to: Place,
+    pub to: NamespacedName,
     /// The reclaim policy before the transfer.
     pub policy: String,
     /// The new claim as it is created.
@@ -46,9 +46,9 @@ pub struct Volume {
     /// What it records.
     pub record: Option<Record>,
     /// The claim that it belongs to, and its UID; empty while it is only reserved.
-    pub claim: Option<(Place, String)>,
+    pub claim: Option<(NamespacedName, String)>,
     /// It is being deleted.
-    pub is_leaving: bool,
+    pub is_being_deleted: bool,
 }
 
 /// A claim.
@@ -61,7 +61,7 @@ pub struct Claim {
     /// It is bound.
     pub is_bound: bool,
     /// It is being deleted.
-    pub is_leaving: bool,
+    pub is_being_deleted: bool,
     /// A transfer of the old claim has created it.
     pub is_transferred: bool,
     /// The attempt to undo its transfer that has reached it; empty for none.
@@ -78,7 +78,7 @@ pub struct View {
     /// The claim in the other namespace.
     pub new: Option<Claim>,
     /// Why the old claim cannot be deleted now: a pod uses it, for example.
-    pub hindrance: Option<String>,
+    pub blocker: Option<String>,
 }
 
 /// A step.
@@ -125,7 +125,7 @@ pub enum Next {
 /// The PersistentVolume, or why nothing can be done with it.
 pub fn get_volume(view: &View) -> Result<&Volume, Next> {
     match &view.volume {
-        Some(volume) if volume.is_leaving => Err("its PersistentVolume is being deleted"),
+        Some(volume) if volume.is_being_deleted => Err("its PersistentVolume is being deleted"),
         Some(volume) => Ok(volume),
         None => Err("its PersistentVolume was deleted by another user"),
     }
@@ -133,14 +133,14 @@ pub fn get_volume(view: &View) -> Result<&Volume, Next> {
 }
 
 /// Decides the next step.
-pub fn next(from: &Place, to: &Place, view: &View) -> Next {
+pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
     let refuse = |why: String| Next::Refused(why);
     let volume = match get_volume(view) {
         Ok(volume) => volume,
         Err(refused) => return refused,
     };
     let Some(record) = &volume.record else {
-        return begin(from, to, volume, view);
+        return next_without_record(from, to, volume, view);
     };
     if record.from != *from || record.to != *to {
         return refuse(format!(
@@ -161,17 +161,17 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
         return Next::Step(Step::Retain);
     }
     let old = view.old.as_ref().filter(|old| old.uid == record.uid);
-    if old.is_some_and(|old| old.is_leaving) {
+    if old.is_some_and(|old| old.is_being_deleted) {
         return Next::Wait("the old claim is being deleted");
     }
-    if let Some(why) = refused_new(to, view) {
+    if let Some(why) = find_new_claim_blocker(to, view) {
         return refuse(why);
     }
     if let Some(old) = old {
-        if !old.is_of_volume || !belongs(volume, &old.uid) {
+        if !old.is_of_volume || !is_bound_to(volume, &old.uid) {
             return refuse(format!("claim {from} is not bound to its PersistentVolume"));
         }
-        return match &view.hindrance {
+        return match &view.blocker {
             Some(why) => refuse(why.clone()),
             None => Next::Step(Step::Delete),
         };
@@ -184,7 +184,7 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
         _ => false,
     };
     match (reserved, &view.new) {
-        (false, _) if !may_reserve(volume, record) => refuse(
+        (false, _) if !can_reserve(volume, record) => refuse(
             "its PersistentVolume belongs to another claim, because of a change by another user"
                 .into(),
         ),
@@ -196,32 +196,32 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
 
 /// Why the claim in the other namespace cannot become the new one. It may have data of its own, so its
 /// deletion is never proposed.
-fn refused_new(to: &Place, view: &View) -> Option<String> {
+fn find_new_claim_blocker(to: &NamespacedName, view: &View) -> Option<String> {
     let new = view.new.as_ref()?;
     if !new.is_of_volume {
         return Some(format!(
             "claim {to} exists, and is not bound to the PersistentVolume, which stays Retain with the record of the transfer. With --undo the transfer is given up, and can be repeated under another name"
         ));
     }
-    new.is_leaving
+    new.is_being_deleted
         .then(|| format!("claim {to} is being deleted by another user"))
 }
 
 /// The volume belongs to the claim of this UID.
-fn belongs(volume: &Volume, uid: &str) -> bool {
+fn is_bound_to(volume: &Volume, uid: &str) -> bool {
     volume.claim.as_ref().is_some_and(|(_, own)| own == uid)
 }
 
 /// The new claim is bound to the volume, and the volume to exactly this claim.
-pub fn is_new_claims(volume: &Volume, to: &Place, view: &View) -> bool {
+pub fn is_new_claims(volume: &Volume, to: &NamespacedName, view: &View) -> bool {
     let Some(new) = &view.new else { return false };
     let claim = volume.claim.as_ref();
     let is_its = claim.is_some_and(|(place, uid)| place == to && *uid == new.uid);
-    is_its && new.is_of_volume && new.is_bound && !new.is_leaving
+    is_its && new.is_of_volume && new.is_bound && !new.is_being_deleted
 }
 
 /// The volume belongs to the claim that was deleted, to none, or to an earlier new claim.
-fn may_reserve(volume: &Volume, record: &Record) -> bool {
+fn can_reserve(volume: &Volume, record: &Record) -> bool {
     match &volume.claim {
         None => true,
         Some((place, uid)) => {
@@ -231,7 +231,12 @@ fn may_reserve(volume: &Volume, record: &Record) -> bool {
 }
 
 /// Before the first step, or after the last one.
-fn begin(from: &Place, to: &Place, volume: &Volume, view: &View) -> Next {
+fn next_without_record(
+    from: &NamespacedName,
+    to: &NamespacedName,
+    volume: &Volume,
+    view: &View,
+) -> Next {
     let refuse = |why: String| Next::Refused(why);
     if is_new_claims(volume, to, view) {
         return Next::Done;
@@ -239,16 +244,16 @@ fn begin(from: &Place, to: &Place, volume: &Volume, view: &View) -> Next {
     let Some(old) = &view.old else {
         return refuse(format!("claim {from} was deleted by another user"));
     };
-    if !old.is_bound || !old.is_of_volume || !belongs(volume, &old.uid) {
+    if !old.is_bound || !old.is_of_volume || !is_bound_to(volume, &old.uid) {
         return refuse(format!("claim {from} is not bound to its PersistentVolume"));
     }
-    if old.is_leaving {
+    if old.is_being_deleted {
         return refuse(format!("claim {from} is being deleted by another user"));
     }
     if view.new.is_some() {
         return refuse(format!("claim {to} exists: give another name with --name"));
     }
-    match &view.hindrance {
+    match &view.blocker {
         Some(why) => refuse(why.clone()),
         None => Next::Step(Step::Record),
     }
@@ -260,8 +265,8 @@ mod tests {
 
     use super::*;
 
-    fn place(namespace: &str) -> Place {
-        Place {
+    fn place(namespace: &str) -> NamespacedName {
+        NamespacedName {
             namespace: namespace.into(),
             name: "data".into(),
         }
@@ -287,7 +292,7 @@ mod tests {
                     uid: uid.into(),
                     is_of_volume: bits & 1 != 0,
                     is_bound: bits & 2 != 0,
-                    is_leaving: bits & 4 != 0,
+                    is_being_deleted: bits & 4 != 0,
                     ..Claim::default()
                 }));
             }
@@ -314,12 +319,12 @@ mod tests {
                 Some(record("shop", "x")),
             ] {
                 for owner in owners {
-                    for is_leaving in [false, true] {
+                    for is_being_deleted in [false, true] {
                         all.push(Some(Volume {
                             policy: policy.into(),
                             record: record.clone(),
                             claim: owner.map(|(at, uid)| (place(at), uid.to_string())),
-                            is_leaving,
+                            is_being_deleted,
                         }));
                     }
                 }
@@ -342,10 +347,10 @@ mod tests {
                     volume: Some(volume.clone()),
                     old: None,
                     new,
-                    hindrance: None,
+                    blocker: None,
                 };
                 let next = next(&from, &to, &view);
-                let is_bound = is_new_claims(&volume, &to, &view) && !volume.is_leaving;
+                let is_bound = is_new_claims(&volume, &to, &view) && !volume.is_being_deleted;
                 let ends = next == Next::Step(Step::Restore);
                 assert_eq!(ends, is_bound, "{view:?}");
                 assert!(
@@ -363,12 +368,12 @@ mod tests {
         for volume in volumes() {
             for old in claims() {
                 for new in claims() {
-                    for hindrance in [None, Some("a pod uses it".to_string())] {
+                    for blocker in [None, Some("a pod uses it".to_string())] {
                         let view = View {
                             volume: volume.clone(),
                             old: old.clone(),
                             new: new.clone(),
-                            hindrance,
+                            blocker,
                         };
                         let Next::Step(step) = next(&from, &to, &view) else {
                             continue;
@@ -388,19 +393,19 @@ mod tests {
         let (old, new) = (view.old.as_ref(), view.new.as_ref());
         let is_recorded = volume.record == Some(record("shop", "other"));
         let has_old = old.is_some_and(|old| old.uid == "old");
-        let is_its = old.is_some_and(|old| old.is_of_volume && belongs(volume, &old.uid));
-        let is_free = new.is_none_or(|new| new.is_of_volume && !new.is_leaving);
+        let is_its = old.is_some_and(|old| old.is_of_volume && is_bound_to(volume, &old.uid));
+        let is_free = new.is_none_or(|new| new.is_of_volume && !new.is_being_deleted);
         let is_retained = is_recorded && volume.policy == "Retain";
-        assert!(!volume.is_leaving, "{step:?} {view:?}");
+        assert!(!volume.is_being_deleted, "{step:?} {view:?}");
         let owner = volume.claim.clone().unwrap_or((place(""), String::new()));
         let right = match step {
             Step::Record => {
-                let is_bound = old.is_some_and(|old| old.is_bound && !old.is_leaving);
+                let is_bound = old.is_some_and(|old| old.is_bound && !old.is_being_deleted);
                 let is_ready = is_bound && is_its && new.is_none();
-                volume.record.is_none() && is_ready && view.hindrance.is_none()
+                volume.record.is_none() && is_ready && view.blocker.is_none()
             }
             Step::Retain => is_recorded && volume.policy == "Delete",
-            Step::Delete => is_retained && has_old && is_its && is_free && view.hindrance.is_none(),
+            Step::Delete => is_retained && has_old && is_its && is_free && view.blocker.is_none(),
             // Never while the old claim exists, and never from the claim of another user.
             Step::Reserve => {
                 is_retained
@@ -413,7 +418,7 @@ mod tests {
             }
             Step::Restore => {
                 let is_bound = new.is_some_and(|new| {
-                    new.is_bound && new.is_of_volume && !new.is_leaving && new.uid == owner.1
+                    new.is_bound && new.is_of_volume && !new.is_being_deleted && new.uid == owner.1
                 });
                 is_recorded && is_bound
             }

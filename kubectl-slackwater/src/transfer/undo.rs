@@ -7,15 +7,15 @@
 
 use serde_json::json;
 
-use super::execute::{Seen, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved};
-use super::step::{Next, Place, Step, View, get_volume, is_new_claims};
+use super::execute::{Observed, TRANSFERRED_FROM, Transfer, UNDONE, record_of, reserved};
+use super::step::{NamespacedName, Next, Step, View, get_volume, is_new_claims};
 use crate::change::{create, delete, patch};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
 
 /// The command that brings a claim back.
-pub fn back(from: &Place, to: &Place) -> String {
+pub fn transfer_back_command(from: &NamespacedName, to: &NamespacedName) -> String {
     format!(
         "kubectl slackwater transfer {} -n {} --to-namespace {} --name {}",
         to.name, to.namespace, from.namespace, from.name
@@ -23,7 +23,7 @@ pub fn back(from: &Place, to: &Place) -> String {
 }
 
 /// Decides the next step.
-pub fn next(from: &Place, to: &Place, view: &View) -> Next {
+pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
     let refuse = |why: String| Next::Refused(why);
     let volume = match get_volume(view) {
         Ok(volume) => volume,
@@ -42,7 +42,7 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
             from.namespace,
             to.namespace,
             to.name,
-            back(from, to)
+            transfer_back_command(from, to)
         ));
     }
     let Some(attempt) = &record.undo else {
@@ -54,20 +54,20 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
     // Another user's claim of this name can be bound only while the volume is reserved for it.
     let new = view.new.as_ref();
     if let Some(new) = new.filter(|new| new.is_of_volume && new.is_transferred) {
-        return match new.is_leaving {
+        return match new.is_being_deleted {
             true => Next::Wait("the new claim is being deleted"),
             false => Next::Step(Step::Withdraw),
         };
     }
     let is_reserved = volume.claim == Some((from.clone(), String::new()));
     let Some(old) = &view.old else {
-        return match (is_reserved, may_give_back(volume.claim.as_ref(), from, to)) {
+        return match (is_reserved, can_give_back(volume.claim.as_ref(), from, to)) {
             (true, _) => Next::Step(Step::Recreate),
             (false, true) => Next::Step(Step::GiveBack),
             (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
         };
     };
-    if old.is_leaving {
+    if old.is_being_deleted {
         return Next::Wait("the old claim is being deleted");
     }
     if !old.is_of_volume {
@@ -84,7 +84,7 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
             (true, true) => Next::Step(Step::Restore),
         };
     }
-    match (is_reserved, may_give_back(volume.claim.as_ref(), from, to)) {
+    match (is_reserved, can_give_back(volume.claim.as_ref(), from, to)) {
         (true, _) => Next::Wait("the old claim is being bound"),
         (false, true) => Next::Step(Step::GiveBack),
         (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
@@ -92,7 +92,11 @@ pub fn next(from: &Place, to: &Place, view: &View) -> Next {
 }
 
 /// The volume belongs to none, to the old claim, or to the new one, and that claim is gone.
-fn may_give_back(claim: Option<&(Place, String)>, from: &Place, to: &Place) -> bool {
+fn can_give_back(
+    claim: Option<&(NamespacedName, String)>,
+    from: &NamespacedName,
+    to: &NamespacedName,
+) -> bool {
     claim.is_none_or(|(place, _)| place == from || place == to)
 }
 
@@ -101,7 +105,7 @@ fn may_give_back(claim: Option<&(Place, String)>, from: &Place, to: &Place) -> b
 pub async fn perform(
     transfer: &Transfer<'_>,
     step: Step,
-    seen: &Seen,
+    seen: &Observed,
     change: &Change,
 ) -> Result<bool> {
     match execute(transfer, step, seen, change).await {
@@ -113,7 +117,7 @@ pub async fn perform(
 async fn execute(
     transfer: &Transfer<'_>,
     step: Step,
-    seen: &Seen,
+    seen: &Observed,
     change: &Change,
 ) -> Result<bool> {
     let (cluster, from, to) = (transfer.cluster, &transfer.from, &transfer.to);
@@ -169,8 +173,8 @@ mod tests {
     use super::*;
     use crate::transfer::step::{Claim, Record, Volume};
 
-    fn place(namespace: &str) -> Place {
-        Place {
+    fn place(namespace: &str) -> NamespacedName {
+        NamespacedName {
             namespace: namespace.into(),
             name: "data".into(),
         }
@@ -185,7 +189,7 @@ mod tests {
                         uid: uid.into(),
                         is_of_volume: bits & 1 != 0,
                         is_bound: bits & 2 != 0,
-                        is_leaving: bits & 4 != 0,
+                        is_being_deleted: bits & 4 != 0,
                         is_transferred: bits & 8 != 0,
                         undone: undone.into(),
                     }));
@@ -209,7 +213,7 @@ mod tests {
         for policy in ["Delete", "Retain"] {
             for undo in [None, Some("7".to_string())] {
                 for owner in owners {
-                    for is_leaving in [false, true] {
+                    for is_being_deleted in [false, true] {
                         all.push(Some(Volume {
                             policy: policy.into(),
                             record: Some(Record {
@@ -221,7 +225,7 @@ mod tests {
                                 undo: undo.clone(),
                             }),
                             claim: owner.map(|(at, uid)| (place(at), uid.to_string())),
-                            is_leaving,
+                            is_being_deleted,
                         }));
                     }
                 }
@@ -240,7 +244,7 @@ mod tests {
                         volume: volume.clone(),
                         old: old.clone(),
                         new,
-                        hindrance: None,
+                        blocker: None,
                     };
                     let next = next(&place("shop"), &place("other"), &view);
                     let Next::Step(step) = next else { continue };
@@ -265,7 +269,9 @@ mod tests {
         let right = match step {
             Step::Mark => record.undo.is_none(),
             Step::Retain => record.undo.is_some() && volume.policy == "Delete",
-            Step::Keep => is_retained && old.is_some_and(|old| old.uid == "old" && !old.is_leaving),
+            Step::Keep => {
+                is_retained && old.is_some_and(|old| old.uid == "old" && !old.is_being_deleted)
+            }
             // Never one with which pods can have begun, and never another user's.
             Step::Withdraw => {
                 let is_own = new.is_some_and(|new| new.is_transferred && new.is_of_volume);
@@ -281,14 +287,14 @@ mod tests {
             // Only if the old claim has the volume, and no run of the transfer can delete it.
             Step::Restore => {
                 let is_kept = old.is_some_and(|old| old.uid != "old" || old.undone == "7");
-                let is_there = old.is_some_and(|old| old.is_of_volume && !old.is_leaving);
+                let is_there = old.is_some_and(|old| old.is_of_volume && !old.is_being_deleted);
                 is_retained && is_kept && is_there && is_alive(old, "shop")
             }
             _ => false,
         };
         let is_arrived = is_new_claims(volume, &place("other"), view);
         assert!(
-            right && !is_arrived && !volume.is_leaving,
+            right && !is_arrived && !volume.is_being_deleted,
             "{step:?} {view:?}"
         );
     }

@@ -1,9 +1,9 @@
 //! `check`: a check of the file system of a volume, by the driver on its node.
 
-use crate::cli::driver::{CheckArguments, Printed};
+use crate::cli::driver::{CheckArguments, DriverFormat};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields, pool_of};
-use crate::driver_pod::command::{confirm, node_of, pass_on, words};
+use crate::driver_pod::command::{command_line, confirm, node_of, run_and_print};
 use crate::failure::{Failure, Result};
 
 /// The options of the driver that name its socket.
@@ -43,8 +43,8 @@ pub async fn run(cluster: &Cluster, arguments: &CheckArguments) -> Result<()> {
     let id = volume_of(cluster, &arguments.claim).await?;
     let node = node_of(cluster, &id).await?;
     let pod = arguments.pods.on_node(cluster, &node).await?;
-    let mut words = words(&pod, &["volumes", "check", &id], &SOCKET_OPTIONS);
-    let is_json = arguments.print.format == Printed::Json;
+    let mut words = command_line(&pod, &["volumes", "check", &id], &SOCKET_OPTIONS);
+    let is_json = arguments.print.format == DriverFormat::Json;
     words.extend(arguments.repair.then(|| "--repair".to_string()));
     words.extend(is_json.then(|| "--json".to_string()));
     // Nothing but JSON is printed with the result.
@@ -53,5 +53,5 @@ pub async fn run(cluster: &Cluster, arguments: &CheckArguments) -> Result<()> {
     if is_plan && !is_silent && !confirm(&arguments.confirmed, &pod, &words)? {
         return Ok(());
     }
-    pass_on(cluster, &pod, &words).await
+    run_and_print(cluster, &pod, &words).await
 }

@@ -10,7 +10,7 @@ use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::listing::watch::write;
-use crate::listing::{self, Column, column, table, wide};
+use crate::listing::{self, Column, column, table, wide_column};
 use crate::model::snapshot::{self, Snapshot};
 use crate::model::{self, Move, Volume};
 use crate::text::{age, size};
@@ -43,7 +43,7 @@ const USERS: [Column; 6] = [
     column("NODE"),
     column("CONTAINER"),
     column("PATH"),
-    wide("READ ONLY"),
+    wide_column("READ ONLY"),
 ];
 
 /// Prints all about a claim.
@@ -51,7 +51,7 @@ pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
     let found = get_volume(cluster, claim).await?;
     let notes = cluster.take_notes();
     let text = match format {
-        Format::Table | Format::Wide => screen(&found, format == Format::Wide),
+        Format::Table | Format::Wide => render(&found, format == Format::Wide),
         Format::Name => found
             .users
             .iter()
@@ -67,10 +67,10 @@ pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
             } = &found;
             let all = json!({ "volume": volume, "users": users, "lastSnapshot": snapshot,
                 "moves": moves, "notes": notes });
-            listing::value(format, &all)?
+            listing::serialize(format, &all)?
         }
     };
-    write(&text, &listing::notes(&notes));
+    write(&text, &listing::note_lines(&notes));
     Ok(())
 }
 
@@ -143,7 +143,7 @@ fn users(pod: &DynamicObject, claim: &str) -> Vec<User> {
     found
 }
 
-fn screen(found: &Found, is_wide: bool) -> String {
+fn render(found: &Found, is_wide: bool) -> String {
     let Found {
         volume, snapshot, ..
     } = found;

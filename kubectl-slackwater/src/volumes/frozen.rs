@@ -10,7 +10,7 @@ use crate::cli::ListArguments;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::Result;
-use crate::listing::{Listing, Row, wide};
+use crate::listing::{Listing, Row, wide_column};
 use crate::model::frozen::{self, Frozen};
 use crate::model::pools_of;
 
@@ -30,7 +30,7 @@ pub async fn listing(cluster: &Cluster, arguments: &ListArguments) -> Result<Lis
     let now = Timestamp::now();
     let all = frozen::named(all, &claims);
     let mut columns = frozen::COLUMNS.to_vec();
-    columns.push(wide("ID"));
+    columns.push(wide_column("ID"));
     Ok(Listing {
         what: format!("long freezes of {}", cluster.driver),
         columns,

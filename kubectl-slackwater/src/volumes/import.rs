@@ -1,8 +1,8 @@
 //! `import-volume`: a volume with the content of an image file, a block device or a directory of a node.
 
-use crate::cli::driver::{ImportVolumeArguments, Printed};
+use crate::cli::driver::{DriverFormat, ImportVolumeArguments};
 use crate::cluster::Cluster;
-use crate::driver_pod::command::{pass_on_plan, words};
+use crate::driver_pod::command::{command_line, run_with_plan};
 use crate::failure::{Failure, Result};
 
 /// Creates a volume on a node. What the driver prints is passed on alone, because it may be objects.
@@ -14,7 +14,7 @@ pub async fn run(cluster: &Cluster, arguments: &ImportVolumeArguments) -> Result
         ));
     }
     let pod = arguments.pods.on_node(cluster, &arguments.node).await?;
-    let mut words = words(&pod, &["volumes", "import"], &["endpoint"]);
+    let mut words = command_line(&pod, &["volumes", "import"], &["endpoint"]);
     let some = |text: &String| Some(text.clone());
     let options = [
         ("from", some(&arguments.from)),
@@ -31,8 +31,8 @@ pub async fn run(cluster: &Cluster, arguments: &ImportVolumeArguments) -> Result
         words.extend(value.map(|value| format!("--{option}={value}")));
     }
     words.extend(arguments.raw.then(|| "--raw".to_string()));
-    let is_json = arguments.print.format == Printed::Json;
+    let is_json = arguments.print.format == DriverFormat::Json;
     words.extend(is_json.then(|| "--json".to_string()));
     let how = (arguments.confirmed.yes, arguments.confirmed.dry_run);
-    pass_on_plan(cluster, &pod, words, how).await
+    run_with_plan(cluster, &pod, words, how).await
 }

@@ -7,7 +7,7 @@ use crate::cli::ListArguments;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Kind};
 use crate::failure::Result;
-use crate::listing::{Column, Listing, Row, column, wide};
+use crate::listing::{Column, Listing, Row, column, wide_column};
 use crate::model::{self, Volume};
 use crate::text::{age, size};
 
@@ -22,9 +22,9 @@ const COLUMNS: [Column; 10] = [
     column("POOL"),
     column("PODS"),
     column("AGE"),
-    wide("CLASS"),
-    wide("MODE"),
-    wide("ID"),
+    wide_column("CLASS"),
+    wide_column("MODE"),
+    wide_column("ID"),
 ];
 
 /// The volumes of the driver.

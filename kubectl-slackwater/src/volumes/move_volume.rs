@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::change::{Need, Progress, confirm, create, follow, mark, name_prefix, require, say};
+use crate::change::{
+    Need, Progress, confirm, create, follow, mark, name_prefix, print_lines, require,
+};
 use crate::cli::MoveArguments;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
@@ -47,7 +49,7 @@ pub async fn run(cluster: &Cluster, arguments: &MoveArguments) -> Result<()> {
     )
     .await?;
     let name = made.name().to_string();
-    say(&format!(
+    print_lines(&format!(
         "volumemove.slackwater.dev/{name} created{}",
         mark(&arguments.change)
     ));

@@ -9,7 +9,7 @@ use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::restore::cross_namespace::Across;
+use kubectl_slackwater::restore::cross_namespace::CrossNamespaceRestore;
 use serde_json::json;
 
 use crate::memory::{Cut, Server, Shared, client, requests};
@@ -140,8 +140,8 @@ pub fn run_with(server: &Shared, cut: Cut, ticks: usize, more: &[&str]) -> Resul
     };
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
-        let across = Across::read(&cluster, &arguments, "test").await?;
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
+        let across = CrossNamespaceRestore::read(&cluster, &arguments, "test").await?;
         for _ in 0..20 {
             match across.advance().await? {
                 Progress::Running(_) => (0..ticks).for_each(|_| server.lock().unwrap().tick()),

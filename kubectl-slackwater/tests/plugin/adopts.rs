@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use kubectl_slackwater::cli::adopt::AdoptArguments;
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::orphans::adopt::{complete, look};
+use kubectl_slackwater::orphans::adopt::{complete, read_adoption};
 use serde_json::{Value, json};
 
 use crate::across::READER;
@@ -64,8 +64,8 @@ fn run(
 ) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
-        let (planned, _) = look(&cluster, arguments, now()).await?;
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
+        let (planned, _) = read_adoption(&cluster, arguments, now()).await?;
         then(&mut server.lock().unwrap());
         complete(&cluster, arguments, &planned, now()).await
     })

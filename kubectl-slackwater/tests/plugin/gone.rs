@@ -7,7 +7,7 @@ use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cli::{Cli, Command};
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::restore::deleted_namespace::{Gone, Which};
+use kubectl_slackwater::restore::deleted_namespace::{ContentName, DeletedNamespaceRestore};
 use serde_json::{Value, json};
 
 use crate::checked::{CHECK, fail, pods};
@@ -92,11 +92,11 @@ fn run_with(server: &Shared, cut: Cut, ticks: usize, more: &[&str]) -> Result<St
     let Command::Restore(arguments) = Cli::parse_from(words).command else {
         panic!("another command")
     };
-    let which = Which::of(&arguments.source).unwrap();
+    let which = ContentName::of(&arguments.source).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "default", DRIVER);
-        let gone = Gone::read(&cluster, &arguments, &which).await?;
+        let cluster = Cluster::with_client(client(server, cut), "default", DRIVER);
+        let gone = DeletedNamespaceRestore::read(&cluster, &arguments, &which).await?;
         gone.refuse().await?;
         for _ in 0..20 {
             match gone.advance().await? {

@@ -41,7 +41,7 @@ fn run_with(server: &Shared, cut: Cut, words: &[&str]) -> Result<()> {
         .enable_time()
         .build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
         pools::run(&cluster, command).await
     })
 }

@@ -73,7 +73,7 @@ fn run_with(server: &Shared, cut: Cut, more: &[&str]) -> Result<(), Failure> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
         restore::run(&cluster, &arguments).await
     })
 }

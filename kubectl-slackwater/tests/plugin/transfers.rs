@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use kubectl_slackwater::change::Progress;
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::transfer::{Way, advance, find, step::Place};
+use kubectl_slackwater::transfer::{Direction, advance, find_transfer, step::NamespacedName};
 use serde_json::{Value, json};
 
 use crate::memory::{Cut, Server, Shared, client, requests};
 use crate::world::{DRIVER, World, without_waits};
 
-pub fn place(namespace: &str) -> Place {
-    Place {
+pub fn place(namespace: &str) -> NamespacedName {
+    NamespacedName {
         namespace: namespace.into(),
         name: "data".into(),
     }
@@ -47,12 +47,12 @@ pub fn server(policy: &str) -> Shared {
 pub fn run(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
-        let Some(transfer) = find(&cluster, place("shop"), place("other")).await? else {
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
+        let Some(transfer) = find_transfer(&cluster, place("shop"), place("other")).await? else {
             return Ok("already".into());
         };
         for _ in 0..20 {
-            match advance(&transfer, Way::There).await? {
+            match advance(&transfer, Direction::Forward).await? {
                 Progress::Running(_) => (0..ticks).for_each(|_| server.lock().unwrap().tick()),
                 Progress::Ended(result) => return result,
             }

@@ -5,7 +5,7 @@ use kubectl_slackwater::cli::Change;
 use kubectl_slackwater::cluster::Cluster;
 use kubectl_slackwater::cluster::object;
 use kubectl_slackwater::failure::Result;
-use kubectl_slackwater::transfer::{Way, advance, begun};
+use kubectl_slackwater::transfer::{Direction, advance, find_recorded_transfer};
 use serde_json::json;
 
 use crate::memory::{Cut, Server, Shared, client, requests};
@@ -16,12 +16,12 @@ use crate::world::DRIVER;
 fn undo(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, cut), "shop", DRIVER);
-        let Some(transfer) = begun(&cluster, &place("shop")).await? else {
+        let cluster = Cluster::with_client(client(server, cut), "shop", DRIVER);
+        let Some(transfer) = find_recorded_transfer(&cluster, &place("shop")).await? else {
             return Ok("nothing".into());
         };
         for _ in 0..20 {
-            match advance(&transfer, Way::Back).await? {
+            match advance(&transfer, Direction::Undo).await? {
                 Progress::Running(_) => (0..ticks).for_each(|_| server.lock().unwrap().tick()),
                 Progress::Ended(result) => return result,
             }
@@ -151,7 +151,7 @@ fn late(server: &Shared, request: impl AsyncFnOnce(&Cluster, &Change) -> Result<
         dry_run: false,
     };
     let _ = runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(server, Cut::Never), "shop", DRIVER);
+        let cluster = Cluster::with_client(client(server, Cut::Never), "shop", DRIVER);
         request(&cluster, &change).await
     });
 }

@@ -54,7 +54,7 @@ fn moved(failing: usize, code: u16) -> Result<(), Failure> {
         .enable_time()
         .build();
     runtime.unwrap().block_on(async {
-        let cluster = Cluster::with(client(&server, Cut::Never), "shop", DRIVER);
+        let cluster = Cluster::with_client(client(&server, Cut::Never), "shop", DRIVER);
         move_volume::run(&cluster, &arguments).await
     })
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::cli::adopt::AdoptArguments;
 use crate::cluster::object::{self, Fields, Kind};
 use crate::text::quantity;
-use crate::transfer::step::Place;
+use crate::transfer::step::NamespacedName;
 
 /// The annotation without which external-provisioner does not delete a volume when the policy of its
 /// PersistentVolume is changed to Delete.
@@ -17,9 +17,9 @@ const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 
 /// A kind of orphan, with the two kinds of objects that it gets.
 #[derive(Debug, PartialEq)]
-pub struct Sort {
+pub struct OrphanKind {
     /// As `status.orphans` has it.
-    pub what_kind: &'static str,
+    pub kind: &'static str,
     /// In a sentence.
     pub what: &'static str,
     /// Names the orphan.
@@ -64,9 +64,9 @@ pub struct Pair {
     pub user: Value,
 }
 
-impl Sort {
-    pub const VOLUME: Sort = Sort {
-        what_kind: "Volume",
+impl OrphanKind {
+    pub const VOLUME: OrphanKind = OrphanKind {
+        kind: "Volume",
         what: "volume",
         owner: &object::VOLUME,
         user: &object::CLAIM,
@@ -78,8 +78,8 @@ impl Sort {
         policy: "persistentVolumeReclaimPolicy",
     };
 
-    pub const SNAPSHOT: Sort = Sort {
-        what_kind: "Snapshot",
+    pub const SNAPSHOT: OrphanKind = OrphanKind {
+        kind: "Snapshot",
         what: "snapshot",
         owner: &object::SNAPSHOT_CONTENT,
         user: &object::SNAPSHOT,
@@ -98,10 +98,10 @@ impl Sort {
     }
 
     /// The claim or VolumeSnapshot that an owner names.
-    pub fn place(&self, owner: &DynamicObject) -> Place {
+    pub fn place(&self, owner: &DynamicObject) -> NamespacedName {
         let reference = owner.at(self.reference);
         let text = |field: &str| reference[field].as_str().unwrap_or_default().to_string();
-        Place {
+        NamespacedName {
             namespace: text("namespace"),
             name: text("name"),
         }
@@ -114,8 +114,8 @@ impl Sort {
     }
 
     /// The claim or VolumeSnapshot that the command line names.
-    pub fn wanted<'a>(&self, arguments: &'a AdoptArguments) -> Option<&'a Place> {
-        match self.what_kind {
+    pub fn wanted<'a>(&self, arguments: &'a AdoptArguments) -> Option<&'a NamespacedName> {
+        match self.kind {
             "Snapshot" => arguments.new_snapshot.as_ref(),
             _ => arguments.new_claim.as_ref(),
         }
@@ -129,7 +129,7 @@ impl Sort {
 
     /// The field that keeps an existing claim from being bound.
     pub fn difference(&self, wanted: &Value, found: &DynamicObject) -> Option<&'static str> {
-        if self.what_kind == "Snapshot" {
+        if self.kind == "Snapshot" {
             return None;
         }
         let spec = &wanted["spec"];
@@ -159,7 +159,7 @@ impl Sort {
     /// Both objects, of which the owner exists.
     pub fn pair_of(&self, owner: &DynamicObject) -> Pair {
         let place = self.place(owner);
-        let user = match self.what_kind {
+        let user = match self.kind {
             "Snapshot" => snapshot(&place, owner.name()),
             _ => claim(&place, owner.name(), owner.at("/spec")),
         };
@@ -182,7 +182,12 @@ pub fn content_of(content: &Content) -> String {
 }
 
 /// Both objects, without a UID in the reference of the owner: the claim does not exist yet.
-pub fn pair(driver: &str, (id, name): (&str, &str), place: &Place, content: &Content) -> Pair {
+pub fn pair(
+    driver: &str,
+    (id, name): (&str, &str),
+    place: &NamespacedName,
+    content: &Content,
+) -> Pair {
     let reference = json!({"namespace": place.namespace, "name": place.name});
     let Content::Volume {
         size,
@@ -239,7 +244,7 @@ pub fn pair(driver: &str, (id, name): (&str, &str), place: &Place, content: &Con
     }
 }
 
-fn snapshot(place: &Place, owner: &str) -> Value {
+fn snapshot(place: &NamespacedName, owner: &str) -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshot",
@@ -249,7 +254,7 @@ fn snapshot(place: &Place, owner: &str) -> Value {
 }
 
 /// A claim for all of a PersistentVolume.
-fn claim(place: &Place, owner: &str, volume: &Value) -> Value {
+fn claim(place: &NamespacedName, owner: &str, volume: &Value) -> Value {
     let class = volume["storageClassName"].as_str().unwrap_or_default();
     json!({
         "apiVersion": "v1",

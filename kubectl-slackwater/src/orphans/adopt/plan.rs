@@ -4,13 +4,13 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::objects::{Content, Pair, Sort, content_of, pair};
+use super::objects::{Content, OrphanKind, Pair, content_of, pair};
 use crate::cli::adopt::AdoptArguments;
 use crate::cluster::object::{Fields, pool_of};
 use crate::failure::{Failure, Result};
 use crate::model::{Move, Pool};
 use crate::text::as_quantity;
-use crate::transfer::step::Place;
+use crate::transfer::step::NamespacedName;
 
 /// What an older check has found is not believed: something may have named the orphan since, or deleted it.
 const MAX_AGE: SignedDuration = SignedDuration::from_mins(30);
@@ -40,9 +40,9 @@ pub struct Adoption {
     pub pool: String,
     /// Its size and its file system, for people, after its ID; empty if they are not known.
     pub what: String,
-    pub sort: &'static Sort,
+    pub sort: &'static OrphanKind,
     /// The claim or the VolumeSnapshot.
-    pub place: Place,
+    pub place: NamespacedName,
     /// The place was not given: the record of the volume has it.
     pub is_recorded: bool,
     /// The group of a snapshot; empty if it has none.
@@ -75,7 +75,7 @@ pub struct Owner {
 
 /// What is still to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Todo {
+pub struct MissingObjects {
     pub owner: bool,
     pub user: bool,
 }
@@ -88,8 +88,8 @@ fn refused(id: &str, why: String) -> Failure {
 pub fn get_adoption(arguments: &AdoptArguments, view: &View) -> Result<Adoption> {
     let id = arguments.adopt.as_deref().unwrap_or_default();
     let sort = match &arguments.new_snapshot {
-        Some(_) => &Sort::SNAPSHOT,
-        None => &Sort::VOLUME,
+        Some(_) => &OrphanKind::SNAPSHOT,
+        None => &OrphanKind::VOLUME,
     };
     let Some((pool_id, uuid)) = pool_of(id).zip(id.split_once('.').map(|(_, uuid)| uuid)) else {
         return Err(Failure::usage(format!(
@@ -103,7 +103,9 @@ pub fn get_adoption(arguments: &AdoptArguments, view: &View) -> Result<Adoption>
     };
     let existing = owner(arguments, view, sort, (id, &name)).map_err(|why| refused(id, why))?;
     match existing {
-        Some((owner, object_of_owner)) => Ok(begun(object_of_owner, owner, (id, sort, object))),
+        Some((owner, object_of_owner)) => {
+            Ok(from_existing(object_of_owner, owner, (id, sort, object)))
+        }
         None => new(arguments, view, sort, (id, &name, object)),
     }
 }
@@ -127,7 +129,7 @@ fn pool<'a>(view: &'a View, id: &str) -> std::result::Result<&'a DynamicObject, 
 fn owner<'a>(
     arguments: &AdoptArguments,
     view: &'a View,
-    sort: &Sort,
+    sort: &OrphanKind,
     (id, name): (&str, &str),
 ) -> std::result::Result<Option<(Owner, &'a DynamicObject)>, String> {
     let kind = sort.owner.kind;
@@ -170,10 +172,10 @@ fn owner<'a>(
 }
 
 /// An adoption that an earlier run has begun: what it has created says how it goes on.
-fn begun(
+fn from_existing(
     object: &DynamicObject,
     owner: Owner,
-    (id, sort, pool): (&str, &'static Sort, &DynamicObject),
+    (id, sort, pool): (&str, &'static OrphanKind, &DynamicObject),
 ) -> Adoption {
     Adoption {
         id: id.into(),
@@ -193,27 +195,27 @@ fn begun(
 fn new(
     arguments: &AdoptArguments,
     view: &View,
-    sort: &'static Sort,
+    sort: &'static OrphanKind,
     (id, name, pool): (&str, &str, &DynamicObject),
 ) -> Result<Adoption> {
-    served(pool).map_err(|why| refused(id, why))?;
-    let orphan = listed(view, pool, id).map_err(|why| refused(id, why))?;
-    free(view, id).map_err(|why| refused(id, why))?;
+    check_served(pool).map_err(|why| refused(id, why))?;
+    let orphan = get_listed(view, pool, id).map_err(|why| refused(id, why))?;
+    check_unreferenced(view, id).map_err(|why| refused(id, why))?;
     let text = |field: &str| orphan[field].as_str().unwrap_or_default();
-    if text("kind") != sort.what_kind {
+    if text("kind") != sort.kind {
         return Err(Failure::usage(match text("kind") {
             "Snapshot" => format!("{id} is a snapshot: give --snapshot NAMESPACE/NAME"),
             _ => format!("{id} is a volume: give --claim NAMESPACE/NAME, and no --snapshot"),
         }));
     }
-    let content = match sort.what_kind {
+    let content = match sort.kind {
         "Snapshot" => Content::Snapshot,
         _ => volume(arguments, pool, orphan).map_err(|why| refused(id, why))?,
     };
     let recorded = orphan["volume"]["claim"]
         .as_str()
         .and_then(|text| text.split_once('/'));
-    let recorded = recorded.map(|(namespace, name)| Place {
+    let recorded = recorded.map(|(namespace, name)| NamespacedName {
         namespace: namespace.into(),
         name: name.into(),
     });
@@ -239,7 +241,7 @@ fn new(
 }
 
 /// Whether the pool of the orphan is served.
-fn served(object: &DynamicObject) -> std::result::Result<(), String> {
+fn check_served(object: &DynamicObject) -> std::result::Result<(), String> {
     let pool = Pool::of(object);
     let title = pool.title();
     if pool.lost {
@@ -267,7 +269,7 @@ fn served(object: &DynamicObject) -> std::result::Result<(), String> {
 }
 
 /// The orphan in the status of its pool.
-fn listed<'a>(
+fn get_listed<'a>(
     view: &View,
     pool: &'a DynamicObject,
     id: &str,
@@ -305,7 +307,7 @@ fn listed<'a>(
 }
 
 /// Whether nothing but the status of its pool names the orphan, or is about to.
-fn free(view: &View, id: &str) -> std::result::Result<(), String> {
+fn check_unreferenced(view: &View, id: &str) -> std::result::Result<(), String> {
     // While a volume is moved, its PersistentVolume is in an annotation.
     let has = |object: &&DynamicObject| {
         let mut annotations = object.metadata.annotations.iter().flatten();
@@ -365,12 +367,18 @@ fn volume(
 }
 
 /// What is still to be created, with the claim or VolumeSnapshot of the name, if it exists.
-pub fn todo(adoption: &Adoption, user: Option<&DynamicObject>) -> Result<Todo> {
+pub fn missing_objects(
+    adoption: &Adoption,
+    user: Option<&DynamicObject>,
+) -> Result<MissingObjects> {
     let decided = decide(adoption, user);
     decided.map_err(|why| refused(&adoption.id, why))
 }
 
-fn decide(adoption: &Adoption, user: Option<&DynamicObject>) -> std::result::Result<Todo, String> {
+fn decide(
+    adoption: &Adoption,
+    user: Option<&DynamicObject>,
+) -> std::result::Result<MissingObjects, String> {
     let (sort, place) = (adoption.sort, &adoption.place);
     let owner_name = adoption.pair.owner["metadata"]["name"]
         .as_str()
@@ -388,7 +396,7 @@ fn decide(adoption: &Adoption, user: Option<&DynamicObject>) -> std::result::Res
     let owner = adoption.owner.is_none();
     let Some(user) = user else {
         return match bound_to.is_empty() {
-            true => Ok(Todo { owner, user: true }),
+            true => Ok(MissingObjects { owner, user: true }),
             false => Err(released()),
         };
     };
@@ -414,7 +422,7 @@ fn decide(adoption: &Adoption, user: Option<&DynamicObject>) -> std::result::Res
         }
     }
     if is_bound {
-        return Ok(Todo {
+        return Ok(MissingObjects {
             owner: false,
             user: false,
         });
@@ -434,7 +442,7 @@ fn decide(adoption: &Adoption, user: Option<&DynamicObject>) -> std::result::Res
             "{title} exists, and its field {field} does not fit; {}",
             sort.advice
         )),
-        None => Ok(Todo { owner, user: false }),
+        None => Ok(MissingObjects { owner, user: false }),
     }
 }
 

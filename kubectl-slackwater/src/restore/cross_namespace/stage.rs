@@ -7,7 +7,7 @@ use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::restore::plan::{BECOMES, Copy, is_copy};
 use crate::transfer::execute::{TRANSFERRED_FROM, record_of};
-use crate::transfer::step::Place;
+use crate::transfer::step::NamespacedName;
 
 /// A claim that is there to be transferred, and has a volume.
 pub struct Bound {
@@ -25,22 +25,22 @@ pub enum Stage {
     /// It has a PersistentVolume.
     Bound(Bound),
     /// Its transfer has begun.
-    Moving(String),
+    Transferring(String),
     /// The new claim is bound to this PersistentVolume.
-    Arrived(String),
+    Transferred(String),
 }
 
 /// The claim that is there to be transferred.
-pub fn from(cluster: &Cluster, copy: &Copy) -> Place {
-    Place {
+pub fn temporary_claim(cluster: &Cluster, copy: &Copy) -> NamespacedName {
+    NamespacedName {
         namespace: cluster.namespace.clone(),
         name: copy.claim.clone(),
     }
 }
 
 /// The claim that it becomes.
-pub fn to(copy: &Copy) -> Place {
-    let own = || Place {
+pub fn target_claim(copy: &Copy) -> NamespacedName {
+    let own = || NamespacedName {
         namespace: copy.snapshot.namespace.clone(),
         name: copy.claim.clone(),
     };
@@ -49,13 +49,13 @@ pub fn to(copy: &Copy) -> Place {
 
 /// Whether nothing is left to do.
 pub fn has_ended(stages: &[Stage]) -> bool {
-    let is_there = |stage: &Stage| matches!(stage, Stage::Arrived(_));
+    let is_there = |stage: &Stage| matches!(stage, Stage::Transferred(_));
     stages.iter().all(is_there)
 }
 
 /// Reads how far each copy is. The former claims are read first, then the PersistentVolumes and then
 /// the new claims: a transfer that goes on in between is seen in one of them.
-pub async fn look(cluster: &Cluster, copies: &[Copy]) -> Result<Vec<Stage>> {
+pub async fn read_stages(cluster: &Cluster, copies: &[Copy]) -> Result<Vec<Stage>> {
     let mut former = Vec::new();
     for copy in copies {
         let claim = cluster.find_one(&object::CLAIM, &cluster.namespace, &copy.claim);
@@ -78,10 +78,10 @@ async fn stage(
     former: Option<DynamicObject>,
     volumes: &[DynamicObject],
 ) -> Result<Stage> {
-    let (from, to) = (from(cluster, copy), to(copy));
+    let (from, to) = (temporary_claim(cluster, copy), target_claim(copy));
     for volume in volumes {
         if record_of(volume)?.is_some_and(|record| record.from == from) {
-            return Ok(Stage::Moving(volume.name().into()));
+            return Ok(Stage::Transferring(volume.name().into()));
         }
     }
     let new = cluster.find_one(&object::CLAIM, &to.namespace, &to.name);
@@ -96,7 +96,7 @@ async fn stage(
     }
     let Some(former) = former else {
         return Ok(match new {
-            Some(new) => Stage::Arrived(new.text("/spec/volumeName").into()),
+            Some(new) => Stage::Transferred(new.text("/spec/volumeName").into()),
             None => Stage::Absent,
         });
     };

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use kube::api::ListParams;
 use serde_json::Value;
 
-use super::stage::{Stage, from, to};
+use super::stage::{Stage, target_claim, temporary_claim};
 use crate::cli::RestoreArguments;
 use crate::cluster::object;
 use crate::cluster::{Cluster, Scope};
@@ -16,12 +16,12 @@ use crate::restore::plan::{self, Copy};
 use crate::restore::report;
 use crate::restore::source;
 use crate::restore::stateful_set::claim_names::Slot;
-use crate::restore::stateful_set::{self, Stateful};
+use crate::restore::stateful_set::{self, StatefulSet};
 use crate::restore::storage_class::{self, Classes};
 use crate::transfer::execute::Transfer;
 
 /// A restore on its way.
-pub struct Across<'a> {
+pub struct CrossNamespaceRestore<'a> {
     pub cluster: &'a Cluster,
     pub title: String,
     /// The namespace of the new claims.
@@ -29,7 +29,7 @@ pub struct Across<'a> {
     /// The claims that are there to be transferred.
     pub copies: Vec<Copy>,
     /// The StatefulSet that will use the new claims, if it is named, and which of its claims they are.
-    pub user: Option<(Vec<Slot>, Stateful)>,
+    pub user: Option<(Vec<Slot>, StatefulSet)>,
     pub classes: Classes,
     pub nodes: Nodes,
     /// Those for which this run has chosen the node. If the provisioner gives the node up, because it has no
@@ -40,13 +40,13 @@ pub struct Across<'a> {
     pub is_checked: Cell<bool>,
 }
 
-impl<'a> Across<'a> {
+impl<'a> CrossNamespaceRestore<'a> {
     /// Reads what is to be restored.
     pub async fn read(
         cluster: &'a Cluster,
         arguments: &'a RestoreArguments,
         namespace: &'a str,
-    ) -> Result<Across<'a>> {
+    ) -> Result<CrossNamespaceRestore<'a>> {
         if namespace == cluster.namespace {
             return Err(Failure::usage(format!(
                 "the snapshot is in namespace {namespace} already: leave out --to-namespace"
@@ -64,7 +64,7 @@ impl<'a> Across<'a> {
         storage_class::resolve(cluster, &mut copies).await?;
         let classes = storage_class::read(cluster, &copies).await?;
         let nodes = nodes::read_for(cluster, &classes, &copies).await?;
-        Ok(Across {
+        Ok(CrossNamespaceRestore {
             user: user
                 .map(|set| Ok((set.slots(&source.members)?, set)))
                 .transpose()?,
@@ -83,8 +83,8 @@ impl<'a> Across<'a> {
     pub fn transfer(&self, copy: &Copy, volume: &str) -> Transfer<'a> {
         Transfer {
             cluster: self.cluster,
-            from: from(self.cluster, copy),
-            to: to(copy),
+            from: temporary_claim(self.cluster, copy),
+            to: target_claim(copy),
             volume: volume.into(),
         }
     }
@@ -92,19 +92,21 @@ impl<'a> Across<'a> {
     /// Whether the copies are to be checked before the first transfer. Not once one has begun: their
     /// check has succeeded then, or was not requested.
     pub fn is_check_due(&self, stages: &[Stage]) -> bool {
-        let begun = |stage: &Stage| matches!(stage, Stage::Moving(_) | Stage::Arrived(_));
+        let begun = |stage: &Stage| matches!(stage, Stage::Transferring(_) | Stage::Transferred(_));
         self.arguments.check.verify.is_some() && !self.is_checked.get() && !stages.iter().any(begun)
     }
 
     /// Refuses to create copies beside those that an application may have changed since: they would be of
     /// different times. No interruption leaves this, because no transfer begins before all copies exist.
-    pub fn refuse_mix(&self, stages: &[Stage]) -> Result<()> {
+    pub fn refuse_different_times(&self, stages: &[Stage]) -> Result<()> {
         let each = || self.copies.iter().zip(stages);
         let names = |is: fn(&Stage) -> bool| -> Vec<_> {
             let found = each().filter(|(_, stage)| is(stage));
-            found.map(|(copy, _)| to(copy).to_string()).collect()
+            found
+                .map(|(copy, _)| target_claim(copy).to_string())
+                .collect()
         };
-        let begun = names(|stage| matches!(stage, Stage::Moving(_) | Stage::Arrived(_)));
+        let begun = names(|stage| matches!(stage, Stage::Transferring(_) | Stage::Transferred(_)));
         let absent = names(|stage| matches!(stage, Stage::Absent));
         if begun.is_empty() || absent.is_empty() {
             return Ok(());
@@ -119,8 +121,8 @@ impl<'a> Across<'a> {
     /// Refuses pods that would start with some of the claims.
     pub async fn refuse_pods(&self, stages: &[Stage]) -> Result<()> {
         let each = self.copies.iter().zip(stages);
-        let coming = each.filter(|(_, stage)| !matches!(stage, Stage::Arrived(_)));
-        let coming: Vec<_> = coming.map(|(copy, _)| to(copy).name).collect();
+        let coming = each.filter(|(_, stage)| !matches!(stage, Stage::Transferred(_)));
+        let coming: Vec<_> = coming.map(|(copy, _)| target_claim(copy).name).collect();
         let coming: Vec<_> = coming.iter().map(String::as_str).collect();
         let scope = Scope::Namespace(self.namespace.into());
         let all = ListParams::default();
@@ -134,7 +136,7 @@ impl<'a> Across<'a> {
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
     /// chooses it itself.
     pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
-        nodes::of_new(&self.nodes, &self.classes, copy, || {
+        nodes::get_node_for_volume(&self.nodes, &self.classes, copy, || {
             format!(
                 "VolumeSnapshot {} is not known, so it cannot be created before it is transferred: you may have to be allowed to list pools.slackwater.dev and volumesnapshotcontents",
                 copy.snapshot.name
@@ -143,7 +145,7 @@ impl<'a> Across<'a> {
     }
 
     /// The claim that is there to be transferred.
-    pub fn former(&self, copy: &Copy) -> Result<Value> {
+    pub fn temporary_manifest(&self, copy: &Copy) -> Result<Value> {
         Ok(copy.manifest_on(self.node(copy)?))
     }
 

@@ -1,7 +1,7 @@
 //! The steps of a restore into another namespace.
 
 use super::stage::{self, Stage};
-use super::state::Across;
+use super::state::CrossNamespaceRestore;
 use crate::change::{Progress, create};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields};
@@ -9,12 +9,12 @@ use crate::failure::Result;
 use crate::restore::plan::SELECTED_NODE;
 use crate::restore::{verify, wait};
 use crate::text::escaped;
-use crate::transfer::{self, Way};
+use crate::transfer::{self, Direction};
 
-impl Across<'_> {
+impl CrossNamespaceRestore<'_> {
     /// Takes steps until a controller has to do something, or until the end.
     pub async fn advance(&self) -> Result<Progress> {
-        let (stages, coming) = self.bind().await?;
+        let (stages, coming) = self.create_copies().await?;
         if let Some(progress) = coming {
             return Ok(progress);
         }
@@ -26,12 +26,12 @@ impl Across<'_> {
     }
 
     /// Creates the copies. Returns how far they are, and the progress while a volume does not exist.
-    async fn bind(&self) -> Result<(Vec<Stage>, Option<Progress>)> {
+    async fn create_copies(&self) -> Result<(Vec<Stage>, Option<Progress>)> {
         loop {
-            let stages = stage::look(self.cluster, &self.copies).await?;
-            self.refuse_mix(&stages)?;
+            let stages = stage::read_stages(self.cluster, &self.copies).await?;
+            self.refuse_different_times(&stages)?;
             if !self.create(&stages).await? {
-                let coming = self.wait(&stages).await?;
+                let coming = self.select_nodes(&stages).await?;
                 return Ok((stages, coming));
             }
         }
@@ -59,7 +59,7 @@ impl Across<'_> {
                 continue;
             }
             let namespace = &self.cluster.namespace;
-            let claim = self.former(copy)?;
+            let claim = self.temporary_manifest(copy)?;
             create(
                 self.cluster,
                 &Change::CONFIRMED,
@@ -76,7 +76,7 @@ impl Across<'_> {
     }
 
     /// Has volumes created that do not exist yet. `None` if all exist.
-    async fn wait(&self, stages: &[Stage]) -> Result<Option<Progress>> {
+    async fn select_nodes(&self, stages: &[Stage]) -> Result<Option<Progress>> {
         let mut coming = None;
         let mut exist = stages.len();
         for (copy, stage) in self.copies.iter().zip(stages) {
@@ -113,14 +113,14 @@ impl Across<'_> {
                     self.refuse_pods(&stages).await?;
                     bound.volume.clone()
                 }
-                Stage::Moving(volume) => volume.clone(),
+                Stage::Transferring(volume) => volume.clone(),
                 _ => continue,
             };
-            match transfer::advance(&self.transfer(copy, &volume), Way::There).await? {
+            match transfer::advance(&self.transfer(copy, &volume), Direction::Forward).await? {
                 Progress::Ended(Ok(line)) => eprintln!("{}", escaped(&line)),
                 other => return Ok(Some(other)),
             }
-            stages[at] = Stage::Arrived(volume);
+            stages[at] = Stage::Transferred(volume);
         }
         Ok(None)
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::contents::{Found, Source};
+use super::contents::{Source, SourceSnapshot};
 use super::objects::{Member, Record};
 use crate::cli::RestoreArguments;
 use crate::failure::{Failure, Result};
@@ -54,7 +54,8 @@ fn given(source: &Source, words: &[String]) -> Result<BTreeMap<String, String>> 
                 )));
             }
             (Some((key, name)), members) => {
-                let is_its = |it: &&Found| it.snapshot.content == key || it.snapshot.handle == key;
+                let is_its =
+                    |it: &&SourceSnapshot| it.snapshot.content == key || it.snapshot.handle == key;
                 let Some(found) = members.iter().find(is_its) else {
                     return Err(Failure::usage(format!(
                         "--claim {word}: no VolumeSnapshotContent {key} is restored"

@@ -10,28 +10,28 @@ use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
 use crate::model::snapshot::{self, Snapshot};
-use crate::restore::group_snapshot::{listed, some};
+use crate::restore::group_snapshot::{first_names, listed_handles};
 use crate::text::after_colon;
 
 /// What the user has named.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum ContentName {
     /// A VolumeSnapshotContent, or the ID of a snapshot.
     Snapshot(String),
     /// A VolumeGroupSnapshotContent, or the ID of a group snapshot.
     Group(String),
 }
 
-impl Which {
+impl ContentName {
     /// From the argument of `restore`. `None` if it names no content.
-    pub fn of(source: &str) -> Option<Which> {
+    pub fn of(source: &str) -> Option<ContentName> {
         let (kind, name) = source.split_once('/')?;
         match kind.split('.').next().unwrap_or_default() {
             "volumesnapshotcontent" | "volumesnapshotcontents" => {
-                Some(Which::Snapshot(name.into()))
+                Some(ContentName::Snapshot(name.into()))
             }
             "volumegroupsnapshotcontent" | "volumegroupsnapshotcontents" => {
-                Some(Which::Group(name.into()))
+                Some(ContentName::Group(name.into()))
             }
             _ => None,
         }
@@ -40,7 +40,7 @@ impl Which {
 
 /// A snapshot that is restored.
 #[derive(Debug)]
-pub struct Found {
+pub struct SourceSnapshot {
     /// Its name is that of the temporary VolumeSnapshot, its UID that of its content, and its claim the old
     /// one, if that is known.
     pub snapshot: Snapshot,
@@ -57,7 +57,7 @@ pub struct Source {
     pub title: String,
     /// The same for a record.
     pub key: String,
-    pub members: Vec<Found>,
+    pub members: Vec<SourceSnapshot>,
 }
 
 /// All contents, of which one or several are restored.
@@ -98,7 +98,7 @@ fn group_of_member(content: &DynamicObject) -> &str {
 }
 
 /// Finds the contents. `to` is the namespace of the new claims.
-pub async fn get_source(cluster: &Cluster, which: &Which, to: &str) -> Result<Source> {
+pub async fn get_source(cluster: &Cluster, which: &ContentName, to: &str) -> Result<Source> {
     let all = ListParams::default();
     let contents = cluster.get_all(&object::SNAPSHOT_CONTENT, &Scope::All, &all);
     let groups = cluster.get_all(&object::GROUP_CONTENT, &Scope::All, &all);
@@ -112,8 +112,8 @@ pub async fn get_source(cluster: &Cluster, which: &Which, to: &str) -> Result<So
         namespaces: BTreeMap::new(),
     };
     match which {
-        Which::Snapshot(name) => found.snapshot(name).await,
-        Which::Group(name) => found.group(name).await,
+        ContentName::Snapshot(name) => found.snapshot(name).await,
+        ContentName::Group(name) => found.group(name).await,
     }
 }
 
@@ -158,7 +158,7 @@ impl Contents<'_> {
             let names: Vec<_> = found.iter().map(|it| it.name().to_string()).collect();
             return Err(Failure::usage(format!(
                 "several VolumeSnapshotContents have the snapshot {name}: give the name of one of them: {}",
-                some(&names)
+                first_names(&names)
             )));
         }
         if let Some(content) = found.pop() {
@@ -201,7 +201,7 @@ impl Contents<'_> {
         let title = format!("VolumeGroupSnapshotContent {}", group.name());
         self.check(&group, &title, (&object::GROUP, "volumeGroupSnapshotRef"))
             .await?;
-        let handles = listed(&group).map_err(|why| refused(&title, &why))?;
+        let handles = listed_handles(&group).map_err(|why| refused(&title, &why))?;
         let mut members = Vec::new();
         for handle in &handles {
             members.push(self.of_handle(handle, &title, &group).await?);
@@ -240,7 +240,7 @@ impl Contents<'_> {
         handle: &str,
         title: &str,
         group: &DynamicObject,
-    ) -> Result<Found> {
+    ) -> Result<SourceSnapshot> {
         let reference = |it: &DynamicObject, at: &str| it.text(at).to_string();
         let namespace = reference(group, "/spec/volumeGroupSnapshotRef/namespace");
         let mut of_handle: Vec<_> = self.own().filter(|it| handle_of(it) == handle).collect();
@@ -274,7 +274,7 @@ impl Contents<'_> {
                 title,
                 &format!(
                     "is not clear: several VolumeSnapshotContents have its snapshot {handle}: {}; single members can be restored as volumesnapshotcontent/NAME",
-                    some(&names)
+                    first_names(&names)
                 ),
             )),
         }
@@ -286,7 +286,7 @@ impl Contents<'_> {
         content: &DynamicObject,
         title: &str,
         group: Option<&DynamicObject>,
-    ) -> Result<Found> {
+    ) -> Result<SourceSnapshot> {
         self.check(content, title, (&object::SNAPSHOT, "volumeSnapshotRef"))
             .await?;
         let handle = group_of_member(content);
@@ -308,7 +308,7 @@ impl Contents<'_> {
         let mut begun = self
             .begun()
             .filter(|(_, record)| record.uid == snapshot.uid);
-        Ok(Found {
+        Ok(SourceSnapshot {
             record: begun.next().map(|(_, record)| record),
             snapshot,
             volume,
@@ -424,7 +424,7 @@ fn volume_of_member<'a>(group: &'a DynamicObject, handle: &str) -> &'a str {
 }
 
 /// A snapshot from what an earlier run has recorded.
-fn begun(content: &DynamicObject, record: Record) -> Found {
+fn begun(content: &DynamicObject, record: Record) -> SourceSnapshot {
     let snapshot = Snapshot {
         namespace: record.namespace.clone(),
         name: snapshot_name(&record.uid),
@@ -434,7 +434,7 @@ fn begun(content: &DynamicObject, record: Record) -> Found {
         mode: record.mode.clone(),
         ..snapshot::of_content(content, None)
     };
-    Found {
+    SourceSnapshot {
         snapshot,
         volume: None,
         record: Some(record),

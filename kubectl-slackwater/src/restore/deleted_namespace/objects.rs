@@ -65,13 +65,13 @@ pub struct Member {
 }
 
 /// What exists of a member. All of it is of this restore.
-pub struct Seen {
+pub struct Existing {
     pub content: Option<DynamicObject>,
     pub snapshot: Option<DynamicObject>,
     pub claim: Option<DynamicObject>,
 }
 
-impl Seen {
+impl Existing {
     /// The volume of the claim exists.
     pub fn is_bound(&self) -> bool {
         let claim = self.claim.as_ref();
@@ -141,7 +141,7 @@ impl Member {
     }
 
     /// Reads what exists. Refuses objects under these names that are not of this restore.
-    pub async fn look(&self, cluster: &Cluster) -> Result<Seen> {
+    pub async fn read_objects(&self, cluster: &Cluster) -> Result<Existing> {
         let (namespace, copy) = (&self.record.namespace, &self.copy);
         // First, because one whose VolumeSnapshot is gone is deleted.
         let name = self.content();
@@ -162,7 +162,7 @@ impl Member {
         if let Some(content) = &content {
             self.check_content(content, snapshot.as_ref())?;
         }
-        Ok(Seen {
+        Ok(Existing {
             content,
             snapshot,
             claim,

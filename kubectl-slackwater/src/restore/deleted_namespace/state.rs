@@ -7,8 +7,8 @@ use kube::api::ListParams;
 use serde_json::Value;
 
 use super::claims;
-use super::contents::{self, Which};
-use super::objects::{Member, Seen};
+use super::contents::{self, ContentName};
+use super::objects::{Existing, Member};
 use crate::cli::RestoreArguments;
 use crate::cluster::object;
 use crate::cluster::{Cluster, Scope};
@@ -18,10 +18,10 @@ use crate::restore::plan::Copy;
 use crate::restore::report;
 use crate::restore::stateful_set;
 use crate::restore::storage_class::{self, Classes};
-use crate::transfer::execute::namespace_hindrance;
+use crate::transfer::execute::find_namespace_blocker;
 
 /// A restore on its way.
-pub struct Gone<'a> {
+pub struct DeletedNamespaceRestore<'a> {
     /// Its namespace is that of the new claims.
     pub cluster: Cluster,
     pub title: String,
@@ -36,19 +36,19 @@ pub struct Gone<'a> {
     pub is_checked: Cell<bool>,
 }
 
-impl<'a> Gone<'a> {
+impl<'a> DeletedNamespaceRestore<'a> {
     /// Reads what is to be restored.
     pub async fn read(
         cluster: &Cluster,
         arguments: &'a RestoreArguments,
-        which: &Which,
-    ) -> Result<Gone<'a>> {
+        which: &ContentName,
+    ) -> Result<DeletedNamespaceRestore<'a>> {
         let Some(to) = &arguments.to_namespace else {
             return Err(Failure::usage(
                 "a content is restored into the namespace of --to-namespace".into(),
             ));
         };
-        let cluster = Cluster::with(cluster.client.clone(), to, &cluster.driver);
+        let cluster = Cluster::with_client(cluster.client.clone(), to, &cluster.driver);
         let source = contents::get_source(&cluster, which, to).await?;
         let title = source.title.clone();
         let mut members = claims::members(source, arguments, to)?;
@@ -59,7 +59,7 @@ impl<'a> Gone<'a> {
         for (member, copy) in members.iter_mut().zip(copies) {
             member.copy = copy;
         }
-        Ok(Gone {
+        Ok(DeletedNamespaceRestore {
             cluster,
             title,
             members,
@@ -76,24 +76,25 @@ impl<'a> Gone<'a> {
     }
 
     /// Reads what exists.
-    pub async fn look(&self) -> Result<Vec<Seen>> {
+    pub async fn read_objects(&self) -> Result<Vec<Existing>> {
         let mut seen = Vec::new();
         for member in &self.members {
-            seen.push(member.look(&self.cluster).await?);
+            seen.push(member.read_objects(&self.cluster).await?);
         }
         Ok(seen)
     }
 
     /// Whether nothing is left to do.
-    pub fn has_ended(&self, seen: &[Seen]) -> bool {
-        let is_clean = |it: &Seen| it.is_bound() && it.snapshot.is_none() && it.content.is_none();
+    pub fn has_ended(&self, seen: &[Existing]) -> bool {
+        let is_clean =
+            |it: &Existing| it.is_bound() && it.snapshot.is_none() && it.content.is_none();
         seen.iter().all(is_clean)
     }
 
     /// Whether the claims are to be checked before the first temporary object is deleted. Not once one is:
     /// their check has succeeded then, or was not requested.
-    pub fn is_check_due(&self, seen: &[Seen]) -> bool {
-        let begun = |it: &Seen| it.is_bound() && !it.has_temporary();
+    pub fn is_check_due(&self, seen: &[Existing]) -> bool {
+        let begun = |it: &Existing| it.is_bound() && !it.has_temporary();
         self.arguments.check.verify.is_some() && !self.is_checked.get() && !seen.iter().any(begun)
     }
 
@@ -108,12 +109,12 @@ impl<'a> Gone<'a> {
 
     /// Refuses what would fail later.
     pub async fn refuse(&self) -> Result<()> {
-        self.refuse_seen(&self.look().await?).await
+        self.refuse_seen(&self.read_objects().await?).await
     }
 
-    pub async fn refuse_seen(&self, seen: &[Seen]) -> Result<()> {
-        self.refuse_mix(seen)?;
-        if let Some(why) = namespace_hindrance(&self.cluster, self.namespace()).await? {
+    pub async fn refuse_seen(&self, seen: &[Existing]) -> Result<()> {
+        self.refuse_different_times(seen)?;
+        if let Some(why) = find_namespace_blocker(&self.cluster, self.namespace()).await? {
             return Err(Failure::failed(why));
         }
         for (member, seen) in self.members.iter().zip(seen) {
@@ -143,13 +144,13 @@ impl<'a> Gone<'a> {
 
     /// Refuses to create claims beside those that an application may have changed since an earlier restore
     /// has ended: they would be of different times. One that was interrupted has its temporary objects.
-    pub fn refuse_mix(&self, seen: &[Seen]) -> Result<()> {
+    pub fn refuse_different_times(&self, seen: &[Existing]) -> Result<()> {
         let each = || self.members.iter().zip(seen);
-        let names = |is: fn(&Seen) -> bool| -> Vec<_> {
+        let names = |is: fn(&Existing) -> bool| -> Vec<_> {
             let found = each().filter(|(_, seen)| is(seen));
             found.map(|(one, _)| one.copy.claim.as_str()).collect()
         };
-        let bound = names(Seen::is_bound);
+        let bound = names(Existing::is_bound);
         let absent = names(|seen| seen.claim.is_none() && seen.content.is_none());
         match bound.is_empty() || absent.is_empty() {
             true => Ok(()),
@@ -163,7 +164,7 @@ impl<'a> Gone<'a> {
     }
 
     /// Refuses pods that would start with some of the claims.
-    pub async fn refuse_pods(&self, seen: &[Seen]) -> Result<()> {
+    pub async fn refuse_pods(&self, seen: &[Existing]) -> Result<()> {
         if seen.iter().all(|it| it.claim.is_some()) {
             return Ok(());
         }
@@ -177,7 +178,7 @@ impl<'a> Gone<'a> {
     /// The node on which the volume of a copy is created: that of its snapshot. `None` for a class that
     /// chooses it itself.
     pub fn node(&self, copy: &Copy) -> Result<Option<&str>> {
-        nodes::of_new(&self.nodes, &self.classes, copy, || {
+        nodes::get_node_for_volume(&self.nodes, &self.classes, copy, || {
             format!(
                 "the snapshot of VolumeSnapshotContent {} is not known: you may have to be allowed to list pools.slackwater.dev",
                 copy.snapshot.content

@@ -4,8 +4,8 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use super::contents;
-use super::objects::Seen;
-use super::state::Gone;
+use super::objects::Existing;
+use super::state::DeletedNamespaceRestore;
 use crate::change::{CHANGED, Progress, create, delete};
 use crate::cli::Change;
 use crate::cluster::object::{self, Fields, Kind};
@@ -14,26 +14,26 @@ use crate::restore::plan::SELECTED_NODE;
 use crate::restore::{verify, wait};
 use crate::text::escaped;
 
-impl Gone<'_> {
+impl DeletedNamespaceRestore<'_> {
     /// Takes steps until a controller has to do something, or until the end.
     pub async fn advance(&self) -> Result<Progress> {
-        match self.steps().await {
+        match self.take_steps().await {
             Err(failure) if failure.is_conflict => Ok(Progress::Running(CHANGED.into())),
             done => done,
         }
     }
 
-    async fn steps(&self) -> Result<Progress> {
+    async fn take_steps(&self) -> Result<Progress> {
         loop {
-            let seen = self.look().await?;
-            self.refuse_mix(&seen)?;
-            if seen.iter().all(Seen::is_bound) {
+            let seen = self.read_objects().await?;
+            self.refuse_different_times(&seen)?;
+            if seen.iter().all(Existing::is_bound) {
                 if self.is_check_due(&seen)
                     && let Some(progress) = self.check(&seen).await?
                 {
                     return Ok(progress);
                 }
-                if self.remove(&seen).await? {
+                if self.delete_temporary_objects(&seen).await? {
                     continue;
                 }
                 let left = seen
@@ -44,20 +44,20 @@ impl Gone<'_> {
                     None => Progress::Ended(Ok(self.ended())),
                 });
             }
-            if self.prepare(&seen).await? {
+            if self.create_temporary_objects(&seen).await? {
                 continue;
             }
-            if let Some(progress) = self.unready(&seen).await? {
+            if let Some(progress) = self.wait_for_snapshots(&seen).await? {
                 return Ok(progress);
             }
             if !self.create_claims(&seen).await? {
-                return self.volumes(&seen).await;
+                return self.select_nodes(&seen).await;
             }
         }
     }
 
     /// Creates temporary objects that are missing. `false` if none is.
-    async fn prepare(&self, seen: &[Seen]) -> Result<bool> {
+    async fn create_temporary_objects(&self, seen: &[Existing]) -> Result<bool> {
         let mut is_any = false;
         for (member, seen) in self.members.iter().zip(seen) {
             if seen.is_bound() {
@@ -86,7 +86,7 @@ impl Gone<'_> {
     }
 
     /// Waits until claims can be created from all snapshots. `None` if they can.
-    async fn unready(&self, seen: &[Seen]) -> Result<Option<Progress>> {
+    async fn wait_for_snapshots(&self, seen: &[Existing]) -> Result<Option<Progress>> {
         for (member, seen) in self.members.iter().zip(seen) {
             if seen.is_ready() || seen.claim.is_some() {
                 continue;
@@ -121,7 +121,7 @@ impl Gone<'_> {
     }
 
     /// Creates the claims that are missing. `false` if none is.
-    async fn create_claims(&self, seen: &[Seen]) -> Result<bool> {
+    async fn create_claims(&self, seen: &[Existing]) -> Result<bool> {
         let mut is_any = false;
         for (member, seen_one) in self.members.iter().zip(seen) {
             if seen_one.claim.is_some() {
@@ -137,7 +137,7 @@ impl Gone<'_> {
     }
 
     /// Has volumes created that do not exist yet.
-    async fn volumes(&self, seen: &[Seen]) -> Result<Progress> {
+    async fn select_nodes(&self, seen: &[Existing]) -> Result<Progress> {
         let mut coming = None;
         for (member, seen) in self.members.iter().zip(seen) {
             let copy = &member.copy;
@@ -163,14 +163,14 @@ impl Gone<'_> {
     }
 
     /// Has the claims checked. `None` if the check has succeeded.
-    async fn check(&self, seen: &[Seen]) -> Result<Option<Progress>> {
-        let copies = self.checked(seen);
+    async fn check(&self, seen: &[Existing]) -> Result<Option<Progress>> {
+        let copies = self.copies_for_check(seen);
         verify::until_success(&self.cluster, self.arguments, &copies, &self.is_checked).await
     }
 
     /// Deletes temporary objects, the VolumeSnapshots first: a content that is bound is deleted after its
     /// VolumeSnapshot. `false` if there is nothing to delete now.
-    async fn remove(&self, seen: &[Seen]) -> Result<bool> {
+    async fn delete_temporary_objects(&self, seen: &[Existing]) -> Result<bool> {
         let mut is_any = false;
         for seen in seen {
             let (kind, object) = match (&seen.snapshot, &seen.content) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Parts, Work};
+use super::{Inputs, Operation};
 use crate::cluster::Scope;
 use crate::cluster::object;
 use crate::model::running_copy::RunningCopy;
@@ -11,15 +11,15 @@ use crate::model::{Pool, Volume};
 
 /// A volume that work copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct CopiedVolume {
     volume: String,
     /// Its bytes are still to be copied if no copy runs.
     is_waiting: bool,
 }
 
-impl Part {
-    pub fn of(volume: &str, is_waiting: bool) -> Part {
-        Part {
+impl CopiedVolume {
+    pub fn of(volume: &str, is_waiting: bool) -> CopiedVolume {
+        CopiedVolume {
             volume: volume.into(),
             is_waiting,
         }
@@ -27,7 +27,7 @@ impl Part {
 }
 
 /// Adds copies to the work that they are parts of, and the others as work by themselves.
-pub fn merged(mut work: Vec<Work>, scope: &Scope, parts: &Parts<'_>) -> Vec<Work> {
+pub fn merge_copies(mut work: Vec<Operation>, scope: &Scope, parts: &Inputs<'_>) -> Vec<Operation> {
     let mut copies = BTreeMap::<&str, Vec<(&Pool, &RunningCopy)>>::new();
     let pools = parts.pools.into_iter().flatten();
     for pool in pools.filter(|pool| !matches!(pool.health.as_str(), "Lost" | "Forgotten")) {
@@ -54,7 +54,7 @@ pub fn merged(mut work: Vec<Work>, scope: &Scope, parts: &Parts<'_>) -> Vec<Work
             Scope::All => true,
             Scope::Namespace(own) => namespace == Some(own),
         };
-        is_seen.then(|| alone(pool, copy, &claim))
+        is_seen.then(|| operation_of_copy(pool, copy, &claim))
     });
     work.extend(others);
     work
@@ -62,7 +62,7 @@ pub fn merged(mut work: Vec<Work>, scope: &Scope, parts: &Parts<'_>) -> Vec<Work
 
 /// Adds the copies of its volumes to work. Without a copy that runs, it keeps the numbers of its object.
 fn add(
-    work: &mut Work,
+    work: &mut Operation,
     copies: &mut BTreeMap<&str, Vec<(&Pool, &RunningCopy)>>,
     volumes: &BTreeMap<&str, &Volume>,
 ) {
@@ -98,8 +98,8 @@ fn add(
     work.reported_at = running.iter().filter_map(|copy| copy.reported).min();
 }
 
-fn alone(pool: &Pool, copy: &RunningCopy, claim: &str) -> Work {
-    Work {
+fn operation_of_copy(pool: &Pool, copy: &RunningCopy, claim: &str) -> Operation {
+    Operation {
         resource: object::POOL.plural,
         is_copy: true,
         name: pool.id.clone(),
@@ -111,7 +111,7 @@ fn alone(pool: &Pool, copy: &RunningCopy, claim: &str) -> Work {
         bytes_total: copy.total.unwrap_or(0),
         rate: copy.since.map(|since| (since, copy.before)),
         pools: vec![pool.id.clone()],
-        ..Work::default()
+        ..Operation::default()
     }
 }
 

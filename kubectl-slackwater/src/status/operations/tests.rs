@@ -29,8 +29,8 @@ fn pool(seen: Option<Timestamp>) -> Pool {
     }
 }
 
-fn parts(pools: &[Pool]) -> Parts<'_> {
-    Parts {
+fn parts(pools: &[Pool]) -> Inputs<'_> {
+    Inputs {
         pools: Some(pools),
         volumes: &[],
         are_all: true,
@@ -112,11 +112,11 @@ fn an_evacuation_is_one_line_with_its_volumes_and_bytes() {
     let copying = json!({"phase": "Copying", "bytesDone": GIB, "bytesTotal": 2 * GIB});
     let done = json!({"phase": "Done", "bytesTotal": 4 * GIB, "switchedAt": ago(5).to_string()});
     let moves = [moved("a", copying), moved("gone", done)];
-    let parts = Parts {
+    let parts = Inputs {
         volumes: &volumes,
         ..parts(&pools)
     };
-    let work = |moves: &[DynamicObject], parts: &Parts<'_>| {
+    let work = |moves: &[DynamicObject], parts: &Inputs<'_>| {
         let found = of_pool(&pools[0], Some(moves), parts);
         complete(found.into_iter().collect(), parts).remove(0)
     };
@@ -127,7 +127,7 @@ fn an_evacuation_is_one_line_with_its_volumes_and_bytes() {
     let waits = json!({"phase": "Waiting", "bytesDone": GIB, "bytesTotal": 2 * GIB});
     let cells = work(&[moved("a", waits)], &parts).cells(ago(0));
     assert_eq!(cells[4], "no estimate");
-    let one_namespace = Parts {
+    let one_namespace = Inputs {
         are_all: false,
         ..parts
     };
@@ -188,13 +188,13 @@ fn a_revert_has_its_claims_and_its_deadline() {
 
 #[test]
 fn evacuations_are_first_then_what_makes_progress() {
-    let of = |resource: &'static str, name: &str, rate: Option<i64>| Work {
+    let of = |resource: &'static str, name: &str, rate: Option<i64>| Operation {
         resource,
         name: name.into(),
         bytes_done: 1,
         bytes_total: 2,
         rate: rate.map(|minutes| (ago(minutes), 0)),
-        ..Work::default()
+        ..Operation::default()
     };
     let mut all = vec![
         of("pools", "a", None),

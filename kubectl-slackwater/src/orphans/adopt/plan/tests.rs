@@ -17,8 +17,8 @@ fn object(value: Value) -> DynamicObject {
     serde_json::from_value(value).unwrap()
 }
 
-fn place(namespace: &str, name: &str) -> Place {
-    Place {
+fn place(namespace: &str, name: &str) -> NamespacedName {
+    NamespacedName {
         namespace: namespace.into(),
         name: name.into(),
     }
@@ -131,11 +131,11 @@ fn an_orphan_gets_a_volume_and_a_claim_with_what_its_agent_reports() {
         },
     });
     assert_eq!(adoption.pair.user, expected);
-    let both = Todo {
+    let describe_objects = MissingObjects {
         owner: true,
         user: true,
     };
-    assert_eq!(todo(&adoption, None).unwrap(), both);
+    assert_eq!(missing_objects(&adoption, None).unwrap(), describe_objects);
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn claim(more: Value) -> DynamicObject {
 #[track_caller]
 fn todo_of(view: &View, user: Option<DynamicObject>) -> std::result::Result<(bool, bool), String> {
     let adoption = get_adoption(&arguments(), view).unwrap();
-    let left = todo(&adoption, user.as_ref()).map_err(|failure| failure.message)?;
+    let left = missing_objects(&adoption, user.as_ref()).map_err(|failure| failure.message)?;
     Ok((left.owner, left.user))
 }
 

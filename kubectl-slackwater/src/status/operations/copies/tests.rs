@@ -47,14 +47,19 @@ fn volume(n: u32, claim: &str) -> Volume {
     }
 }
 
-fn work(found: Vec<Work>, scope: &Scope, pools: &[Pool], volumes: &[Volume]) -> Vec<Work> {
-    let parts = Parts {
+fn work(
+    found: Vec<Operation>,
+    scope: &Scope,
+    pools: &[Pool],
+    volumes: &[Volume],
+) -> Vec<Operation> {
+    let parts = Inputs {
         pools: Some(pools),
         volumes,
         are_all: true,
         now: ago(0),
     };
-    complete(merged(found, scope, &parts), &parts)
+    complete(merge_copies(found, scope, &parts), &parts)
 }
 
 #[test]
@@ -94,10 +99,10 @@ fn every_kind_is_named() {
         let mut known = copy(1, kind);
         known["claim"] = json!("bank/secret");
         let pools = [pool(1, &[known, copy(2, kind)])];
-        let found = merged(
+        let found = merge_copies(
             Vec::new(),
             &Scope::All,
-            &Parts {
+            &Inputs {
                 pools: Some(&pools),
                 volumes: &[volume(1, "data")],
                 are_all: true,
