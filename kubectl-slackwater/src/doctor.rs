@@ -68,7 +68,7 @@ pub async fn run(cluster: &Cluster, arguments: &DoctorArguments) -> Result<()> {
     }
     if is_json {
         let all = listing::serialize(Format::Json, &json!({ "items": items }))?;
-        crate::listing::watch::write(&all, &[]);
+        crate::listing::print(&all, &[]);
     }
     match failed.len() {
         0 => Ok(()),

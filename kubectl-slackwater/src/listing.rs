@@ -2,6 +2,8 @@
 
 pub mod watch;
 
+use std::io::Write;
+
 use serde_json::{Value, json};
 
 use crate::cli::Format;
@@ -127,6 +129,21 @@ pub fn serialize(format: Format, value: &Value) -> Result<String> {
     }
     let json = serde_json::to_string_pretty(value).map_err(|error| failed(&error))?;
     Ok(escaped_json(&json) + "\n")
+}
+
+/// Prints text on stdout, and remarks on stderr. A reader that is gone needs neither.
+pub fn print(text: &str, remarks: &[String]) {
+    let mut out = std::io::stdout().lock();
+    if out
+        .write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .is_err()
+    {
+        std::process::exit(0);
+    }
+    for remark in remarks {
+        eprintln!("{remark}");
+    }
 }
 
 /// A table: columns are as wide as their widest text, and three spaces apart.

@@ -87,7 +87,7 @@ pub async fn run(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
     while changes.next().await.is_some() {
         tokio::time::sleep(watch::PAUSE).await;
         while let Some(Some(())) = changes.next().now_or_never() {}
-        watch::write("\n---\n", &[]);
+        listing::print("\n---\n", &[]);
         print(cluster, arguments).await?;
     }
     Ok(())
@@ -113,7 +113,7 @@ async fn print(cluster: &Cluster, arguments: &ListArguments) -> Result<()> {
         }
         _ => render(&screen),
     };
-    watch::write(&text, &listing::note_lines(&notes));
+    listing::print(&text, &listing::note_lines(&notes));
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::driver_pod::{self, CONTROLLER_LABELS, require_stream};
 use crate::failure::{Failure, Result};
-use crate::listing::watch::write;
+use crate::listing::print;
 use crate::text::escaped;
 
 /// Where the page is served.
@@ -58,7 +58,7 @@ pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Resul
         ))
     })?;
     page.use_from_now(&target);
-    write(&format!("http://{address}/\n"), &[]);
+    print(&format!("http://{address}/\n"), &[]);
     let serve = async {
         loop {
             match listener.accept().await {

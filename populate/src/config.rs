@@ -196,14 +196,14 @@ impl Config {
         match &config.source {
             Source::Http(http) => {
                 parse_url(&http.url)?;
-                http.checksum.get()?;
+                http.checksum.expected()?;
             }
             Source::Oci(oci) => {
                 Reference::parse(&oci.image)?;
             }
             Source::S3(s3) => s3.check()?,
         }
-        config.point()?;
+        config.resume_point()?;
         config.proxy()?;
         config.policy(None)?;
         Ok(config)
@@ -233,7 +233,7 @@ impl Config {
         }
     }
 
-    pub fn point(&self) -> Result<Option<Point>> {
+    pub fn resume_point(&self) -> Result<Option<Point>> {
         let Some(Resume { bytes, validator }) = self.resume.clone() else {
             return Ok(None);
         };
@@ -247,7 +247,7 @@ impl Config {
 impl S3 {
     fn check(&self) -> Result<()> {
         parse_url(&self.endpoint)?;
-        let checksum = self.checksum.get()?;
+        let checksum = self.checksum.expected()?;
         match (&self.key, &self.prefix, checksum) {
             (Some(_), None, _) | (None, Some(_), None) => Ok(()),
             (None, Some(_), Some(_)) => Err(invalid(
@@ -260,7 +260,7 @@ impl S3 {
 
 impl Checksum {
     /// The expected SHA-256; `None` if the content is not verified.
-    pub fn get(&self) -> Result<Option<String>> {
+    pub fn expected(&self) -> Result<Option<String>> {
         match (&self.sha256, self.unverified) {
             (None, true) => Ok(None),
             (Some(text), false) => {
@@ -294,7 +294,10 @@ mod tests {
         assert_eq!((config.limits.seconds, config.limits.redirects), (5, 10));
         assert!(config.network.private_networks);
         assert_eq!(
-            config.point().expect("valid").map(|point| point.bytes),
+            config
+                .resume_point()
+                .expect("valid")
+                .map(|point| point.bytes),
             Some(5)
         );
         assert_eq!(

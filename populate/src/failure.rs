@@ -85,7 +85,7 @@ impl Failure {
     }
 
     /// The same failure of an attempt that has left a part of the content behind.
-    pub fn after_a_part(mut self) -> Failure {
+    pub fn with_partial_content(mut self) -> Failure {
         if self.next == Next::Again {
             self.next = Next::NewVolume;
         }

@@ -46,7 +46,7 @@ impl Compression {
 
 impl Format {
     pub fn of(head: &[u8]) -> Format {
-        // An archive of tar without any entry is two blocks of zeros: nothing says that it is one.
+        // An archive of tar without any entry is two blocks of zeros: nothing marks it as one.
         match head.get(257..262) == Some(b"ustar") {
             true => Format::Tar,
             false if head.starts_with(b"QFI\xfb") => Format::Qcow2,

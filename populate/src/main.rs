@@ -1,4 +1,4 @@
-//! The program: its configuration, its exit code and its last words.
+//! The program: its configuration, its exit code and its termination message.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,16 +13,16 @@ use slackwater_populate::run::Attempt;
 /// The environment variable with the configuration.
 const CONFIG: &str = "SLACKWATER_POPULATE";
 /// Where Kubernetes reads why a container ended.
-const LAST_WORDS: &str = "/dev/termination-log";
+const TERMINATION_LOG: &str = "/dev/termination-log";
 
 fn main() -> ExitCode {
-    let last_words = File::options().write(true).open(LAST_WORDS);
+    let termination_log = File::options().write(true).open(TERMINATION_LOG);
     let report = Report::new(std::io::stdout());
     let code = match populate(&report) {
         Ok(()) => 0,
         Err(failure) => {
             eprintln!("{}: {failure}", failure.reason);
-            if let Ok(mut file) = last_words {
+            if let Ok(mut file) = termination_log {
                 let words =
                     serde_json::json!({"reason": failure.reason, "message": failure.to_string()});
                 drop(file.write_all(words.to_string().as_bytes()));

@@ -1,6 +1,6 @@
 //! Progress, as lines of JSON that contain numbers alone.
 //!
-//! The controller reads the last line of the pod's log, and believes numbers only. So the validator
+//! The controller reads the last line of the pod's log, and accepts numbers only. So the validator
 //! is a list of the bytes of the ETag.
 
 use std::cell::{Cell, RefCell};
@@ -12,12 +12,12 @@ use serde::Serialize;
 /// Between two lines.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What one line says. Nothing is in it that is not known.
+/// The numbers of one line. What is not known is left out.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Numbers {
     /// Bytes of the object that were received, with those of earlier attempts.
     pub received: u64,
-    /// Its length, if the server has said it.
+    /// Its length, if the server has sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
     /// Bytes that were written, after decompression.

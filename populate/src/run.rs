@@ -50,7 +50,7 @@ impl Opened {
 }
 
 /// What the Secret has for the source.
-enum Keys {
+enum Credentials {
     None,
     Auth(Auth),
     /// Of a registry, in the form of Docker's configuration.
@@ -63,13 +63,13 @@ pub struct Attempt<'a> {
     report: &'a Report,
     client: Rc<Client>,
     target: Opened,
-    keys: Keys,
+    credentials: Credentials,
     /// Whether the volume has a part of the content with which no other attempt can begin.
     has_part: Cell<bool>,
 }
 
 impl<'a> Attempt<'a> {
-    /// Reads Secrets and certificates, and opens the target. `policy` says what may be dialled; it is
+    /// Reads Secrets and certificates, and opens the target. `policy` decides what may be dialled; it is
     /// a value, so that tests can have servers of their own.
     pub fn prepare(config: &'a Config, policy: Policy, report: &'a Report) -> Result<Attempt<'a>> {
         let seconds = Duration::from_secs(config.limits.seconds);
@@ -95,7 +95,7 @@ impl<'a> Attempt<'a> {
             report,
             client: Client::new(dialer, limits)?,
             target: Opened::new(&config.target)?,
-            keys: keys(config)?,
+            credentials: read_credentials(config)?,
             has_part: Cell::new(false),
         })
     }
@@ -120,7 +120,7 @@ impl<'a> Attempt<'a> {
             Source::S3(s3) => self.objects(s3),
         };
         filled.map_err(|failure| match self.has_part.get() {
-            true => failure.after_a_part(),
+            true => failure.with_partial_content(),
             false => failure,
         })
     }
@@ -128,14 +128,14 @@ impl<'a> Attempt<'a> {
     fn http(&self, http: &Http) -> Result<()> {
         let url = parse_url(&http.url)?;
         let auth = self.auth(&url)?;
-        self.object(Get::new(url, auth), http.checksum.get()?.as_deref())
+        self.object(Get::new(url, auth), http.checksum.expected()?.as_deref())
     }
 
     /// What is sent to a URL of the configuration. A Secret that may not be sent there ends the
     /// attempt: without it, the server's refusal would hide the reason.
     fn auth(&self, url: &url::Url) -> Result<Auth> {
-        match (&self.keys, &self.config.secret) {
-            (Keys::Auth(auth), Some(secret)) => secret.check(url).map(|()| auth.clone()),
+        match (&self.credentials, &self.config.secret) {
+            (Credentials::Auth(auth), Some(secret)) => secret.check(url).map(|()| auth.clone()),
             _ => Ok(Auth::None),
         }
     }
@@ -144,7 +144,7 @@ impl<'a> Attempt<'a> {
     fn object(&self, get: Get, expected: Option<&str>) -> Result<()> {
         let format = self.config.format;
         let is_raw = format.is_none_or(|format| format == Format::Raw);
-        let point = self.config.point()?.filter(|_| is_raw);
+        let point = self.config.resume_point()?.filter(|_| is_raw);
         let mut hash = sha256();
         if let Some(point) = &point {
             self.disk()?.hash(point.bytes, &mut hash)?;
@@ -161,12 +161,12 @@ impl<'a> Attempt<'a> {
         let meter = Meter::new(self.report, from, hash, self.most_received());
         let received = Received::new(download, &meter);
         let delivered = match from {
-            0 => self.deliver(received, validator.as_deref()),
+            0 => self.write_content(received, validator.as_deref()),
             _ => self
                 .raw(received, &self.disk()?, from, validator.as_deref())
                 .map(|()| None),
         };
-        let image = delivered.map_err(|failure| meter.why(failure))?;
+        let image = delivered.map_err(|failure| meter.first_failure(failure))?;
         if let Some(expected) = expected {
             // A part of it was read from the volume again, which may be at fault.
             let next = if from > 0 {
@@ -216,23 +216,23 @@ impl<'a> Attempt<'a> {
     }
 }
 
-fn keys(config: &Config) -> Result<Keys> {
+fn read_credentials(config: &Config) -> Result<Credentials> {
     let Some(secret) = &config.secret else {
-        return Ok(Keys::None);
+        return Ok(Credentials::None);
     };
     match &config.source {
         Source::Http(_) => {
             let headers = secret.headers()?;
             Ok(match headers.is_empty() {
-                true => Keys::None,
-                false => Keys::Auth(Auth::Headers(headers)),
+                true => Credentials::None,
+                false => Credentials::Auth(Auth::Headers(headers)),
             })
         }
         Source::Oci(_) => Ok(match secret.find(".dockerconfigjson")? {
-            Some(docker) => Keys::Registry(docker),
-            None => Keys::None,
+            Some(docker) => Credentials::Registry(docker),
+            None => Credentials::None,
         }),
-        Source::S3(s3) => Ok(Keys::Auth(Auth::Signed(Signer {
+        Source::S3(s3) => Ok(Credentials::Auth(Auth::Signed(Signer {
             access_key: secret.get_text("accessKeyId")?,
             secret_key: secret.get_text("secretAccessKey")?,
             session_token: match secret.find("sessionToken")? {

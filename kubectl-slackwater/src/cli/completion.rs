@@ -77,7 +77,7 @@ pub async fn run(words: &[String]) {
     candidates.retain(|word| word.starts_with(last) && !word.chars().any(is_hidden));
     candidates.sort();
     let lines: String = candidates.iter().map(|word| format!("{word}\n")).collect();
-    crate::listing::watch::write(&format!("{lines}:{directive}\n"), &[]);
+    crate::listing::print(&format!("{lines}:{directive}\n"), &[]);
 }
 
 /// What the last word can be, after these.
@@ -240,24 +240,17 @@ mod tests {
             Candidates::Objects(&[&object::STATEFUL_SET])
         );
         has(after(&["schedule"], ""), "run");
-        assert_eq!(
-            after(&["schedule", "retention"], ""),
-            Candidates::Objects(&[&object::SCHEDULE])
-        );
-        assert_eq!(
-            after(&["schedule", "run"], ""),
-            Candidates::Objects(&[&object::SCHEDULE])
-        );
+        let schedules = Candidates::Objects(&[&object::SCHEDULE]);
+        assert_eq!(after(&["schedule", "retention"], ""), schedules);
+        assert_eq!(after(&["schedule", "run"], ""), schedules);
         let snapshots = Candidates::Objects(&[&object::SNAPSHOT]);
         assert_eq!(after(&["export"], ""), snapshots);
         assert_eq!(after(&["export", "x", "--base"], ""), snapshots);
         assert_eq!(after(&["export", "x", "-o"], ""), Candidates::Files);
         assert_eq!(after(&["import", "x", "--file"], ""), Candidates::Files);
         has(after(&["doctor", "--output"], ""), "json");
-        assert_eq!(
-            after(&["revert"], ""),
-            Candidates::Objects(&[&object::CLAIM])
-        );
+        let claims = Candidates::Objects(&[&object::CLAIM]);
+        assert_eq!(after(&["revert"], ""), claims);
         assert_eq!(
             after(&["revert", "x", "--to"], ""),
             Candidates::Objects(&[&object::SNAPSHOT])
@@ -267,12 +260,9 @@ mod tests {
             Candidates::Objects(&[&object::GROUP])
         );
         has(after(&["-n", "status", "volumes", "--output"], ""), "json");
-        assert_eq!(after(&["who"], ""), Candidates::Objects(&[&object::CLAIM]));
+        assert_eq!(after(&["who"], ""), claims);
         // The value of an option is no command.
-        assert_eq!(
-            after(&["-n", "volumes", "who"], ""),
-            Candidates::Objects(&[&object::CLAIM])
-        );
+        assert_eq!(after(&["-n", "volumes", "who"], ""), claims);
         assert_eq!(
             after(&["who", "-n"], ""),
             Candidates::Objects(&[&object::NAMESPACE])

@@ -13,7 +13,7 @@ use crate::cli::{Format, ListArguments};
 use crate::cluster::object::Kind;
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::listing::{Listing, Row};
+use crate::listing::{Listing, Row, print};
 
 /// Changes within this time are read together: a list costs the API server more than an event.
 pub const PAUSE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ where
         ));
     }
     let first = list(cluster, arguments).await?;
-    write(
+    print(
         &first.render(format, !arguments.no_headers)?,
         &first.remarks(format),
     );
@@ -55,29 +55,13 @@ where
             notes: Vec::new(),
             ..next
         };
-        write(&changed.render(format, false)?, &[]);
+        print(&changed.render(format, false)?, &[]);
         for gone in gone(&rows, &next.rows) {
-            write(&format!("{} deleted\n", crate::text::escaped(gone)), &[]);
+            print(&format!("{} deleted\n", crate::text::escaped(gone)), &[]);
         }
         rows = next.rows;
     }
     Ok(())
-}
-
-/// Text on stdout, and remarks on stderr. A reader that is gone needs neither.
-pub fn write(text: &str, remarks: &[String]) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    if out
-        .write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .is_err()
-    {
-        std::process::exit(0);
-    }
-    for remark in remarks {
-        eprintln!("{remark}");
-    }
 }
 
 /// One item after each change of an object of these kinds. A watch that fails is begun again.

@@ -79,7 +79,7 @@ pub async fn read_adoption(
     adoption.class = class(cluster, arguments, &adoption).await?;
     adoption.set_mount_options();
     let place = &adoption.place;
-    let user = cluster.find_one(adoption.sort.user, &place.namespace, &place.name);
+    let user = cluster.find_one(adoption.orphan_kind.user, &place.namespace, &place.name);
     let left = missing_objects(&adoption, user.await?.as_ref())?;
     Ok((adoption, left))
 }
@@ -125,10 +125,10 @@ async fn steps(
     left: MissingObjects,
     change: &Change,
 ) -> Result<Vec<String>> {
-    let (sort, pair) = (adoption.sort, &adoption.pair);
+    let (orphan_kind, pair) = (adoption.orphan_kind, &adoption.pair);
     let all = [
-        (left.owner, sort.owner, &pair.owner),
-        (left.user, sort.user, &pair.user),
+        (left.owner, orphan_kind.owner, &pair.owner),
+        (left.user, orphan_kind.user, &pair.user),
     ];
     let mut lines = Vec::new();
     for (_, kind, object) in all.into_iter().filter(|(is_left, _, _)| *is_left) {
@@ -189,16 +189,16 @@ fn needs<'a>(arguments: &AdoptArguments, adoption: &'a Adoption) -> Vec<Need<'a>
         namespace,
         name: "",
     };
-    let (sort, namespace) = (adoption.sort, adoption.place.namespace.as_str());
+    let (orphan_kind, namespace) = (adoption.orphan_kind, adoption.place.namespace.as_str());
     let mut needs = vec![
         need("list", &object::POOL, ""),
         need("list", &object::MOVE, ""),
-        need("list", sort.owner, ""),
-        need("get", sort.user, namespace),
-        need("create", sort.user, namespace),
+        need("list", orphan_kind.owner, ""),
+        need("get", orphan_kind.user, namespace),
+        need("create", orphan_kind.user, namespace),
     ];
     if adoption.owner.is_none() {
-        needs.push(need("create", sort.owner, ""));
+        needs.push(need("create", orphan_kind.owner, ""));
         if has_class(arguments, adoption) {
             needs.push(need("get", &object::STORAGE_CLASS, ""));
         }
@@ -211,9 +211,9 @@ fn describe_objects(adoption: &Adoption, policy: &str) -> String {
     let owner = adoption.pair.owner["metadata"]["name"].as_str();
     format!(
         "{} {}{policy} and {} {}",
-        adoption.sort.owner.kind,
+        adoption.orphan_kind.owner.kind,
         owner.unwrap_or_default(),
-        adoption.sort.user.kind,
+        adoption.orphan_kind.user.kind,
         adoption.place,
     )
 }
@@ -222,7 +222,7 @@ fn describe_objects(adoption: &Adoption, policy: &str) -> String {
 fn describe_plan(adoption: &Adoption, arguments: &AdoptArguments) -> String {
     let mut plan = format!(
         "The {} {}{} of pool {} gets {}.",
-        adoption.sort.what,
+        adoption.orphan_kind.what,
         adoption.id,
         adoption.what,
         adoption.pool,
@@ -246,19 +246,19 @@ fn describe_plan(adoption: &Adoption, arguments: &AdoptArguments) -> String {
 
 /// What comes next.
 fn next_steps(adoption: &Adoption) -> String {
-    let (sort, place) = (adoption.sort, &adoption.place);
+    let (orphan_kind, place) = (adoption.orphan_kind, &adoption.place);
     let name = adoption.pair.owner["metadata"]["name"]
         .as_str()
         .unwrap_or_default();
-    let owner = sort.owner.kind.to_lowercase();
-    let use_it = match sort.what {
+    let owner = orphan_kind.owner.kind.to_lowercase();
+    let use_it = match orphan_kind.what {
         "snapshot" => format!("VolumeSnapshot {place} can be restored as soon as it is ready."),
         _ => format!("Pods can use claim {place} as soon as it is bound."),
     };
     let delete_it = match adoption.group.as_str() {
         "" => format!(
             "To have its data deleted with it: kubectl patch {owner} {name} --type=merge --patch '{{\"spec\":{{\"{}\":\"Delete\"}}}}'",
-            sort.policy
+            orphan_kind.policy
         ),
         _ => format!(
             "When both objects are deleted, `kubectl slackwater orphans --now --delete {}` deletes the snapshot.",

@@ -9,7 +9,6 @@ use crate::change;
 use crate::cli::{Format, RestoreArguments};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Result};
-use crate::listing::watch::write;
 use crate::listing::{self, Column, Listing, Row, column, table, wide_column};
 use crate::text::{size, time};
 
@@ -79,7 +78,7 @@ pub fn is_for_people(format: Format) -> bool {
 /// Prints the copies, which are in this namespace.
 pub fn print(cluster: &Cluster, namespace: &str, copies: &[Copy], format: Format) -> Result<()> {
     let listing = listing(namespace, copies, cluster.take_notes());
-    write(&listing.render(format, true)?, &[]);
+    listing::print(&listing.render(format, true)?, &[]);
     Ok(())
 }
 

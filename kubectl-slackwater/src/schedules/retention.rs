@@ -8,7 +8,7 @@ use crate::cli::Format;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
 use crate::failure::{Failure, Result};
-use crate::listing::watch::write;
+use crate::listing::print;
 use crate::listing::{Column, Listing, Row, column};
 use crate::schedules::run::get;
 
@@ -18,7 +18,7 @@ const COLUMNS: [Column; 3] = [column("SET"), column("REASON"), column("WAITS FOR
 pub async fn run(cluster: &Cluster, name: &str, format: Format) -> Result<()> {
     let object = get(cluster, name).await?;
     let listing = listing(&object)?;
-    write(&listing.render(format, true)?, &listing.remarks(format));
+    print(&listing.render(format, true)?, &listing.remarks(format));
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Running work with the time that it takes until it is done: evacuations of pools, moves, reverts, claims
-//! that are filled from data sources, and other copies. All of it is computed from objects, as the status
+//! Running operations with the time that it takes until it is done: evacuations of pools, moves, reverts, claims
+//! that are filled from data sources, and other copies. All of them are computed from objects, as the status
 //! page of the driver computes it.
 
 mod copies;
@@ -42,7 +42,7 @@ const EVACUATES: &str = "slackwater.dev/evacuates";
 /// Until when a revert must have begun to switch if it does not say otherwise.
 const DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Work that has not ended.
+/// An operation that has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
@@ -82,7 +82,7 @@ pub struct Operation {
     is_copy: bool,
 }
 
-/// What work is computed from besides the objects of moves, reverts and sources.
+/// What operations are computed from besides the objects of moves, reverts and sources.
 pub struct Inputs<'a> {
     /// `None` if the user may not list pools.
     pub pools: Option<&'a [Pool]>,
@@ -92,7 +92,7 @@ pub struct Inputs<'a> {
     pub now: Timestamp,
 }
 
-/// All work of a scope: evacuations first, then what makes progress.
+/// All operations of a scope: evacuations first, then what makes progress.
 pub async fn read(
     cluster: &Cluster,
     scope: &Scope,

@@ -24,7 +24,6 @@ pub fn transfer_back_command(from: &NamespacedName, to: &NamespacedName) -> Stri
 
 /// Decides the next step.
 pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
-    let refuse = |why: String| Next::Refused(why);
     let volume = match get_volume(view) {
         Ok(volume) => volume,
         Err(refused) => return refused,
@@ -33,10 +32,10 @@ pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
         return Next::Done;
     };
     if record.from != *from || record.to != *to {
-        return refuse("its PersistentVolume records another transfer".into());
+        return Next::Refused("its PersistentVolume records another transfer".into());
     }
     if is_new_claims(volume, to, view) {
-        return refuse(format!(
+        return Next::Refused(format!(
             "claim {to} is bound to the volume already, and pods may use it. Complete the transfer with `kubectl slackwater transfer {} -n {} --to-namespace {} --name {}`, and transfer the claim back with `{}`",
             from.name,
             from.namespace,
@@ -64,14 +63,14 @@ pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
         return match (is_reserved, can_give_back(volume.claim.as_ref(), from, to)) {
             (true, _) => Next::Step(Step::Recreate),
             (false, true) => Next::Step(Step::GiveBack),
-            (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
+            (false, false) => Next::Refused("its PersistentVolume belongs to another claim".into()),
         };
     };
     if old.is_being_deleted {
         return Next::Wait("the old claim is being deleted");
     }
     if !old.is_of_volume {
-        return refuse(format!(
+        return Next::Refused(format!(
             "claim {from} exists, and is not bound to the PersistentVolume, which stays Retain with the record of the transfer"
         ));
     }
@@ -87,7 +86,7 @@ pub fn next(from: &NamespacedName, to: &NamespacedName, view: &View) -> Next {
     match (is_reserved, can_give_back(volume.claim.as_ref(), from, to)) {
         (true, _) => Next::Wait("the old claim is being bound"),
         (false, true) => Next::Step(Step::GiveBack),
-        (false, false) => refuse("its PersistentVolume belongs to another claim".into()),
+        (false, false) => Next::Refused("its PersistentVolume belongs to another claim".into()),
     }
 }
 

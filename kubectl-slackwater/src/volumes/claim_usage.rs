@@ -9,7 +9,7 @@ use crate::cli::Format;
 use crate::cluster::object::{self, Fields};
 use crate::cluster::{Cluster, Scope};
 use crate::failure::{Failure, Result};
-use crate::listing::watch::write;
+use crate::listing::print;
 use crate::listing::{self, Column, column, table, wide_column};
 use crate::model::snapshot::{self, Snapshot};
 use crate::model::{self, Move, Volume};
@@ -70,7 +70,7 @@ pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
             listing::serialize(format, &all)?
         }
     };
-    write(&text, &listing::note_lines(&notes));
+    print(&text, &listing::note_lines(&notes));
     Ok(())
 }
 

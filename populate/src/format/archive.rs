@@ -1,7 +1,7 @@
 //! A reader of archives of tar: ustar, pax and GNU.
 //!
 //! The crate `tar` parses the fields of a header. Which bytes are headers, how long they may be, and
-//! what pax and GNU say in addition is decided here, so that nothing of an archive is in memory
+//! what the extensions of pax and GNU add is decided here, so that nothing of an archive is in memory
 //! without a limit.
 
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ use crate::format::name::{Name, PATH_BYTES};
 const BLOCK: usize = 512;
 /// The longest header of pax; attributes of 64 KiB fit.
 const PAX_BYTES: u64 = 1 << 20;
-/// The most headers that say something about one entry.
+/// The most headers of one entry.
 const EXTENSIONS: usize = 16;
 
 /// What an entry is.
@@ -44,7 +44,7 @@ pub struct Entry {
     pub size: u64,
 }
 
-/// What pax and GNU say about the next entry.
+/// What headers of pax and GNU record about the next entry.
 #[derive(Default)]
 struct Extended {
     path: Option<Vec<u8>>,
@@ -81,8 +81,8 @@ impl<R: Read> Archive<R> {
         }
     }
 
-    /// Says whether it is a layer of an image. Programs that create layers may leave out the end mark, and
-    /// the padding of the last file; the digest of the layer says whether something was lost.
+    /// Sets whether it is a layer of an image. Programs that create layers may leave out the end mark, and
+    /// the padding of the last file; the digest of the layer shows whether something was lost.
     pub fn of_layer(self, is_layer: bool) -> Archive<R> {
         Archive { is_layer, ..self }
     }
@@ -104,7 +104,7 @@ impl<R: Read> Archive<R> {
             if block == [0; BLOCK] {
                 return Ok(None);
             }
-            let header = checked(&block)?;
+            let header = check_checksum(&block)?;
             let size = number(header.entry_size(), "size")?;
             match header.entry_type() {
                 EntryType::XHeader => extended.add_pax(&self.extension(size, PAX_BYTES)?)?,
@@ -243,7 +243,7 @@ impl<R: Read> Archive<R> {
 const SPARSE: &str = "the archive has a sparse file; create it without --sparse";
 
 /// A header with its right checksum: all bytes, with spaces for the checksum itself.
-fn checked(block: &[u8; BLOCK]) -> Result<&Header> {
+fn check_checksum(block: &[u8; BLOCK]) -> Result<&Header> {
     let header = Header::from_byte_slice(block);
     let outside = block[..148].iter().chain(&block[156..]);
     let sum = outside.map(|byte| u32::from(*byte)).sum::<u32>() + 8 * u32::from(b' ');

@@ -16,7 +16,7 @@ const L1_BYTES: u64 = 32 << 20;
 /// The header of version 2, and the one of version 3 with all fields that are known.
 const HEADER_2: usize = 72;
 const HEADER_3: usize = 104;
-/// Features that only say that reference counts, which are not read, may be wrong.
+/// A feature that only marks that reference counts, which are not read, may be wrong.
 const DIRTY: u64 = 1;
 /// The header has the type of compression.
 const COMPRESSION_TYPE: u64 = 1 << 3;
@@ -31,7 +31,7 @@ const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ZERO: u64 = 1;
 
-/// What the header of an image says.
+/// The header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     is_v3: bool,
@@ -289,13 +289,13 @@ impl<'a> Image<'a> {
     fn read_exact(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         match self.read_some(offset, into)? == into.len() {
             true => Ok(()),
-            false => Err(corrupt("is shorter than its tables say")),
+            false => Err(corrupt("is shorter than its tables require")),
         }
     }
 
     fn read_some(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
         if offset >= self.length {
-            return Err(corrupt("is shorter than its tables say"));
+            return Err(corrupt("is shorter than its tables require"));
         }
         let read = read_at(self.file, offset, into);
         read.map_err(|error| Failure::target("read the temporary file", &error))

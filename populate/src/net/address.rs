@@ -2,7 +2,7 @@
 //!
 //! The rules apply to the address of each connection, after the name was resolved: a name that is
 //! checked and then resolved again could lead elsewhere. An IPv6 address that contains an IPv4
-//! address is judged as both.
+//! address must be allowed as both.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -129,7 +129,7 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
         [0, 0, 0, 0, 0, 0xffff, high, low] => Some(v4(high, low)),
         // Translated (RFC 2765).
         [0, 0, 0, 0, 0xffff, 0, high, low] => Some(v4(high, low)),
-        // `::` and `::1` are judged as 0.0.0.0/8 here.
+        // `::` and `::1` are in 0.0.0.0/8 here.
         [0, 0, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
         [0x2002, high, low, ..] => Some(v4(high, low)),
@@ -182,7 +182,7 @@ impl Policy {
         }
     }
 
-    /// Whether all addresses of a server may be dialled. `from_public` says whether a public address
+    /// Whether all addresses of a server may be dialled. `from_public` is whether a public address
     /// has led here by a redirect, and is set if one of these is public.
     pub fn check(&self, addresses: &[IpAddr], from_public: &mut bool) -> Result<()> {
         let mut is_public = false;

@@ -32,7 +32,7 @@ pub struct RequestLimits {
     pub redirects: usize,
 }
 
-/// What is asked for.
+/// A GET request.
 #[derive(Clone, Debug)]
 pub struct Get {
     pub url: Url,
@@ -271,7 +271,7 @@ fn failure(name: &str, error: &hyper::Error) -> Failure {
     Failure::again("TransferFailed", format!("receive from {name}: {text}"))
 }
 
-/// The failure of a status that is not what was asked for.
+/// The failure of a status other than the one that was expected.
 pub fn status_failure(url: &Url, status: StatusCode) -> Failure {
     let next = match status.as_u16() {
         408 | 425 | 429 | 500..=599 => Next::Again,
@@ -304,7 +304,7 @@ impl Body {
     }
 
     /// All of a body of at most `most` bytes.
-    pub fn whole(mut self, most: usize) -> Result<Vec<u8>> {
+    pub fn read_all(mut self, most: usize) -> Result<Vec<u8>> {
         let mut all = Vec::new();
         let mut part = [0; 16 << 10];
         loop {

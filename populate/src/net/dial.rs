@@ -43,7 +43,7 @@ impl Dialer {
             Failure::refused("ConfigurationInvalid", what)
         };
         let mut roots = RootCertStore::empty();
-        // What cannot be read of the system's is not trusted, and the first connection says so.
+        // What cannot be read of the system's is not trusted, and the first connection fails.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         for bundle in bundles {
             for certificate in CertificateDer::pem_slice_iter(bundle) {
@@ -79,7 +79,7 @@ impl Dialer {
                 if let Some(address) = literal(&host) {
                     self.policy.check(&[address], from_public)?;
                 }
-                self.through(proxy, &host, port).await?
+                self.connect_by_proxy(proxy, &host, port).await?
             }
         };
         if url.scheme() != "https" {
@@ -97,7 +97,12 @@ impl Dialer {
     }
 
     /// A tunnel of the proxy. The administrator has configured its address, which may be private.
-    async fn through(&self, proxy: &Url, host: &Host<&str>, port: u16) -> Result<TcpStream> {
+    async fn connect_by_proxy(
+        &self,
+        proxy: &Url,
+        host: &Host<&str>,
+        port: u16,
+    ) -> Result<TcpStream> {
         let name = proxy.origin().ascii_serialization();
         let (own, own_port) = target(proxy)?;
         let addresses = resolve(&own, own_port, &name).await?;

@@ -76,12 +76,12 @@ impl Download {
         self.begins_at
     }
 
-    /// The length of the object, if the server has said it.
+    /// The length of the object, if the server has sent it.
     pub fn total(&self) -> Option<u64> {
         self.total
     }
 
-    /// Whether the reply says where it ends. Otherwise it ends with the connection, also with one that
+    /// Whether the reply has its length or an end mark. Otherwise it ends with the connection, also with one that
     /// breaks.
     pub fn has_end(&self) -> bool {
         self.has_end

@@ -23,8 +23,8 @@ pub struct Secret {
     pub origins: Vec<String>,
 }
 
-/// Headers that say what a request is or where it ends. They are ours.
-const OWN: [&str; 12] = [
+/// Headers that determine what a request is or where it ends. The program sets them itself.
+const RESERVED_HEADERS: [&str; 12] = [
     "accept-encoding",
     "connection",
     "content-length",
@@ -98,7 +98,7 @@ impl Secret {
             };
             let name = HeaderName::from_bytes(name.as_bytes())
                 .map_err(|_| invalid("has no name of a header after its first dot"))?;
-            if OWN.contains(&name.as_str()) {
+            if RESERVED_HEADERS.contains(&name.as_str()) {
                 return Err(invalid("is a header that this program sets itself"));
             }
             let value = HeaderValue::from_str(&self.get_text(key)?);

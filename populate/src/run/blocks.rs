@@ -29,7 +29,7 @@ impl Attempt<'_> {
     /// Finds out what the content is, and writes it. Everything is read to its end, because the
     /// checksum is of all of it. An image whose blocks are in another order is returned, in a
     /// temporary file.
-    pub(super) fn deliver(
+    pub(super) fn write_content(
         &self,
         inner: impl Read,
         validator: Option<&str>,
@@ -66,15 +66,15 @@ impl Attempt<'_> {
         }
     }
 
-    /// Like [`Attempt::deliver`], for content that must be a disk.
-    pub(super) fn deliver_disk(&self, inner: impl Read) -> Result<Option<Disk>> {
+    /// Like [`Attempt::write_content`], for content that must be a disk.
+    pub(super) fn write_disk_content(&self, inner: impl Read) -> Result<Option<Disk>> {
         let (head, inner) = peek(inner)?;
         match self.config.format.unwrap_or_else(|| Format::of(&head)) {
             Format::Tar => Err(Failure::refused(
                 "FormatRefused",
                 "the file of the image is an archive",
             )),
-            _ => self.deliver(io::Cursor::new(head).chain(inner), None),
+            _ => self.write_content(io::Cursor::new(head).chain(inner), None),
         }
     }
 

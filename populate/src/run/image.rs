@@ -8,7 +8,7 @@ use hyper::StatusCode;
 use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use url::Url;
 
-use super::{Attempt, Keys, add_archive, check_digest, drain};
+use super::{Attempt, Credentials, add_archive, check_digest, drain};
 use crate::config::Oci;
 use crate::failure::{Failure, Next, Result};
 use crate::format::archive::{Archive, Entry, Kind};
@@ -79,14 +79,14 @@ impl Attempt<'_> {
             .by_ref()
             .take(HEAD_BYTES as u64)
             .read_to_end(&mut head);
-        let failed = |error| meter.why(Failure::content("a layer of the image", error));
+        let failed = |error| meter.first_failure(Failure::content("a layer of the image", error));
         peeked.map_err(failed)?;
         let compression = Compression::of(&head);
         let mut content = self.decode(compression, io::Cursor::new(head).chain(received));
         let done = work(&mut content);
         let done = done.and_then(|done| drain(&mut content).map(|()| done));
         drop(content);
-        let done = done.map_err(|failure| meter.why(failure))?;
+        let done = done.map_err(|failure| meter.first_failure(failure))?;
         let found = Digest::of(&hex(&meter.digest()));
         check_digest(found.as_str(), layer.digest.as_str(), Next::Nothing)?;
         Ok(done)
@@ -134,7 +134,7 @@ impl Attempt<'_> {
                 let what = format!("{name} of the image has more than one file");
                 return Err(Failure::refused("ImageRefused", what));
             }
-            found = Found::Disk(self.deliver_disk(Content(&mut archive))?);
+            found = Found::Disk(self.write_disk_content(Content(&mut archive))?);
         }
         Ok(found)
     }
@@ -181,7 +181,7 @@ impl<R: Read> Read for Content<'_, R> {
     }
 }
 
-/// A repository of a registry, and what it was asked with.
+/// A repository of a registry, and the credentials of requests to it.
 struct Registry<'a> {
     attempt: &'a Attempt<'a>,
     base: Url,
@@ -251,7 +251,7 @@ impl<'a> Registry<'a> {
             reply = self.attempt.client.get(&get)?;
         }
         match reply.status {
-            StatusCode::OK => reply.body.whole(oci::MANIFEST_BYTES),
+            StatusCode::OK => reply.body.read_all(oci::MANIFEST_BYTES),
             status => Err(status_failure(&get.url, status)),
         }
     }
@@ -290,8 +290,8 @@ impl<'a> Registry<'a> {
 
     /// The keys of the registry, for a URL that may have them.
     fn basic(&self, url: &Url) -> Result<Auth> {
-        let keys = match &self.attempt.keys {
-            Keys::Registry(keys) => oci::basic_of(keys, &self.reference.registry),
+        let keys = match &self.attempt.credentials {
+            Credentials::Registry(keys) => oci::basic_credentials(keys, &self.reference.registry),
             _ => None,
         };
         match (keys, &self.attempt.config.secret) {
@@ -323,7 +323,7 @@ impl<'a> Registry<'a> {
         if reply.status != StatusCode::OK {
             return Err(status_failure(&get.url, reply.status));
         }
-        let body = reply.body.whole(TOKEN_BYTES)?;
+        let body = reply.body.read_all(TOKEN_BYTES)?;
         let document: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         let token = document["token"]
             .as_str()

@@ -24,7 +24,7 @@ impl Attempt<'_> {
         match (&s3.key, &s3.prefix) {
             (Some(key), None) => {
                 let url = object_url(&endpoint, &s3.bucket, key)?;
-                self.object(Get::new(url, auth), s3.checksum.get()?.as_deref())
+                self.object(Get::new(url, auth), s3.checksum.expected()?.as_deref())
             }
             (None, Some(prefix)) => self.all_objects(s3, &endpoint, prefix, &auth),
             _ => Err(Failure::refused(
@@ -43,7 +43,7 @@ impl Attempt<'_> {
             if reply.status != StatusCode::OK {
                 return Err(status_failure(&url, reply.status));
             }
-            let page = Page::parse(&reply.body.whole(PAGE_BYTES)?)?;
+            let page = Page::parse(&reply.body.read_all(PAGE_BYTES)?)?;
             for object in &page.objects {
                 let url = object_url(endpoint, &s3.bucket, &object.key);
                 self.one_object(&mut tree, prefix, object, || {
@@ -115,7 +115,7 @@ impl Attempt<'_> {
             let read = std::io::Read::read(&mut received, into);
             read.map_err(|error| Failure::content("an object", error))
         });
-        added.map_err(|failure| meter.why(failure))?;
+        added.map_err(|failure| meter.first_failure(failure))?;
         match meter.bytes() - before == object.size {
             true => Ok(()),
             false => Err(wrong("an object has another length than in the list")),

@@ -186,7 +186,7 @@ impl Manifest {
                 })?;
                 Ok(Manifest::Other(found.digest))
             }
-            // Programs that read one or the other would see two images with one digest.
+            // Programs that read one or the other would read two images with one digest.
             _ => Err(refused(
                 "the manifest is either both an image and an index, or neither",
             )),
@@ -215,7 +215,7 @@ fn check_layers(layers: &[Descriptor]) -> Result<()> {
     }
 }
 
-/// What a registry asks for, by WWW-Authenticate.
+/// How a registry wants requests to be authenticated, by WWW-Authenticate.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Challenge {
     Basic,
@@ -266,7 +266,7 @@ struct DockerAuth {
 }
 
 /// The value of Basic for a registry, of a Secret of the type `kubernetes.io/dockerconfigjson`.
-pub fn basic_of(config: &[u8], registry: &str) -> Option<String> {
+pub fn basic_credentials(config: &[u8], registry: &str) -> Option<String> {
     let config: DockerConfig = serde_json::from_slice(config).ok()?;
     let is_it = |key: &str| {
         let host = key
@@ -403,12 +403,12 @@ mod tests {
     fn a_pull_secret_is_for_its_registry_alone() {
         let config = br#"{"auths": {"https://index.docker.io/v1/": {"auth": "aaa="}, "quay.io": {"auth": "bbb"}, "x.example": {"auth": "a\nb"}}}"#;
         assert_eq!(
-            basic_of(config, "registry-1.docker.io").as_deref(),
+            basic_credentials(config, "registry-1.docker.io").as_deref(),
             Some("aaa=")
         );
-        assert_eq!(basic_of(config, "quay.io").as_deref(), Some("bbb"));
+        assert_eq!(basic_credentials(config, "quay.io").as_deref(), Some("bbb"));
         for registry in ["quay.io.evil.example", "x.example", "other.example"] {
-            assert_eq!(basic_of(config, registry), None);
+            assert_eq!(basic_credentials(config, registry), None);
         }
     }
 
@@ -474,7 +474,7 @@ mod tests {
     fn fuzz_keys_of_a_registry() {
         let seed = r#"{"auths": {"https://quay.io/v1/": {"auth": "aaa="}}}"#;
         slackwater_core::fuzz::fuzz_text("keys of a registry", &[seed], |text| {
-            let found = basic_of(text.as_bytes(), "quay.io")?;
+            let found = basic_credentials(text.as_bytes(), "quay.io")?;
             let is_valid = hyper::header::HeaderValue::from_str(&found).is_ok();
             assert!(is_valid && !found.is_empty());
             Some(found)

@@ -40,7 +40,7 @@ impl<'a> Meter<'a> {
     }
 
     /// The failure of reading, if there was one, or else that of what was read.
-    pub fn why(&self, other: Failure) -> Failure {
+    pub fn first_failure(&self, other: Failure) -> Failure {
         self.state.borrow().failure.clone().unwrap_or(other)
     }
 
@@ -120,7 +120,7 @@ mod tests {
         let mut all = Vec::new();
         reader.read_to_end(&mut all).expect_err("it is too much");
         let other = Failure::again("Corrupt", "the decoder's view");
-        assert_eq!(meter.why(other).reason, "TooLarge");
+        assert_eq!(meter.first_failure(other).reason, "TooLarge");
     }
 
     #[test]

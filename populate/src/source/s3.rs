@@ -128,7 +128,7 @@ pub fn encode(text: &str, keeps_slashes: bool) -> String {
 
 /// The URL of an object, with the bucket in the path.
 pub fn object_url(endpoint: &Url, bucket: &str, key: &str) -> Result<Url> {
-    // A parser of URLs would resolve these, and ask for another object.
+    // A parser of URLs would resolve these, and request another object.
     if key.is_empty() || key.split('/').any(|part| matches!(part, "." | "..")) {
         let what = format!("the object {key:?} has no name that a URL can have");
         return Err(Failure::refused("UrlRefused", what));

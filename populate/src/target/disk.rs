@@ -16,7 +16,7 @@ use ring::digest::Context;
 use crate::failure::{Failure, Result};
 use crate::report::Report;
 
-/// The unit in which zeros are looked for.
+/// The unit in which zeros are detected.
 const BLOCK_BYTES: usize = 64 << 10;
 /// What is read or written at once.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -131,11 +131,8 @@ impl<'a> Tree<'a> {
         let entries = self.entries;
         self.report.count(|numbers| numbers.entries = entries);
         // The root, and the folder of mkfs, keep what they have.
-        let Some(name) = entry
-            .name
-            .clone()
-            .filter(|name| name.as_bytes() != b"lost+found")
-        else {
+        let name = entry.name.clone();
+        let Some(name) = name.filter(|name| name.as_bytes() != b"lost+found") else {
             return Ok(());
         };
         let (folder, last) = name.split();
@@ -145,14 +142,14 @@ impl<'a> Tree<'a> {
             if last.as_bytes().starts_with(WHITEOUT) {
                 return self.whiteout(&name, &parent, last.as_bytes());
             }
-            self.keep_name(&name)?;
+            self.record_layer_name(&name)?;
         }
         match &entry.kind {
             Kind::File => self.add_file(&entry, &name, &parent, &last, content),
             Kind::Folder => self.add_folder(entry, &name, &parent, &last),
             Kind::Symlink(text) => {
                 let text = OsStr::from_bytes(text);
-                self.make(&name, &parent, &last, || {
+                self.replace(&name, &parent, &last, || {
                     symlinkat(text, &parent, last.as_os_str())
                 })?;
                 self.set_link_metadata(&entry, &name, &parent, &last)
@@ -189,7 +186,7 @@ impl<'a> Tree<'a> {
             .flags(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC)
             .mode(Mode::from_bits_truncate(0o600))
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-        let created = self.make(name, parent, last, || openat2(parent, last, how))?;
+        let created = self.replace(name, parent, last, || openat2(parent, last, how))?;
         let mut file = File::from(created);
         loop {
             let count = content(&mut self.buffer)?;
@@ -212,10 +209,11 @@ impl<'a> Tree<'a> {
     ) -> Result<()> {
         // Until the end, entries can be created inside.
         let mode = Mode::from_bits_truncate(entry.mode & 0o777 | 0o700);
-        match mkdirat(parent, last, mode) {
+        let create = || mkdirat(parent, last, mode);
+        match create() {
             Ok(()) => {}
             Err(Errno::EEXIST) if is_folder(parent, last) => {}
-            Err(Errno::EEXIST) => self.make(name, parent, last, || mkdirat(parent, last, mode))?,
+            Err(Errno::EEXIST) => self.replace(name, parent, last, create)?,
             Err(errno) => return Err(self.failure("create", name, errno)),
         }
         self.count_name(name)?;
@@ -224,7 +222,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Keeps the name of an entry of a layer, and those of its folders.
-    fn keep_name(&mut self, name: &Name) -> Result<()> {
+    fn record_layer_name(&mut self, name: &Name) -> Result<()> {
         let mut next = Some(name.clone());
         while let Some(name) = next {
             if !self.layer.insert(name.as_bytes().to_vec()) {
@@ -268,13 +266,13 @@ impl<'a> Tree<'a> {
             return Ok(());
         }
         let target = OsStr::from_bytes(target);
-        self.make(name, parent, last, || {
+        self.replace(name, parent, last, || {
             linkat(&from, target, parent, last, LinkatFlags::empty())
         })
     }
 
     /// Creates something, in the place of what has this name already.
-    fn make<T>(
+    fn replace<T>(
         &mut self,
         name: &Name,
         parent: &OwnedFd,

@@ -40,7 +40,7 @@ pub struct Adoption {
     pub pool: String,
     /// Its size and its file system, for people, after its ID; empty if they are not known.
     pub what: String,
-    pub sort: &'static OrphanKind,
+    pub orphan_kind: &'static OrphanKind,
     /// The claim or the VolumeSnapshot.
     pub place: NamespacedName,
     /// The place was not given: the record of the volume has it.
@@ -87,7 +87,7 @@ fn refused(id: &str, why: String) -> Failure {
 /// What is to be created for an orphan, or why it is not adopted.
 pub fn get_adoption(arguments: &AdoptArguments, view: &View) -> Result<Adoption> {
     let id = arguments.adopt.as_deref().unwrap_or_default();
-    let sort = match &arguments.new_snapshot {
+    let orphan_kind = match &arguments.new_snapshot {
         Some(_) => &OrphanKind::SNAPSHOT,
         None => &OrphanKind::VOLUME,
     };
@@ -101,12 +101,15 @@ pub fn get_adoption(arguments: &AdoptArguments, view: &View) -> Result<Adoption>
         Some(name) => name.clone(),
         None => format!("adopted-{uuid}"),
     };
-    let existing = owner(arguments, view, sort, (id, &name)).map_err(|why| refused(id, why))?;
+    let existing =
+        owner(arguments, view, orphan_kind, (id, &name)).map_err(|why| refused(id, why))?;
     match existing {
-        Some((owner, object_of_owner)) => {
-            Ok(from_existing(object_of_owner, owner, (id, sort, object)))
-        }
-        None => new(arguments, view, sort, (id, &name, object)),
+        Some((owner, object_of_owner)) => Ok(from_existing(
+            object_of_owner,
+            owner,
+            (id, orphan_kind, object),
+        )),
+        None => new(arguments, view, orphan_kind, (id, &name, object)),
     }
 }
 
@@ -129,14 +132,14 @@ fn pool<'a>(view: &'a View, id: &str) -> std::result::Result<&'a DynamicObject, 
 fn owner<'a>(
     arguments: &AdoptArguments,
     view: &'a View,
-    sort: &OrphanKind,
+    orphan_kind: &OrphanKind,
     (id, name): (&str, &str),
 ) -> std::result::Result<Option<(Owner, &'a DynamicObject)>, String> {
-    let kind = sort.owner.kind;
+    let kind = orphan_kind.owner.kind;
     let own = view
         .owners
         .iter()
-        .filter(|one| sort.names(one, &view.driver, id));
+        .filter(|one| orphan_kind.names(one, &view.driver, id));
     let own: Vec<_> = own.collect();
     let [one] = own[..] else {
         if own.is_empty() {
@@ -154,20 +157,20 @@ fn owner<'a>(
             names.join(", ")
         ));
     };
-    let place = sort.place(one);
-    let wanted = sort.wanted(arguments);
+    let place = orphan_kind.place(one);
+    let wanted = orphan_kind.wanted(arguments);
     let is_own = one.name() == name && wanted.is_none_or(|wanted| *wanted == place);
     if !is_own {
         return Err(format!(
             "it is no orphan: {kind} {} names it, for {} {place}",
             one.name(),
-            sort.user.kind
+            orphan_kind.user.kind
         ));
     }
     if one.is_being_deleted() {
         return Err(format!("{kind} {name} names it, and is being deleted"));
     }
-    let bound_to = sort.bound_to(one).to_string();
+    let bound_to = orphan_kind.bound_to(one).to_string();
     Ok(Some((Owner { bound_to }, one)))
 }
 
@@ -175,17 +178,17 @@ fn owner<'a>(
 fn from_existing(
     object: &DynamicObject,
     owner: Owner,
-    (id, sort, pool): (&str, &'static OrphanKind, &DynamicObject),
+    (id, orphan_kind, pool): (&str, &'static OrphanKind, &DynamicObject),
 ) -> Adoption {
     Adoption {
         id: id.into(),
         pool: Pool::of(pool).title(),
         what: String::new(),
-        sort,
-        place: sort.place(object),
+        orphan_kind,
+        place: orphan_kind.place(object),
         is_recorded: false,
         group: String::new(),
-        pair: sort.pair_of(object),
+        pair: orphan_kind.pair_of(object),
         owner: Some(owner),
         class: None,
     }
@@ -195,20 +198,20 @@ fn from_existing(
 fn new(
     arguments: &AdoptArguments,
     view: &View,
-    sort: &'static OrphanKind,
+    orphan_kind: &'static OrphanKind,
     (id, name, pool): (&str, &str, &DynamicObject),
 ) -> Result<Adoption> {
     check_served(pool).map_err(|why| refused(id, why))?;
     let orphan = get_listed(view, pool, id).map_err(|why| refused(id, why))?;
     check_unreferenced(view, id).map_err(|why| refused(id, why))?;
     let text = |field: &str| orphan[field].as_str().unwrap_or_default();
-    if text("kind") != sort.kind {
+    if text("kind") != orphan_kind.kind {
         return Err(Failure::usage(match text("kind") {
             "Snapshot" => format!("{id} is a snapshot: give --snapshot NAMESPACE/NAME"),
             _ => format!("{id} is a volume: give --claim NAMESPACE/NAME, and no --snapshot"),
         }));
     }
-    let content = match sort.kind {
+    let content = match orphan_kind.kind {
         "Snapshot" => Content::Snapshot,
         _ => volume(arguments, pool, orphan).map_err(|why| refused(id, why))?,
     };
@@ -219,7 +222,7 @@ fn new(
         namespace: namespace.into(),
         name: name.into(),
     });
-    let wanted = sort.wanted(arguments);
+    let wanted = orphan_kind.wanted(arguments);
     let Some(place) = wanted.cloned().or(recorded) else {
         return Err(Failure::usage(format!(
             "give --claim NAMESPACE/NAME: it is not known for which claim {id} was created"
@@ -230,7 +233,7 @@ fn new(
         id: id.into(),
         pool: Pool::of(pool).title(),
         what: content_of(&content),
-        sort,
+        orphan_kind,
         is_recorded: wanted.is_none(),
         place,
         group: text("group").into(),
@@ -379,7 +382,7 @@ fn decide(
     adoption: &Adoption,
     user: Option<&DynamicObject>,
 ) -> std::result::Result<MissingObjects, String> {
-    let (sort, place) = (adoption.sort, &adoption.place);
+    let (orphan_kind, place) = (adoption.orphan_kind, &adoption.place);
     let owner_name = adoption.pair.owner["metadata"]["name"]
         .as_str()
         .unwrap_or_default();
@@ -387,7 +390,7 @@ fn decide(
         .owner
         .as_ref()
         .map_or("", |owner| owner.bound_to.as_str());
-    let (owner_kind, user_kind) = (sort.owner.kind, sort.user.kind);
+    let (owner_kind, user_kind) = (orphan_kind.owner.kind, orphan_kind.user.kind);
     let released = || {
         format!(
             "it is no orphan: {owner_kind} {owner_name} names it, and was bound to another {user_kind} {place}, which is gone"
@@ -406,18 +409,18 @@ fn decide(
     }
     let uid = user.uid();
     let is_bound = bound_to == uid && !bound_to.is_empty();
-    match user.text(sort.name_of_owner) {
+    match user.text(orphan_kind.name_of_owner) {
         name if name == owner_name => {}
         "" => {
             return Err(format!(
                 "{title} exists, and does not name {owner_kind} {owner_name}; {}",
-                sort.advice
+                orphan_kind.advice
             ));
         }
         name => {
             return Err(format!(
                 "{title} exists, with {owner_kind} {name}; {}",
-                sort.advice
+                orphan_kind.advice
             ));
         }
     }
@@ -432,15 +435,15 @@ fn decide(
     }
     // A controller may have bound it since the owner was read.
     let is_lost = owner || user.text("/status/phase") == "Lost";
-    if is_lost && sort.was_bound(user) {
+    if is_lost && orphan_kind.was_bound(user) {
         return Err(format!(
             "{title} has lost its {owner_kind}, and cannot be bound again: delete it first, which deletes no data"
         ));
     }
-    match sort.difference(&adoption.pair.user, user) {
+    match orphan_kind.difference(&adoption.pair.user, user) {
         Some(field) => Err(format!(
             "{title} exists, and its field {field} does not fit; {}",
-            sort.advice
+            orphan_kind.advice
         )),
         None => Ok(MissingObjects { owner, user: false }),
     }

@@ -1,5 +1,5 @@
-//! The volumes that work copies. The copies that run add their bytes to it; those that are no part of other
-//! work are work by themselves.
+//! The volumes that operations copy. The copies that run add their bytes to it; those that are no part of another
+//! operation are operations by themselves.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::cluster::object;
 use crate::model::running_copy::RunningCopy;
 use crate::model::{Pool, Volume};
 
-/// A volume that work copies.
+/// A volume that an operation copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopiedVolume {
     volume: String,
@@ -26,7 +26,7 @@ impl CopiedVolume {
     }
 }
 
-/// Adds copies to the work that they are parts of, and the others as work by themselves.
+/// Adds copies to the operations that they are parts of, and the others as operations by themselves.
 pub fn merge_copies(mut work: Vec<Operation>, scope: &Scope, parts: &Inputs<'_>) -> Vec<Operation> {
     let mut copies = BTreeMap::<&str, Vec<(&Pool, &RunningCopy)>>::new();
     let pools = parts.pools.into_iter().flatten();
@@ -60,7 +60,7 @@ pub fn merge_copies(mut work: Vec<Operation>, scope: &Scope, parts: &Inputs<'_>)
     work
 }
 
-/// Adds the copies of its volumes to work. Without a copy that runs, it keeps the numbers of its object.
+/// Adds the copies of its volumes to an operation. Without a copy that runs, it keeps the numbers of its object.
 fn add(
     work: &mut Operation,
     copies: &mut BTreeMap<&str, Vec<(&Pool, &RunningCopy)>>,
