@@ -1,4 +1,4 @@
-//! What all commands that change objects have in common: they ask for their permissions before the first
+//! What all commands that change objects have in common: they check the permissions of the user before the first
 //! change, print the plan, do nothing without `--yes`, and can wait for the end of what they have begun.
 
 pub mod permission;

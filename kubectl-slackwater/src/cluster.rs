@@ -1,4 +1,4 @@
-//! The connection to the API server, and reads of objects with the user's rights.
+//! The connection to the API server, and reads of objects with the permissions of the user.
 
 pub mod driver_version;
 pub mod object;
@@ -43,7 +43,7 @@ pub fn labeled(selector: Option<&str>) -> ListParams {
     }
 }
 
-/// A cluster, as its user may see it.
+/// A connection to a cluster, with the permissions of its user.
 pub struct Cluster {
     /// The connection.
     pub client: Client,

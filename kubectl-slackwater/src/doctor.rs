@@ -17,7 +17,7 @@ use crate::failure::{FAILED, Failure, Result};
 use crate::text::escaped;
 use crate::{listing, model};
 
-/// The options of the driver that say what `doctor` examines.
+/// The options of the driver that select what `doctor` examines.
 const DOCTOR_OPTIONS: [&str; 5] = ["config", "pool", "node-record", "allowed-path", "state-dir"];
 /// What is kept of the output of one node.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;

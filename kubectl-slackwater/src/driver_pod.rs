@@ -71,7 +71,7 @@ impl DriverPod {
 /// In the CSIDriver: the namespace of the release, which Helm writes to each object that it creates.
 const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 
-/// Where the driver's pods are looked for: in the namespace that the user names, or in that of the Helm
+/// Where the driver's pods are searched for: in the namespace that the user names, or in that of the Helm
 /// release. A tenant can give its own pods the labels and arguments of the driver's, but cannot write a
 /// CSIDriver. Without this annotation, in all namespaces.
 pub async fn scope(cluster: &Cluster, named: Option<&str>) -> Scope {
@@ -247,7 +247,7 @@ pub async fn may_run(cluster: &Cluster, pod: &DriverPod) -> Result<()> {
 }
 
 /// Fails if the user may not open a stream to a pod. It begins with a GET, and API servers from Kubernetes
-/// 1.35 also ask for `create`.
+/// 1.35 also require `create`.
 pub async fn require_stream(
     cluster: &Cluster,
     kind: &Kind,

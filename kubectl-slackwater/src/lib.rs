@@ -1,5 +1,5 @@
-//! `kubectl slackwater`: shows what objects of a cluster say about Slackwater's pools, volumes and
-//! snapshots, and changes objects, with the rights of its user.
+//! `kubectl slackwater`: shows Slackwater's pools, volumes and snapshots as the objects of a cluster
+//! record them, and changes objects, with the permissions of its user.
 //!
 //! It is a program of its own that is linked with nothing of the driver ([ADR 0052]). It reads and
 //! writes Kubernetes objects; what works on the disk of a node is run in the driver's container there

@@ -36,7 +36,7 @@ const COLUMNS: [Column; 10] = [
     wide_column("CREATED FOR"),
 ];
 
-/// As many can be named in `spec.deleteOrphans`.
+/// At most this many IDs can be named in `spec.deleteOrphans`.
 const MAX_REQUESTED: usize = 100;
 
 /// Runs the command.

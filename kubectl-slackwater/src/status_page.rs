@@ -36,7 +36,7 @@ struct Page {
     target: RefCell<Option<Target>>,
 }
 
-/// Serves the page until the program is interrupted. Without a namespace, the controller is looked for
+/// Serves the page until the program is interrupted. Without a namespace, the controller is searched for
 /// in that of the Helm release.
 pub async fn run(cluster: &Cluster, namespace: Option<&str>, port: u16) -> Result<()> {
     let scope = driver_pod::scope(cluster, namespace).await;
@@ -149,7 +149,7 @@ impl Page {
         Ok((target, stream))
     }
 
-    /// The next connection looks for a pod again, unless another one has already found another pod.
+    /// The next connection searches for a pod again, unless another one has already found another pod.
     fn forget(&self, target: Option<&Target>) {
         let mut now = self.target.borrow_mut();
         if target.is_none() || now.as_ref() == target {

@@ -1,4 +1,4 @@
-//! The permissions of the user, which the API server is asked for before the first change.
+//! The permissions of the user, which are checked with the API server before the first change.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,

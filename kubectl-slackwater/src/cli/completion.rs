@@ -15,7 +15,7 @@ use crate::cluster::object::{self, Fields, Kind};
 use crate::cluster::{Cluster, Scope};
 use crate::text::is_hidden;
 
-/// The name by which the program is asked for candidates.
+/// The name under which kubectl starts the program for candidates.
 const NAME: &str = "kubectl_complete-slackwater";
 /// The time after which a candidate is of no use.
 const TIMEOUT: Duration = Duration::from_secs(3);

@@ -31,7 +31,7 @@ impl Pods {
         Ok(pod)
     }
 
-    /// The namespaces in which they are looked for.
+    /// The namespaces in which they are searched for.
     pub async fn scope(&self, cluster: &Cluster) -> Scope {
         driver_pod::scope(cluster, self.driver_namespace.as_deref()).await
     }

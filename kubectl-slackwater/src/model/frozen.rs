@@ -22,7 +22,7 @@ pub const COLUMNS: [Column; 7] = [
     column("SEEN"),
 ];
 
-/// A volume whose file system is frozen, or was when its node was seen last.
+/// A volume whose file system is frozen, or was at the last report of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frozen {

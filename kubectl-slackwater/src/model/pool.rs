@@ -114,7 +114,7 @@ impl Pool {
         }
     }
 
-    /// NODE/NAME, by which a person knows it.
+    /// NODE/NAME, as people name it; the ID while no node has it.
     pub fn title(&self) -> String {
         match self.node.is_empty() {
             true => self.id.clone(),

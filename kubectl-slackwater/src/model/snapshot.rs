@@ -100,7 +100,7 @@ fn cut_of(content: Option<&DynamicObject>) -> Cut {
     }
 }
 
-/// What a content alone says about its snapshot: not the claim, and nothing of the VolumeSnapshot, which may
+/// What a content alone records about its snapshot: not the claim, and nothing of the VolumeSnapshot, which may
 /// be gone. The content of the group has the cut of a member.
 pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Snapshot {
     let own = cut_of(Some(content));
@@ -133,7 +133,7 @@ pub fn of_content(content: &DynamicObject, group: Option<&DynamicObject>) -> Sna
     }
 }
 
-/// Whether a content refers to this object: namespace, name and UID. What another content says is not
+/// Whether a content refers to this object: namespace, name and UID. What another content records is not
 /// about it.
 pub fn is_bound(content: &DynamicObject, reference: &str, own: (&str, &str, &str)) -> bool {
     let text = |field: &str| content.text(&format!("{reference}/{field}"));

@@ -55,7 +55,7 @@ pub async fn run(cluster: &Cluster, arguments: &AdoptArguments, change: &Change)
     }
 }
 
-/// What the cluster has, and what follows from it.
+/// Reads what the cluster has, and decides what is still to be created.
 pub async fn read_adoption(
     cluster: &Cluster,
     arguments: &AdoptArguments,
@@ -72,7 +72,7 @@ pub async fn read_adoption(
         now,
         pools: cluster.get_all(&object::POOL, &scope, &pools).await?,
         moves: cluster.get_all(&object::MOVE, &scope, &all).await?,
-        // Last, because one that is created while this is read must be seen.
+        // Last, because one that is created while this is read must be in the list.
         owners: cluster.get_all(owners, &scope, &all).await?,
     };
     let mut adoption = get_adoption(arguments, &view)?;
@@ -107,7 +107,7 @@ pub async fn complete(
         }
         match steps(cluster, &adoption, next, &Change::CONFIRMED).await {
             Ok(lines) => lines.iter().for_each(|line| print_lines(line)),
-            // Another command has created it: the next look decides whether it is the same.
+            // Another command has created it: whether it is the same is decided when all is read again.
             Err(failure) if failure.is_conflict => {}
             Err(failure) => return Err(failure),
         }
@@ -144,7 +144,7 @@ async fn steps(
     Ok(lines)
 }
 
-/// The StorageClass of a new volume. `None` also if the user may not read it, which [`needs`] says.
+/// The StorageClass of a new volume. `None` also if the user may not read it, which [`needs`] requires then.
 async fn class(
     cluster: &Cluster,
     arguments: &AdoptArguments,
@@ -218,7 +218,7 @@ fn describe_objects(adoption: &Adoption, policy: &str) -> String {
     )
 }
 
-/// The plan.
+/// The plan, as the user confirms it.
 fn describe_plan(adoption: &Adoption, arguments: &AdoptArguments) -> String {
     let mut plan = format!(
         "The {} {}{} of pool {} gets {}.",
@@ -244,7 +244,7 @@ fn describe_plan(adoption: &Adoption, arguments: &AdoptArguments) -> String {
     plan
 }
 
-/// What comes next.
+/// What the user can do next.
 fn next_steps(adoption: &Adoption) -> String {
     let (orphan_kind, place) = (adoption.orphan_kind, &adoption.place);
     let name = adoption.pair.owner["metadata"]["name"]

@@ -134,7 +134,7 @@ pub async fn evacuation_progress(cluster: &Cluster, pool: &Pool) -> Result<Progr
     }
     let conditions = object.conditions();
     let evacuated = conditions.iter().find(|[kind, ..]| *kind == "Evacuated");
-    // A condition of an earlier spec says nothing about this one.
+    // A condition of an earlier spec is not about this one.
     let is_current = object.list("/status/conditions").iter().any(|one| {
         one["type"] == "Evacuated"
             && one["observedGeneration"].as_i64() == object.metadata.generation

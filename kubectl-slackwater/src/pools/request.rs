@@ -215,7 +215,7 @@ async fn progress(
     let title = pool.title();
     let requested = request.node(&object);
     if requested == node {
-        // A condition of an earlier spec says nothing about this one.
+        // A condition of an earlier spec is not about this one.
         let current = object.list("/status/conditions").iter().find(|one| {
             one["type"] == request.condition()
                 && one["observedGeneration"].as_i64() == object.metadata.generation

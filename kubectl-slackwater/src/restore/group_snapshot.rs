@@ -23,7 +23,7 @@ pub fn title(group: &Group) -> String {
 
 /// All members of a group, sorted by the name of their claim. Its content lists the snapshots; a
 /// VolumeSnapshot is one of them if it is bound to a content with this handle. What the VolumeSnapshot
-/// says about its group only decides between two of one handle. A group of which one is missing is
+/// records about its group only decides between two of one handle. A group of which one is missing is
 /// refused: the application would start with volumes of different times, or with an empty one.
 pub async fn members(
     cluster: &Cluster,
@@ -131,7 +131,7 @@ async fn read_handles(cluster: &Cluster, group: &Group, snapshots: &mut [Snapsho
     Ok(())
 }
 
-/// Whether a VolumeSnapshot says that it is a member. The owner is absent where a backup program has
+/// Whether a VolumeSnapshot names the group as its own. The owner is absent where a backup program has
 /// removed it.
 fn names_group(one: &Snapshot, group: &Group) -> bool {
     one.group == group.name && (one.group_uid.is_empty() || one.group_uid == group.uid)

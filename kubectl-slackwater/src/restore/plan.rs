@@ -19,7 +19,7 @@ use crate::text::{as_quantity, quantity};
 use crate::transfer::step::NamespacedName;
 
 /// The annotation of a restored claim with the UID of the VolumeSnapshot of which it is a copy. A
-/// command that is repeated knows by it which claims it has created.
+/// command that is repeated recognizes the claims that it has created by it.
 pub const RESTORED_FROM: &str = "slackwater.dev/restored-from";
 
 /// The annotation by which the scheduler has a volume created.

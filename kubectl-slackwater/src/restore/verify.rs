@@ -24,7 +24,7 @@ const CHECK: &str = "slackwater.dev/check";
 /// that no node can run has no deadline.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(3600);
 
-/// What a plan says about the check.
+/// The check, in a sentence of the plan.
 pub fn plan(check: &Check) -> String {
     let image = check.verify_image.as_deref().unwrap_or_default();
     let command = check.verify.as_deref().unwrap_or_default();
@@ -74,7 +74,7 @@ pub async fn check_with_dry_run(
     Ok(())
 }
 
-/// Creates the pod, waits for its end, and deletes it, also if it failed. Returns its last words.
+/// Creates the pod, waits for its end, and deletes it, also if it failed. Returns the last line of the progress.
 pub async fn run(
     cluster: &Cluster,
     arguments: &RestoreArguments,

@@ -97,7 +97,7 @@ impl Schedule {
     }
 }
 
-/// What a person should look at.
+/// The problems of a schedule: what a person has to correct.
 fn problems(object: &DynamicObject, now: Timestamp) -> Vec<String> {
     let conditions = object.conditions();
     if conditions.is_empty() {

@@ -1,5 +1,5 @@
 //! `schedule retention`: the sets that are not to be kept, as the controller has written them to the status
-//! of the schedule. The controller decides it with members, levels and uses that its user may not see.
+//! of the schedule. The controller decides it with members, levels and uses that the user may not be allowed to read.
 
 use kube::api::DynamicObject;
 use serde_json::{Value, json};

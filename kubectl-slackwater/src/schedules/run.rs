@@ -196,7 +196,7 @@ fn pending_reason(schedule: &DynamicObject) -> String {
     }
 }
 
-/// The sets with the levels that they have reached, as far as the user may see them.
+/// The sets with the levels that they have reached, as far as the user may read them.
 async fn describe_levels(cluster: &Cluster, sets: &Sets) -> Result<String> {
     let scope = Scope::Namespace(cluster.namespace.clone());
     let levels: Vec<_> = match *sets.kind == object::GROUP {

@@ -39,7 +39,7 @@ const SOURCES: [&Kind; 3] = [
 ];
 /// The label of moves that were created for a pool that is emptied: its UUID.
 const EVACUATES: &str = "slackwater.dev/evacuates";
-/// Until when a revert must have begun to switch if it does not say otherwise.
+/// Until when a revert must have begun to switch if its spec has no deadline.
 const DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
 /// An operation that has not ended.
@@ -59,7 +59,7 @@ pub struct Operation {
     pub outdated: bool,
     /// When its progress was reported last, if that is known.
     pub reported_at: Option<Timestamp>,
-    /// Volumes of which it is done, and all of them; `None` if it is about one, or if not all are seen.
+    /// Volumes of which it is done, and all of them; `None` if it is about one, or if the user may not list all of them.
     pub volumes_done: Option<u64>,
     pub volumes: Option<u64>,
     pub bytes_done: i64,

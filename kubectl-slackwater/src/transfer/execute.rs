@@ -1,4 +1,4 @@
-//! What exists, and each step as one request.
+//! Reads what exists, and executes each step of a transfer as one request.
 
 use std::collections::BTreeMap;
 
@@ -34,9 +34,9 @@ const BUSY: [(&str, &str); 3] = [
 /// An annotation of a claim that its user writes, and that goes with it.
 const OF_USER: &str = "slackwater.dev/on-node-lost";
 
-/// A claim on its way.
+/// A claim that is transferred.
 pub struct Transfer<'a> {
-    /// With the rights of its user.
+    /// With the permissions of its user.
     pub cluster: &'a Cluster,
     /// The claim.
     pub from: NamespacedName,
@@ -177,7 +177,7 @@ impl Transfer<'_> {
         }))
     }
 
-    /// Takes a step that was decided from what was seen. `false`: an object has changed since then, and
+    /// Takes a step that was decided from what was read. `false`: an object has changed since then, and
     /// nothing was stored.
     pub async fn perform(&self, step: Step, seen: &Observed, change: &Change) -> Result<bool> {
         match self.execute(step, seen, change).await {
@@ -259,7 +259,7 @@ impl Transfer<'_> {
         }
         if !change.dry_run {
             // Only while it has the record and the policy Retain, and nothing else has begun with it:
-            // as it was seen, so it must not have changed.
+            // as it was read, so it must not have changed.
             let now = self.persistent_volume().await?;
             let version = |object: &DynamicObject| {
                 let metadata = &object.metadata;

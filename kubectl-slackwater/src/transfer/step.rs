@@ -68,7 +68,7 @@ pub struct Claim {
     pub undone: String,
 }
 
-/// What exists.
+/// What exists, as far as the decision needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// The PersistentVolume.
@@ -101,7 +101,7 @@ pub enum Step {
     /// The old claim gets the mark of this attempt, and so another version: a run that has decided to
     /// delete it before the record was marked does not find it any more.
     Keep,
-    /// The new claim, which is not bound, is deleted: exactly the one that was seen.
+    /// The new claim, which is not bound, is deleted: exactly the one that was read.
     Withdraw,
     /// The PersistentVolume is reserved for the old claim.
     GiveBack,

@@ -2,7 +2,7 @@
 //! claim is not bound to it. As for the transfer, the next step is decided from what exists.
 //!
 //! The record is marked first, so that no run of the transfer goes on. One that has decided to delete the
-//! old claim before that deletes it only in the version that it has seen, so the claim is written to before
+//! old claim before that deletes it only in the version that it has read, so the claim is written to before
 //! the volume loses the policy Retain.
 
 use serde_json::json;
@@ -99,7 +99,7 @@ fn can_give_back(
     claim.is_none_or(|(place, _)| place == from || place == to)
 }
 
-/// Takes a step that was decided from what was seen. `false`: an object has changed since then, and
+/// Takes a step that was decided from what was read. `false`: an object has changed since then, and
 /// nothing was stored.
 pub async fn perform(
     transfer: &Transfer<'_>,

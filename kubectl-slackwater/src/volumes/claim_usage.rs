@@ -28,7 +28,7 @@ struct User {
     read_only: bool,
 }
 
-/// All about one claim.
+/// What is printed about one claim.
 struct Found {
     volume: Volume,
     /// `None` if the user may not list pods.
@@ -46,7 +46,7 @@ const USERS: [Column; 6] = [
     wide_column("READ ONLY"),
 ];
 
-/// Prints all about a claim.
+/// Prints where the volume of a claim is, and which pods use it.
 pub async fn run(cluster: &Cluster, claim: &str, format: Format) -> Result<()> {
     let found = get_volume(cluster, claim).await?;
     let notes = cluster.take_notes();

@@ -12,9 +12,9 @@ use kubectl_slackwater::failure::Result;
 use kubectl_slackwater::restore::cross_namespace::CrossNamespaceRestore;
 use serde_json::json;
 
-use crate::memory::{Cut, Server, Shared, client, requests};
+use crate::fixture::{DRIVER, LONG, POOLS, World, id, said, without_waits};
 use crate::restores::CLASSES;
-use crate::world::{DRIVER, LONG, POOLS, World, id, said, without_waits};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 
 const SNAPSHOTS: &str = "/apis/snapshot.storage.k8s.io/v1";
 const GROUPS: &str = "/apis/groupsnapshot.storage.k8s.io/v1";

@@ -12,9 +12,9 @@ use kubectl_slackwater::orphans::adopt::{complete, read_adoption};
 use serde_json::{Value, json};
 
 use crate::across::READER;
-use crate::memory::{Cut, Server, Shared, client, requests};
+use crate::fixture::{DRIVER, POOLS, World, days_ago, id};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 use crate::transfers::{cuts, place};
-use crate::world::{DRIVER, POOLS, World, days_ago, id};
 
 const POOL_PATH: &str = "/apis/slackwater.dev/v1alpha1/pools/11111111-2222-4333-8444-000000000001";
 const OWN: &str = "adopted-00000000-0000-4000-8000-000000000091";

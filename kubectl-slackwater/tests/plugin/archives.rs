@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::execs::{End, Execs, Run, Script, pod};
-use crate::world::{id, said};
+use crate::exec_server::{End, Execs, Run, Script, pod};
+use crate::fixture::{id, said};
 
 fn run(pod: &str, container: &str, words: &[&str]) -> Run {
     Run {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{POOLS, World, days_ago, id, without_suffix};
+use crate::fixture::{POOLS, World, days_ago, id, without_suffix};
 
 #[test]
 fn changes_are_planned_permitted_and_confirmed_first() {

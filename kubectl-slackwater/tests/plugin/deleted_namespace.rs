@@ -10,9 +10,9 @@ use kubectl_slackwater::failure::Result;
 use kubectl_slackwater::restore::deleted_namespace::{ContentName, DeletedNamespaceRestore};
 use serde_json::{Value, json};
 
-use crate::checked::{CHECK, fail, pods};
-use crate::memory::{Cut, Server, Shared, client, requests};
-use crate::world::{DRIVER, POOLS, id};
+use crate::fixture::{DRIVER, POOLS, id};
+use crate::restore_checks::{CHECK, fail, pods};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 const GROUPS: &str = "/apis/groupsnapshot.storage.k8s.io/v1/volumegroupsnapshotcontents";

@@ -13,8 +13,8 @@ use tokio::runtime::Runtime;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
-use crate::forward::{head, kubeconfig};
-use crate::world::{DRIVER, POOLS, id, said};
+use crate::fixture::{DRIVER, POOLS, id, said};
+use crate::port_forward_server::{head, kubeconfig};
 
 /// How a program in a pod ends.
 #[derive(Clone, Debug)]

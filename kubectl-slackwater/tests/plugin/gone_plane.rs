@@ -6,8 +6,8 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::across::READER;
+use crate::fixture::{DRIVER, LONG, World, days_ago, id, listed, said, without_waits};
 use crate::restores::CLASSES;
-use crate::world::{DRIVER, LONG, World, days_ago, id, listed, said, without_waits};
 
 #[test]
 fn snapshots_are_restored_whose_namespace_is_gone() {

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::execs::{End, Execs, Run, Script, pod};
-use crate::world::{DRIVER, id};
+use crate::exec_server::{End, Execs, Run, Script, pod};
+use crate::fixture::{DRIVER, id};
 
 fn run(pod: &str, words: &[&str]) -> Run {
     Run {

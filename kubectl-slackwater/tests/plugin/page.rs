@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 
-use crate::forward::{Forwarding, PageServer, pod};
-use crate::world::said;
+use crate::fixture::said;
+use crate::port_forward_server::{Forwarding, PageServer, pod};
 
 /// The program, and its lines on stderr.
 struct Running {

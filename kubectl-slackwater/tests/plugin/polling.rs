@@ -10,8 +10,8 @@ use kubectl_slackwater::failure::{DENIED, FAILED, Failure};
 use kubectl_slackwater::volumes::move_volume;
 use serde_json::json;
 
-use crate::memory::{Cut, Server, client};
-use crate::world::{DRIVER, id};
+use crate::fixture::{DRIVER, id};
+use crate::simulated_server::{Cut, Server, client};
 
 const MOVE: &str = "/apis/slackwater.dev/v1alpha1/namespaces/shop/volumemoves/data-new";
 

@@ -10,9 +10,9 @@ use kubectl_slackwater::failure::{Failure, Result, TIMED_OUT};
 use kubectl_slackwater::pools;
 use serde_json::{Value, json};
 
-use crate::memory::{Cut, Server, Shared, client, requests};
+use crate::fixture::{DRIVER, POOLS};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 use crate::transfers::cuts;
-use crate::world::{DRIVER, POOLS};
 
 const PATH: &str = "/apis/slackwater.dev/v1alpha1/pools/11111111-2222-4333-8444-000000000001";
 

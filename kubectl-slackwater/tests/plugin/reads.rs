@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::world::{DRIVER, POOLS, World, days_ago, id, now_seen};
+use crate::fixture::{DRIVER, POOLS, World, days_ago, id, now_seen};
 
 #[test]
 fn commands_show_what_their_user_may_see() {
@@ -355,7 +355,7 @@ fn a_watch_prints_lines_that_change(world: &World) {
         let line = next();
         assert!(line.starts_with(word), "{line}");
     }
-    let name = format!("pool/{}", crate::world::POOLS[1]);
+    let name = format!("pool/{}", crate::fixture::POOLS[1]);
     world.status(&name, json!({"health": "NotServed"}));
     let line = next();
     assert!(
@@ -365,7 +365,7 @@ fn a_watch_prints_lines_that_change(world: &World) {
     world.plane.kubectl(&["delete", &name]);
     assert_eq!(
         next(),
-        format!("pool.slackwater.dev/{} deleted", crate::world::POOLS[1])
+        format!("pool.slackwater.dev/{} deleted", crate::fixture::POOLS[1])
     );
     watch.kill().unwrap();
     watch.wait().unwrap();

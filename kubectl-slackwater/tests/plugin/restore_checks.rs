@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::across::{NAMES, cuts, has_arrived, run_with as run, server};
-use crate::memory::{Cut, Server, Shared, requests};
-use crate::world::id;
+use crate::fixture::id;
+use crate::simulated_server::{Cut, Server, Shared, requests};
 
 pub const CHECK: [&str; 4] = ["--verify", "true", "--verify-image", "x"];
 

@@ -9,8 +9,8 @@ use kubectl_slackwater::failure::Failure;
 use kubectl_slackwater::restore;
 use serde_json::json;
 
-use crate::memory::{Cut, Server, Shared, client, requests};
-use crate::world::{DRIVER, POOLS, id};
+use crate::fixture::{DRIVER, POOLS, id};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 
 const SHOP: &str = "/api/v1/namespaces/shop";
 const SET: &str = "/apis/apps/v1/namespaces/shop/statefulsets/pg";

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::world::{DRIVER, World, id, listed, said};
+use crate::fixture::{DRIVER, World, id, listed, said};
 
 /// Classes whose volumes are created for a pod, and at once.
 pub const CLASSES: &str = "apiVersion: storage.k8s.io/v1\n\

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::changes::steps;
-use crate::world::{World, id, without_suffix};
+use crate::fixture::{World, id, without_suffix};
 
 #[test]
 fn reverts_are_planned_permitted_and_followed_to_their_end() {

@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::changes::steps;
+use crate::fixture::{DRIVER, World, days_ago, id, said};
 use crate::restores::CLASSES;
-use crate::world::{DRIVER, World, days_ago, id, said};
 
 const API: &str = "slackwater.dev/v1alpha1";
 const RESOURCE: &str = "snapshotschedules.slackwater.dev";

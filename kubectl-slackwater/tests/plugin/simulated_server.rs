@@ -11,7 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use crate::world::DRIVER;
+use crate::fixture::DRIVER;
 
 /// Where the connection ends.
 #[derive(Clone, Copy, Debug)]

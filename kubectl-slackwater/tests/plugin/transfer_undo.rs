@@ -8,9 +8,9 @@ use kubectl_slackwater::failure::Result;
 use kubectl_slackwater::transfer::{Direction, advance, find_recorded_transfer};
 use serde_json::json;
 
-use crate::memory::{Cut, Server, Shared, client, requests};
+use crate::fixture::DRIVER;
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 use crate::transfers::{cuts, has_arrived, place, run, server};
-use crate::world::DRIVER;
 
 /// One run of the command with `--undo`.
 fn undo(server: &Shared, cut: Cut, ticks: usize) -> Result<String> {

@@ -8,8 +8,8 @@ use kubectl_slackwater::failure::Result;
 use kubectl_slackwater::transfer::{Direction, advance, find_transfer, step::NamespacedName};
 use serde_json::{Value, json};
 
-use crate::memory::{Cut, Server, Shared, client, requests};
-use crate::world::{DRIVER, World, without_waits};
+use crate::fixture::{DRIVER, World, without_waits};
+use crate::simulated_server::{Cut, Server, Shared, client, requests};
 
 pub fn place(namespace: &str) -> NamespacedName {
     NamespacedName {

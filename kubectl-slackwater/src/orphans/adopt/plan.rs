@@ -12,7 +12,7 @@ use crate::model::{Move, Pool};
 use crate::text::as_quantity;
 use crate::transfer::step::NamespacedName;
 
-/// What an older check has found is not believed: something may have named the orphan since, or deleted it.
+/// The result of an older check is not used: something may have named the orphan since, or deleted it.
 const MAX_AGE: SignedDuration = SignedDuration::from_mins(30);
 /// File systems that the driver creates.
 const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
@@ -174,7 +174,7 @@ fn owner<'a>(
     Ok(Some((Owner { bound_to }, one)))
 }
 
-/// An adoption that an earlier run has begun: what it has created says how it goes on.
+/// An adoption that an earlier run has begun: the objects that it has created determine the rest.
 fn from_existing(
     object: &DynamicObject,
     owner: Owner,

@@ -54,7 +54,7 @@ pub fn has_ended(stages: &[Stage]) -> bool {
 }
 
 /// Reads how far each copy is. The former claims are read first, then the PersistentVolumes and then
-/// the new claims: a transfer that goes on in between is seen in one of them.
+/// the new claims: a transfer that goes on in between is found in one of them.
 pub async fn read_stages(cluster: &Cluster, copies: &[Copy]) -> Result<Vec<Stage>> {
     let mut former = Vec::new();
     for copy in copies {

@@ -1,4 +1,4 @@
-//! A restore on its way, and what is refused at each of its steps.
+//! The state of a restore into another namespace, and what is refused at each of its steps.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use crate::restore::stateful_set::{self, StatefulSet};
 use crate::restore::storage_class::{self, Classes};
 use crate::transfer::execute::Transfer;
 
-/// A restore on its way.
+/// A restore that has not ended.
 pub struct CrossNamespaceRestore<'a> {
     pub cluster: &'a Cluster,
     pub title: String,
@@ -36,7 +36,7 @@ pub struct CrossNamespaceRestore<'a> {
     /// room, for example, the same node is not chosen again and again.
     pub chosen: RefCell<BTreeSet<String>>,
     pub arguments: &'a RestoreArguments,
-    /// Whether this run has seen the check succeed.
+    /// Whether the check has succeeded in this run.
     pub is_checked: Cell<bool>,
 }
 

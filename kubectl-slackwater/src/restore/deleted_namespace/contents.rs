@@ -1,5 +1,5 @@
-//! Which snapshots are restored whose namespace is gone. Only their contents are left, which have no
-//! namespace.
+//! Finds the snapshots that are restored from a deleted namespace: only their contents are left, which have
+//! no namespace.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a restore whose source namespace is gone is about, and what it refuses.
+//! The state of a restore from a deleted namespace, and what is refused at each of its steps.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use crate::restore::stateful_set;
 use crate::restore::storage_class::{self, Classes};
 use crate::transfer::execute::find_namespace_blocker;
 
-/// A restore on its way.
+/// A restore that has not ended.
 pub struct DeletedNamespaceRestore<'a> {
     /// Its namespace is that of the new claims.
     pub cluster: Cluster,
@@ -32,7 +32,7 @@ pub struct DeletedNamespaceRestore<'a> {
     /// is not chosen again and again.
     pub chosen: RefCell<BTreeSet<String>>,
     pub arguments: &'a RestoreArguments,
-    /// Whether this run has seen the check succeed.
+    /// Whether the check has succeeded in this run.
     pub is_checked: Cell<bool>,
 }
 
@@ -126,8 +126,8 @@ impl<'a> DeletedNamespaceRestore<'a> {
         self.refuse_pods(seen).await
     }
 
-    /// Refuses a group in the namespace with the name of the members' group: snapshot-controller looks groups
-    /// up by name in the namespace of a snapshot, and would let it own the temporary ones, which then could
+    /// Refuses a group in the namespace with the name of the members' group: snapshot-controller finds groups
+    /// by name in the namespace of a snapshot, and would let it own the temporary ones, which then could
     /// not be deleted without it.
     pub async fn refuse_group(&self, name: &str) -> Result<()> {
         let found = self

@@ -44,7 +44,7 @@ pub fn merge_copies(mut work: Vec<Operation>, scope: &Scope, parts: &Inputs<'_>)
     let others = others.filter_map(|(pool, copy)| {
         let volume = volumes.get(copy.id.as_str());
         let volume = volume.filter(|volume| !volume.claim.is_empty());
-        // A new volume has no PersistentVolume yet, and then only its agent knows the claim.
+        // A new volume has no PersistentVolume yet, and then only the report of its agent has the claim.
         let claim = match volume {
             Some(volume) => format!("{}/{}", volume.namespace, volume.claim),
             None => copy.claim.clone(),
