@@ -192,7 +192,7 @@ fn is_ready(pod: &DynamicObject, container: &str) -> bool {
 
 fn not_ready(pod: &DriverPod) -> Failure {
     Failure::failed(format!(
-        "the container {} of {} is not ready; its log says why: kubectl -n {} logs {} -c {}",
+        "the container {} of {} is not ready; its log has the reason: kubectl -n {} logs {} -c {}",
         pod.container,
         pod.title(),
         pod.namespace,

@@ -114,7 +114,7 @@ impl Page {
                 Ok(stream) => Ok((target, stream)),
                 Err(failure) => {
                     log_line(&format!(
-                        "{}; looking for another pod of the controller",
+                        "{}; trying another pod of the controller",
                         failure.message
                     ));
                     self.open_another().await

@@ -73,7 +73,7 @@ fn the_page_of_a_pod_is_served_at_a_local_port_until_the_pod_ends_and_then_that_
     cluster.serve_page("b", second.address);
     assert!(ask(running.connect()).ends_with("the page of b"));
     let expected =
-        "forwarding to pod storage/a: it is NotFound; looking for another pod of the controller";
+        "forwarding to pod storage/a: it is NotFound; trying another pod of the controller";
     assert_eq!(running.says(), expected);
     assert_eq!(running.says(), "forwarding to port 9831 of pod storage/b");
     // The kubelet reports that nothing listens at the port. What it writes is not trusted.
