@@ -6,8 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
+use crate::error::{Error, ErrorContext, Result};
 use crate::host::mapper::UUID_PREFIX;
-use crate::host::{self, Effect, Host, MappedDevice};
+use crate::host::{self, Effect, Host, MappedDevice, ThinTable, mapped_path};
 
 /// The name of the directory of the volume or snapshot with this device.
 pub fn object_of_device(device: &str) -> Option<&str> {
@@ -68,6 +69,35 @@ impl UnusedTables {
             "another program has loaded a table into {name} that is not in use yet; if no program needs it: dmsetup clear {name}"
         )))
     }
+}
+
+/// The error for a device that cannot be removed because another program has suspended it.
+pub(super) fn suspended_error<T>(found: &MappedDevice<T>) -> Error {
+    Error::Busy {
+        subject: found.device.path.display().to_string(),
+        holder: suspended_by_others(&found.uuid),
+    }
+}
+
+/// Drops a table that was loaded and is not in use: a crash came in between.
+pub(super) fn clear_unused_table<T>(host: &dyn Host, found: &MappedDevice<T>) -> Result<()> {
+    let uuid = &found.uuid;
+    if found.has_inactive_table {
+        let cleared = host.perform(&Effect::ClearTable { uuid });
+        cleared.context(|| format!("clear {}", mapped_path(uuid).display()))?;
+    }
+    Ok(())
+}
+
+/// Creates a device with this table. After an error it may exist, with or without the table.
+pub(crate) fn create_mapped(host: &dyn Host, uuid: &str, table: &ThinTable) -> host::Result<()> {
+    host.perform(&Effect::CreateMapped { uuid })?;
+    host.perform(&Effect::LoadTable {
+        uuid,
+        table,
+        read_only: false,
+    })?;
+    host.perform(&Effect::ResumeMapped { uuid }).map(drop)
 }
 
 pub(super) fn suspended_by_others(uuid: &str) -> String {

@@ -9,8 +9,8 @@ pub mod pool_fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::host::Host;
+use crate::error::{ErrorContext, Result};
+use crate::host::{Device, Host};
 use crate::model::{HomeId, PoolDefinition, PoolId, PoolPlace};
 
 use super::PoolBackend;
@@ -18,6 +18,31 @@ use super::records::write_lock;
 use image::{MOUNT_POINT, OpenImage};
 use lvm::{CreatePolicy, OpenRecords};
 use make::Probe;
+
+/// What is mounted where a pool's file system belongs.
+enum FoundMount {
+    None,
+    /// The device of the pool.
+    Own,
+    /// Another device; the text says which.
+    Foreign(String),
+}
+
+fn find_mount(host: &dyn Host, device: &Device, target: &Path) -> Result<FoundMount> {
+    let table = host.mounts().context(|| "read the mount table".into())?;
+    Ok(
+        match table.iter().rfind(|mount| mount.mount_point == target) {
+            None => FoundMount::None,
+            Some(mount) if mount.device == device.rdev => FoundMount::Own,
+            Some(mount) => FoundMount::Foreign(format!(
+                "{} ({}) is mounted at {}; unmount it",
+                mount.source.display(),
+                mount.fs_name,
+                target.display()
+            )),
+        },
+    )
+}
 
 /// What must stay open while the folder of a pool is in use.
 #[derive(Debug)]

@@ -107,10 +107,7 @@ fn adopt(text: &str, dry_run: bool, arguments: &PoolArguments) -> Result<ExitCod
         None => get_pool(text, arguments, host.as_ref())?,
     };
     let (host, record, others) = (host.as_ref(), &arguments.node_record, &arguments.pools);
-    let adopted = match dry_run {
-        true => admin::would_adopt(host, record, &pool, others)?,
-        false => admin::adopt(host, record, &pool, others)?,
-    };
+    let adopted = admin::adopt(host, record, &pool, others, dry_run)?;
     let (id, home) = (adopted.pool.id, adopted.pool.home);
     if arguments.json {
         print::json(&json!({

@@ -7,6 +7,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Check, Subject};
+use crate::backend::mapped::create_mapped;
 use crate::backend::place::lvm::raw_block::{FILTER, filter_record};
 use crate::backend::thin::{DEVICE_PREFIX, TRIAL_ID};
 use crate::error::{Error, ErrorContext, Result, chain};
@@ -111,19 +112,9 @@ fn write_label(host: &dyn Host, name: &ThinPoolName, uuid: &str) -> Result<Strin
         id: TRIAL_ID,
         bytes: BYTES,
     };
-    let steps = [
-        Effect::ThinMessage { pool, message },
-        Effect::CreateMapped { uuid },
-        Effect::LoadTable {
-            uuid,
-            table,
-            read_only: false,
-        },
-        Effect::ResumeMapped { uuid },
-    ];
-    for step in &steps {
-        host.perform(step).context(doing)?;
-    }
+    let sent = host.perform(&Effect::ThinMessage { pool, message });
+    sent.and_then(|_| create_mapped(host, uuid, table))
+        .context(doing)?;
     let held = host.hold_mapped(uuid).context(doing)?;
     let held = held.ok_or_else(|| Error::bug("the device was just created"))?;
     let volume = label_uuid(host.random_uuid());

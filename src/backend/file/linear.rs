@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::device::busy;
 use super::{FileStore, object_of};
-use crate::backend::mapped::suspended_by_others;
+use crate::backend::mapped::{clear_unused_table, suspended_error};
 use crate::backend::{AttachMode, Image};
 use crate::error::{Error, ErrorContext, HostError, Result};
 use crate::host::mapper::UUID_PREFIX;
@@ -204,15 +204,11 @@ impl FileStore {
                 continue;
             };
             if found.suspended && found.table.is_some() {
-                let holder = suspended_by_others(uuid);
-                let subject = found.device.path.display().to_string();
-                removed.push((found.device, Err(Error::Busy { subject, holder })));
+                let error = suspended_error(&found);
+                removed.push((found.device, Err(error)));
                 continue;
             }
-            if found.has_inactive_table {
-                let cleared = self.perform(Effect::ClearTable { uuid });
-                cleared.context(|| format!("clear {}", mapped_path(uuid).display()))?;
-            }
+            clear_unused_table(&*self.host, &found)?;
             let device = found.device;
             if !in_use(&device) && !self.host.is_claimed(&device).context(doing)? {
                 removed.push((device, self.remove_linear(volume)));

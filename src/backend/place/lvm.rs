@@ -23,7 +23,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::make::{self, Probe};
-use crate::backend::mapped::suspended_by_others;
+use crate::backend::mapped::{create_mapped, suspended_by_others};
 use crate::backend::thin::{
     DEVICE_PREFIX, HEADER_ID, RECORDS_ID, TRANSACTION_ID, pool_of_records, records_device,
 };
@@ -343,19 +343,12 @@ impl<'a> HeaderDevice<'a> {
         if found.is_none_or(|found| found.table.is_none()) {
             // One without a table was left by a crash.
             perform(Effect::RemoveMapped { uuid: &uuid })?;
-            perform(Effect::CreateMapped { uuid: &uuid })?;
             let table = &ThinTable {
                 pool: mapped.into(),
                 id: HEADER_ID,
                 bytes: status.block_bytes,
             };
-            let loaded = perform(Effect::LoadTable {
-                uuid: &uuid,
-                table,
-                read_only: false,
-            });
-            let shown = loaded.and_then(|()| perform(Effect::ResumeMapped { uuid: &uuid }));
-            if let Err(error) = shown {
+            if let Err(error) = create_mapped(host, &uuid, table) {
                 perform(Effect::RemoveMapped { uuid: &uuid })?;
                 return match error.code() {
                     Some(Errno::ENODATA) => Ok(None),

@@ -8,7 +8,9 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
-use crate::backend::mapped::{object_of_device, suspended_by_others};
+use crate::backend::mapped::{
+    clear_unused_table, object_of_device, suspended_by_others, suspended_error,
+};
 use crate::backend::store::{Devices, FindPublished, Watched};
 use crate::backend::{AttachMode, Attached, FoundDevice, Image};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
@@ -255,15 +257,11 @@ impl ThinStore {
         for found in found {
             let uuid = &found.uuid;
             if found.suspended {
-                let holder = suspended_by_others(uuid);
-                let subject = found.device.path.display().to_string();
-                removed.push((found.device, Err(Error::Busy { subject, holder })));
+                let error = suspended_error(&found);
+                removed.push((found.device, Err(error)));
                 continue;
             }
-            if found.has_inactive_table {
-                let cleared = self.perform(Effect::ClearTable { uuid });
-                cleared.context(|| format!("clear {}", mapped_path(uuid).display()))?;
-            }
+            clear_unused_table(&*self.host, &found)?;
             let device = found.device;
             if in_use(&device) || self.host.is_claimed(&device).context(doing)? {
                 // A crash may have come between a new table and this.

@@ -40,7 +40,7 @@ impl Driver {
         };
         let (host, record) = (self.host.as_ref(), &self.pools.settings.node_record);
         let others = &self.pools.settings.pools;
-        let adopted = admin::adopt(host, record, definition, others)?;
+        let adopted = admin::adopt(host, record, definition, others, false)?;
         tracing::info!(pool = %definition.name, %id, from = ?adopted.from, "adopted a pool");
         self.pools.read_node_record();
         self.probe_pool(&definition.name);

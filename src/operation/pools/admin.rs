@@ -114,20 +114,24 @@ fn init_inside(
 }
 
 /// Makes a pool belong to this machine. If the node record has no home yet, the home is taken from
-/// `others`, which are further pools of this machine.
+/// `others`, which are further pools of this machine. With `dry_run` nothing is changed.
 pub fn adopt(
     host: &dyn Host,
     node_record: &Path,
     pool: &PoolDefinition,
     others: &[PoolDefinition],
+    dry_run: bool,
 ) -> Result<Adopted> {
     if matches!(pool.place, PoolPlace::Lvm { .. }) {
-        return lvm::adopt(host, node_record, pool, others, false);
+        return lvm::adopt(host, node_record, pool, others, dry_run);
     }
     let mut node = load_node(host, node_record)?;
     let admin_pool =
         image::open_for_admin(host, &node, pool, false, &machine_folders(node_record, &[]))?;
     let adopted = adoption(host, &node, pool, others, &admin_pool).and_then(|(adopted, lock)| {
+        if dry_run {
+            return Ok(adopted);
+        }
         if lock.is_some() {
             PoolBackend::replace_record(host, &admin_pool.folder, &adopted.pool)?;
         }
@@ -136,24 +140,6 @@ pub fn adopt(
     });
     admin_pool.close(host, pool);
     adopted
-}
-
-/// Returns what [`adopt`] would do, without changing anything.
-pub fn would_adopt(
-    host: &dyn Host,
-    node_record: &Path,
-    pool: &PoolDefinition,
-    others: &[PoolDefinition],
-) -> Result<Adopted> {
-    if matches!(pool.place, PoolPlace::Lvm { .. }) {
-        return lvm::adopt(host, node_record, pool, others, true);
-    }
-    let node = load_node(host, node_record)?;
-    let admin_pool =
-        image::open_for_admin(host, &node, pool, false, &machine_folders(node_record, &[]))?;
-    let adopted = adoption(host, &node, pool, others, &admin_pool);
-    admin_pool.close(host, pool);
-    adopted.map(|(adopted, _lock)| adopted)
 }
 
 /// The result to be recorded, and the pool's lock if the home changes.

@@ -312,14 +312,14 @@ fn a_pool_of_another_machine_is_not_mounted_before_it_is_adopted() {
 
     let home = driver.pools.home();
     let effects = host.effects();
-    let would = admin::would_adopt(&host, node, &definition(), &[]).unwrap();
+    let would = admin::adopt(&host, node, &definition(), &[], true).unwrap();
     assert!(would.from.is_some() && would.pool.home == home);
     let after = host.effect_log().split_off(effects);
     let changes = |effect: &&String| !effect.contains("mapped") && !effect.contains("load_table");
     assert_eq!(after.iter().find(changes), None);
-    let adopted = admin::adopt(&host, node, &definition(), &[]).unwrap();
+    let adopted = admin::adopt(&host, node, &definition(), &[], false).unwrap();
     assert_eq!(adopted, would_have(&adopted.pool, would.from));
-    let again = admin::adopt(&host, node, &definition(), &[]).unwrap();
+    let again = admin::adopt(&host, node, &definition(), &[], false).unwrap();
     assert_eq!(again.from, None);
     driver.refresh_pools();
     assert_eq!(driver.pool_status().remove(1).refusal, None);
@@ -345,10 +345,10 @@ fn an_adoption_that_was_interrupted_is_repeated() {
         host.make_folder(Path::new("/memory/b")).unwrap();
         let made = admin::init(&host, node, &pool("b=file:/memory/b")).unwrap();
         host.fail_effect(n, FaultMode::CrashAfter);
-        let _ = admin::adopt(&host, node, &definition(), &[]);
+        let _ = admin::adopt(&host, node, &definition(), &[], false);
         host.clear_faults();
         let host = host.restart_process();
-        let adopted = admin::adopt(&host, node, &definition(), &[]).unwrap();
+        let adopted = admin::adopt(&host, node, &definition(), &[], false).unwrap();
         assert_eq!(adopted.pool.home, made.pool.home, "effect {n}");
         let found = find_pool(&host, thin_pool(&definition()).unwrap()).unwrap();
         assert_eq!(found.unwrap().home, made.pool.home, "effect {n}");

@@ -96,7 +96,7 @@ async fn a_disk_that_returns_after_it_was_forgotten_can_be_adopted_again() {
     let away = pool("moved=file:/memory/away");
     let (machine, theirs) = (&node.machine, Path::new("/srv/theirs.json"));
     assert!(
-        admin::adopt(machine, theirs, &away, &[])
+        admin::adopt(machine, theirs, &away, &[], false)
             .unwrap()
             .from
             .is_some()

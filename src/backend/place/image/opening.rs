@@ -8,6 +8,7 @@ use crate::backend::place::make::IMAGE_RECORD;
 use crate::backend::place::make::check_image_pool_fs;
 use crate::backend::place::pool_fs::is_of_machine;
 use crate::backend::place::pool_fs::machine_reserve;
+use crate::backend::place::{FoundMount, find_mount};
 use crate::error::Error;
 use crate::error::ErrorContext;
 use crate::error::Result;
@@ -338,21 +339,10 @@ impl Opening<'_> {
         let folder = self.path.join(MOUNT_POINT);
         let target = folder.as_path();
         self.perform(&Effect::MakeDir { path: target }, "create the mount point")?;
-        let table = self
-            .host
-            .mounts()
-            .context(|| "read the mount table".into())?;
-        match table.iter().rfind(|mount| mount.mount_point == target) {
-            Some(mount) if mount.device == device.rdev => {}
-            Some(mount) => {
-                return Err(self.busy(format!(
-                    "{} ({}) is mounted at {}; unmount it",
-                    mount.source.display(),
-                    mount.fs_name,
-                    target.display()
-                )));
-            }
-            None => {
+        match find_mount(self.host, device, target)? {
+            FoundMount::Own => {}
+            FoundMount::Foreign(holder) => return Err(self.busy(holder)),
+            FoundMount::None => {
                 let options = OPTIONS.map(str::to_string);
                 let spec = MountSpec {
                     device,

@@ -10,8 +10,9 @@ use super::header::{FoundHeader, HeaderState, PoolHeader};
 use super::{
     HeaderDevice, OpenRecords, claim_header, folder, gone, mapped_device, newer, thin_pool, usable,
 };
-use crate::backend::mapped::suspended_by_others;
+use crate::backend::mapped::{create_mapped, suspended_by_others};
 use crate::backend::place::make::make_folders;
+use crate::backend::place::{FoundMount, find_mount};
 use crate::backend::records::{LOCK_FILE, write_lock};
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
 use crate::error::{Error, ErrorContext, Result};
@@ -361,19 +362,8 @@ impl Opening<'_> {
     }
 
     fn show(&self, uuid: &str, table: &ThinTable) -> Result<()> {
-        let steps = [
-            Effect::CreateMapped { uuid },
-            Effect::LoadTable {
-                uuid,
-                table,
-                read_only: false,
-            },
-            Effect::ResumeMapped { uuid },
-        ];
-        for step in &steps {
-            self.perform(step, "attach the records")?;
-        }
-        Ok(())
+        create_mapped(self.host, uuid, table)
+            .context(|| format!("attach the records of pool {}", self.pool.name))
     }
 
     fn check_records(&self, header: &PoolHeader, device: &Device) -> Result<()> {
@@ -430,19 +420,10 @@ impl Opening<'_> {
     /// Mounts the records unless they are mounted.
     fn mount(&self, device: &Device, target: &Path) -> Result<()> {
         make_folders(self.host, target)?;
-        let table = self.host.mounts();
-        let table = table.context(|| "read the mount table".into())?;
-        match table.iter().rfind(|mount| mount.mount_point == target) {
-            Some(mount) if mount.device == device.rdev => return Ok(()),
-            Some(mount) => {
-                return Err(self.busy(format!(
-                    "{} ({}) is mounted at {}; unmount it",
-                    mount.source.display(),
-                    mount.fs_name,
-                    target.display()
-                )));
-            }
-            None => {}
+        match find_mount(self.host, device, target)? {
+            FoundMount::Own => return Ok(()),
+            FoundMount::Foreign(holder) => return Err(self.busy(holder)),
+            FoundMount::None => {}
         }
         let options = OPTIONS.map(str::to_string);
         let spec = MountSpec {

@@ -183,19 +183,19 @@ fn a_pool_of_another_machine_waits_for_adopt() {
     let holder = host.another_process();
     let held = holder.try_lock_file(Path::new("/memory/b/lock")).unwrap();
     assert!(held.is_some());
-    let text = refusal(adopt(&host, node(), &b, &[]));
+    let text = refusal(adopt(&host, node(), &b, &[], false));
     assert!(text.contains("stop that process first"), "{text}");
     drop(holder.restart_process());
 
     // The result is returned in advance, and nothing is changed.
     let changed = host.effects();
-    let reported = would_adopt(&host, node(), &b, &[]).unwrap();
+    let reported = adopt(&host, node(), &b, &[], true).unwrap();
     assert_eq!(host.effects(), changed);
-    let adopted = adopt(&host, node(), &b, &[]).unwrap();
+    let adopted = adopt(&host, node(), &b, &[], false).unwrap();
     assert_eq!(reported, adopted);
     assert_eq!(adopted.from, Some(theirs.home));
     assert_eq!(adopted.pool.id, theirs.id);
-    assert_eq!(adopt(&host, node(), &b, &[]).unwrap().from, None);
+    assert_eq!(adopt(&host, node(), &b, &[], false).unwrap().from, None);
     let driver = start(&host.restart_process(), &[a, b]).unwrap();
     assert!(
         driver
@@ -211,7 +211,7 @@ fn disks_that_move_to_a_fresh_machine_bring_their_home_along() {
     let home = HomeId(host.random_uuid());
     make::make_pool(&host, "a", Path::new("/memory/a"), home).unwrap();
     let a = pool("a=file:/memory/a");
-    assert_eq!(adopt(&host, node(), &a, &[]).unwrap().from, None);
+    assert_eq!(adopt(&host, node(), &a, &[], false).unwrap().from, None);
     assert_eq!(load_node(&host, node()).unwrap().home, Some(home));
 }
 
@@ -236,7 +236,7 @@ fn pools_of_two_machines_on_a_fresh_one_are_settled_by_adopt() {
     );
     drop(driver);
 
-    let adopted = adopt(&host, node(), &b, &both).unwrap();
+    let adopted = adopt(&host, node(), &b, &both, false).unwrap();
     assert_eq!(adopted.pool.home, made[0].home);
     let driver = start(&host.restart_process(), &both).unwrap();
     assert!(
@@ -260,7 +260,7 @@ fn a_running_driver_learns_what_an_administrator_did() {
     assert!(text.contains("several homes"), "{text}");
 
     let cli = host.another_process();
-    let adopted = adopt(&cli, node(), &both[1], &both).unwrap();
+    let adopted = adopt(&cli, node(), &both[1], &both, false).unwrap();
     let host = cli.restart_process();
     driver.refresh_pools();
     assert_eq!(driver.pools.get_home().unwrap(), adopted.pool.home);
@@ -366,7 +366,7 @@ fn an_image_that_was_begun_is_no_pool_for_a_definition_without() {
     let message = refusal(init(&host, node(), &a));
     assert!(message.contains("add image=1024Mi"), "{message}");
     assert!(refusal(start(&host, std::slice::from_ref(&a)).map(drop)).contains("add image="));
-    assert!(refusal(adopt(&host, node(), &a, &[])).contains("add image="));
+    assert!(refusal(adopt(&host, node(), &a, &[], false)).contains("add image="));
 }
 
 /// Otherwise a new pool would be created at an empty path at which a pool was.
