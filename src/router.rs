@@ -31,6 +31,7 @@ mod capacity;
 mod checked;
 pub mod cluster;
 mod controller;
+pub mod csi_socket;
 mod cut_event;
 mod cutting;
 mod delete_one;
@@ -69,9 +70,10 @@ pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
 pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
+pub use kube::pools::hand_over;
 pub use kube::{
-    Begun, InCluster, Options as ClusterOptions, StatusSource, adopt, begin, behind, connect,
-    hand_over, orphans, populators, unowned,
+    Begun, InCluster, Options as ClusterOptions, StatusSource, adopt, begin, connect, orphans,
+    populators,
 };
 use restore_node::progress::Choices;
 

@@ -10,7 +10,7 @@ use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::error::Error;
 use crate::router::adopt::{self, Done, Line, Plan, Step, VolumeAction};
-use crate::router::{behind, connect};
+use crate::router::{connect, csi_socket};
 
 /// How long PVCs may take to be bound again: Kubernetes checks all of them every 15 s, and many
 /// take some time.
@@ -61,7 +61,7 @@ impl DriverSource {
 pub(super) async fn driver(source: &DriverSource) -> Result<Option<String>, Error> {
     match &source.endpoint {
         Some(socket) => {
-            let (_, name) = behind::driver(socket, source.driver.as_deref()).await?;
+            let (_, name) = csi_socket::driver(socket, source.driver.as_deref()).await?;
             Ok(Some(name))
         }
         None => Ok(source.driver.clone()),

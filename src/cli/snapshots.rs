@@ -8,7 +8,9 @@ use super::{Failure, block_on, print, status};
 use crate::config::{BadConfig, DriverName, Endpoint, Given};
 use crate::model::SnapshotId;
 use crate::router::connect;
-use crate::router::unowned::{SnapshotOutcome, UnownedSnapshot, UnownedSnapshots};
+use crate::router::orphans::unowned_snapshots::{
+    SnapshotOutcome, UnownedSnapshot, UnownedSnapshots,
+};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]

@@ -5,53 +5,47 @@
 //! only when something happens. While the API server is away, calls are answered from memory, and
 //! [`InCluster::problem`] reports it. What the leading router maintains follows one pattern, which
 //! `reconcile.rs` describes.
+//!
+//! | module | content |
+//! |---|---|
+//! | `start`, `options` | the start of a router in its cluster, and its settings |
+//! | `reconcile` | what all controllers share: the reconciler, watches, the Lease of the leader, repeated requests |
+//! | `custom_resource` | what all kinds of objects of this driver share |
+//! | `persistent_volumes` | the PersistentVolumes of this driver, in memory |
+//! | `agents` | addresses of the agents, and what the cluster needs of them |
+//! | `events`, `snapshot_contents` | Events; annotations of the objects of snapshots |
+//! | `metrics`, `page` | what is shown in metrics and on the status page |
+//! | `placement` | what decides on the node of a new volume |
+//! | `pools` | Pool objects: their status, requests about pools, evacuation |
+//! | `nodes` | the label of Node objects; claims of nodes that are lost |
+//! | `moves`, `reverts`, `schedules` | VolumeMoves, VolumeReverts and SnapshotSchedules |
+//! | `orphans` | volumes and snapshots that no object names |
+//! | `adopt` | the command that moves PersistentVolumes along with a pool |
+//! | `certificates` | certificates of router and agents |
+//! | `populators` | data sources, a program of its own |
 
 pub mod adopt;
-mod advice;
-mod begin;
-pub mod behind;
+mod agents;
 pub mod certificates;
-mod duration;
-mod endpoints;
-mod evacuate;
-mod evacuated;
+mod custom_resource;
 mod events;
-mod fences;
-mod fleet;
-mod follow;
-pub mod hand_over;
-pub mod label;
-pub mod lease;
+mod metrics;
 mod moves;
-mod node_lost;
-mod note;
-mod numbers;
+mod nodes;
 mod options;
 pub mod orphans;
-mod own_kind;
 mod page;
-mod pod_claims;
-mod pods;
-pub mod pool;
-pub mod pool_copies;
-mod pool_requests;
-pub mod pool_status;
-pub mod pool_usage;
+mod persistent_volumes;
+mod placement;
+pub mod pools;
 pub mod populators;
-mod reconcile;
-pub mod requested;
-mod retry;
+pub mod reconcile;
 mod reverts;
 mod schedules;
-pub mod unowned;
-mod unwanted;
-mod volume_move;
-mod volume_revert;
-mod volumes;
-pub mod watch;
+mod snapshot_contents;
+mod start;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -73,25 +67,26 @@ use crate::model::PoolId;
 use crate::operation::ContentSource;
 use crate::telemetry::router::ClusterStatus;
 use crate::telemetry::volumes::VolumeClaim;
-pub use begin::{Begun, begin};
-use evacuate::EvacuationController;
-use evacuated::Checked;
+pub use agents::AgentReports;
 use events::{EventBody, EventRecorder};
-use label::LabelController;
-use lease::Leadership;
+use moves::object::VolumeMove;
+use nodes::labels::LabelController;
 pub use options::Options;
-use orphans::{DescribedVolume, KnownOrphans, Orphan, OrphanController, Stored};
+use orphans::{KnownOrphans, OrphanController};
 pub use page::StatusSource;
-use pool::Pool;
-use pool_requests::PoolRequestController;
-use pool_status::{PoolController, Report};
+use persistent_volumes::Volumes;
+use pools::evacuation::EvacuationController;
+use pools::evacuation::remaining::Checked;
+use pools::object::Pool;
+use pools::requests::PoolRequestController;
+use pools::requests::progress::PoolRequests;
+use pools::status::PoolController;
 use reconcile::Controller;
-use requested::{PoolRequest, PoolRequests};
-use retry::{Unsent, retried};
+use reconcile::lease::Leadership;
+use reconcile::retry::{Unsent, retried};
+use reconcile::watches::{Store, WatchStates, watch};
 use schedules::object::SnapshotSchedule;
-use volume_move::VolumeMove;
-use volumes::Volumes;
-use watch::{Store, WatchStates, watch};
+pub use start::{Begun, begin};
 
 /// The Lease of the routers of a driver.
 const LEASE: &str = "slackwater-router";
@@ -102,30 +97,6 @@ const NODES: &str = "Nodes";
 const POOLS: &str = "Pools";
 const VOLUMES: &str = "PersistentVolumes";
 const AGENTS: &str = "EndpointSlices";
-
-/// The agents, as the router knows them.
-#[tonic::async_trait]
-pub trait AgentReports: Send + Sync + 'static {
-    /// Sets the addresses of the agents of all nodes. An agent that has no address any more stays
-    /// known, and cannot be reached.
-    fn place(&self, agents: BTreeMap<String, SocketAddr>);
-
-    /// The last answer of each agent.
-    fn reports(&self) -> Vec<Report>;
-
-    /// The contents of each pool that is served now. Pools that cannot be asked are missing.
-    async fn stored(&self) -> Vec<Stored>;
-
-    /// What the agent of a node reports of volumes that no object names. Nothing of it is checked.
-    async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>>;
-
-    /// Deletes a volume or a snapshot on the agent of its node. The agent refuses this for one that is used.
-    async fn delete(&self, orphan: &Orphan) -> Result<()>;
-
-    /// Has the agent of a node adopt or forget a pool. The agent refuses this for a pool whose disk is not
-    /// there, or is there.
-    async fn change_pool(&self, node: &str, pool: PoolId, request: PoolRequest) -> Result<()>;
-}
 
 /// A cluster whose objects are watched.
 pub struct InCluster {
@@ -138,14 +109,14 @@ pub struct InCluster {
     nodes: RwLock<Store<Option<String>>>,
     pools: RwLock<Store<Pool>>,
     moves: RwLock<Store<VolumeMove>>,
-    reverts: RwLock<Store<volume_revert::VolumeRevert>>,
+    reverts: RwLock<Store<reverts::object::VolumeRevert>>,
     schedules: RwLock<Store<SnapshotSchedule>>,
     /// A Pool object was created, deleted or edited by a person, or a Node object was created, deleted
     /// or labeled.
     changes: tokio::sync::watch::Sender<()>,
     leadership: Leadership,
     recorder: EventRecorder,
-    notes: mpsc::Sender<note::Noted>,
+    notes: mpsc::Sender<snapshot_contents::Noted>,
     /// The cluster has the snapshot CRDs, and this installation has no csi-snapshotter.
     snapshotter_missing: AtomicBool,
     /// The number of nodes whose label is wrong and is not changed.
@@ -190,7 +161,7 @@ impl InCluster {
         let following = Arc::<WatchStates>::default();
         let key = topology_key(&options.driver);
         let (recorder, queue) = events::queue();
-        let (notes, written) = note::queue();
+        let (notes, written) = snapshot_contents::queue();
         let leadership = Leadership::new(
             client.clone(),
             (&options.namespace, LEASE),
@@ -222,7 +193,7 @@ impl InCluster {
             tasks: Mutex::default(),
             options: options.clone(),
         });
-        cluster.spawn(note::write(client.clone(), written));
+        cluster.spawn(snapshot_contents::write(client.clone(), written));
         cluster.spawn(events::send(client, options, queue));
         cluster.follow_all(&key);
         let leading = Arc::clone(&cluster);
@@ -239,7 +210,7 @@ impl InCluster {
         self.control(requests, every, changes());
         let labels = Arc::new(LabelController(Arc::clone(self)));
         self.control(labels, every, changes());
-        self.spawn(advice::advise(Arc::clone(self)));
+        self.spawn(events::warnings::advise(Arc::clone(self)));
         let (cluster, memory) = (Arc::clone(self), Mutex::default());
         let every = self.options.orphans.every;
         self.control(Arc::new(OrphanController { cluster, memory }), every, None);
@@ -278,9 +249,11 @@ impl InCluster {
                 }
             }
         });
-        let ours = all
-            .clone()
-            .labels(&format!("{}={}", pool::DRIVER_LABEL, self.options.driver));
+        let ours = all.clone().labels(&format!(
+            "{}={}",
+            pools::object::DRIVER_LABEL,
+            self.options.driver
+        ));
         let this = Arc::clone(self);
         self.watch::<Pool>(Api::all(self.client.clone()), ours, POOLS, move |event| {
             let mut pools = this.pools.write().unwrap_or_else(PoisonError::into_inner);
@@ -297,9 +270,9 @@ impl InCluster {
             let (agents, mut slices) = (Arc::clone(&self.agents), Store::default());
             self.watch(api, its, AGENTS, move |event| {
                 let is_part = matches!(event, watcher::Event::Init | watcher::Event::InitApply(_));
-                slices.take(event, |slice| Some(endpoints::read(&slice)), PartialEq::eq);
+                slices.take(event, |slice| Some(agents::read(&slice)), PartialEq::eq);
                 if !is_part {
-                    agents.place(endpoints::by_node(slices.now().values()));
+                    agents.place(agents::by_node(slices.now().values()));
                 }
             });
         }
@@ -375,7 +348,7 @@ async fn ask<T>(what: &str, answer: impl Future<Output = Result<T, KubeError>>) 
 #[tonic::async_trait]
 impl Cluster for InCluster {
     async fn selected_node(&self, claim: &str) -> Result<Option<String>> {
-        pod_claims::selected_node(self, claim).await
+        placement::pod_claims::selected_node(self, claim).await
     }
 
     async fn pod_claims(
@@ -384,11 +357,11 @@ impl Cluster for InCluster {
         source: Option<&ContentSource>,
         is_elsewhere: bool,
     ) -> Result<Option<PodClaims>> {
-        pod_claims::read(self, claim, source, is_elsewhere).await
+        placement::pod_claims::read(self, claim, source, is_elsewhere).await
     }
 
     async fn check_node(&self, claims: &PodClaims, node: &str) -> Fit {
-        pod_claims::check_node(self, claims, node).await
+        placement::pod_claims::check_node(self, claims, node).await
     }
 
     async fn has_node(&self, node: &str) -> Result<bool> {
@@ -396,7 +369,7 @@ impl Cluster for InCluster {
             let nodes = self.nodes.read().unwrap_or_else(PoisonError::into_inner);
             nodes.now().contains_key(node)
         };
-        Ok(is_there || unwanted::exists(self, node).await?)
+        Ok(is_there || placement::unwanted_copies::exists(self, node).await?)
     }
 
     async fn answers(&self) -> bool {
@@ -408,7 +381,7 @@ impl Cluster for InCluster {
     }
 
     async fn is_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
-        unwanted::find(self, node, claim).await
+        placement::unwanted_copies::find(self, node, claim).await
     }
 
     fn claim_of(&self, volume_id: &str) -> Option<String> {

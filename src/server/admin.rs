@@ -17,7 +17,7 @@ use crate::agent::{
 use crate::csi::NodeGetInfoRequest;
 use crate::csi::node_client::NodeClient;
 use crate::error::{Error, Result, chain};
-use crate::router::behind;
+use crate::router::csi_socket;
 
 /// Asks the driver at a socket to check a volume, and waits without a time limit. `None` if no
 /// driver listens there.
@@ -77,7 +77,7 @@ pub async fn import_file(
 
 /// The name of the driver at a node's socket, and where its volumes can be used.
 pub async fn node(socket: &Path) -> Result<(String, HashMap<String, String>)> {
-    let (channel, name) = behind::driver(socket, None).await?;
+    let (channel, name) = csi_socket::driver(socket, None).await?;
     let request = NodeGetInfoRequest {};
     let answer = NodeClient::new(channel).node_get_info(request).await;
     let topology = answer.map_err(forwarded)?.into_inner().accessible_topology;

@@ -36,7 +36,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::de::DeserializeOwned;
 
-use super::pool::{DRIVER_LABEL, Health, Pool};
+use super::pools::object::{DRIVER_LABEL, Health, Pool};
 use super::{ask, topology_key};
 use crate::error::{Error, Kind, Result};
 use crate::model::PoolId;
@@ -277,8 +277,8 @@ fn note_key(prefix: &str, name: &str) -> String {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-    use super::super::pool::PoolStatus;
     use super::*;
+    use crate::router::kube::pools::object::PoolStatus;
 
     fn pool(n: u8, name: &str, node: &str) -> Pool {
         let id = format!("11111111-2222-4333-8444-{n:012}");

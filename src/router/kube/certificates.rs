@@ -30,8 +30,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
+use super::reconcile::watches::Store;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::watch::Store;
 use super::{InCluster, ask};
 use crate::error::{Result, chain};
 use crate::router::cluster::Cluster;

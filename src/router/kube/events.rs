@@ -4,6 +4,8 @@
 //! does not fit is counted and not sent. Equal messages about the same object are one event with a
 //! count, which is updated at most once a minute.
 
+pub(super) mod warnings;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

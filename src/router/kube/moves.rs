@@ -1,12 +1,15 @@
 //! Moves of volumes to other pools, as a controller: the volume of a claim is copied to another node
 //! while nothing uses it, and its PersistentVolume is exchanged for one that names the copy.
 //!
-//! [`decide`] has all decisions. What a move must not forget is in its status, in the fence of its
+//! [`object`] has the VolumeMove, [`decide`] has all decisions, and [`fences`] lifts fences whose
+//! VolumeMove was removed. What a move must not forget is in its status, in the fence of its
 //! source, and in the annotation in which the PersistentVolume is stored while it is exchanged. IDs
 //! of the copy and of the snapshot follow from the UID of the move.
 
 mod decide;
 mod execute;
+mod fences;
+pub(super) mod object;
 mod observe;
 mod others;
 mod pod_use;
@@ -22,14 +25,14 @@ use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
 use super::InCluster;
-use super::follow::follow;
+use super::reconcile::crd_watch::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::volume_move::{MoveStatus, VolumeMove};
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
 use crate::router::cluster::Cluster;
 use crate::router::moved::{MovingVolumes, ROUNDS, Round, snapshot_of};
 use decide::{Decision, Observed, decide};
+use object::{MoveStatus, VolumeMove};
 
 /// The name of the watch in messages.
 pub(super) const MOVES: &str = "VolumeMoves";

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::lease::Pace;
 use super::orphans;
-use super::pool_status::UNREACHABLE_AFTER;
+use super::pools::status::UNREACHABLE_AFTER;
+use super::reconcile::lease::Pace;
 use crate::hook::HookRights;
 
 /// The settings.

@@ -5,12 +5,15 @@
 //! The leading router checks every few minutes. An object that is just being created or deleted is
 //! not named for a moment either, so it is an orphan only after it was unnamed in every check for a
 //! while. A router that becomes the leader starts to count from zero.
+//!
+//! [`unowned_snapshots`] is a command that deletes single snapshots that no object owns.
 
 mod ask;
 mod controller;
 mod deletion;
 mod described;
 mod named;
+pub mod unowned_snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,10 +30,11 @@ use serde_json::Value;
 
 pub use crate::agent::describe_volumes_response::Volume as DescribedVolume;
 
-use super::pool::PoolOrphans;
-use super::{API_TIMEOUT, behind, note};
+use super::pools::object::PoolOrphans;
+use super::{API_TIMEOUT, snapshot_contents};
 use crate::error::{Error, Result, chain};
 use crate::model::{GroupId, PoolId};
+use crate::router::csi_socket;
 use crate::telemetry::router::Orphans;
 pub(super) use ask::ask;
 pub(super) use controller::OrphanController;
@@ -263,7 +267,7 @@ pub(super) async fn each(
 /// does not let this account read them, as when snapshots are switched off.
 async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeSet<String>>> {
     let mut handles = BTreeSet::new();
-    let kind = note::snapshot_contents();
+    let kind = snapshot_contents::snapshot_contents();
     let looked = each(client, &kind, |content| {
         let text = |path: &str| content.data.pointer(path).and_then(Value::as_str);
         if text("/spec/driver") == Some(driver) {
@@ -285,9 +289,9 @@ async fn snapshot_handles(client: &Client, driver: &str) -> Result<Option<BTreeS
 /// The driver itself reports its name. With a wrong name no VolumeSnapshotContent would count, and
 /// every snapshot would be taken for an orphan.
 pub async fn behind(client: &Client, expected: Option<&str>, socket: &Path) -> Result<Vec<Orphan>> {
-    let (channel, driver) = behind::driver(socket, expected).await?;
+    let (channel, driver) = csi_socket::driver(socket, expected).await?;
     let stored = ask::behind(channel).await;
-    let stored = stored.map_err(|reason| behind::unreachable(socket, reason))?;
+    let stored = stored.map_err(|reason| csi_socket::unreachable(socket, reason))?;
     let snapshots = snapshot_handles(client, &driver).await?;
     let api = Api::<PersistentVolume>::all(client.clone());
     let volumes = super::adopt::all("PersistentVolumes", &api, ListParams::default()).await?;

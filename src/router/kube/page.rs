@@ -13,8 +13,8 @@ use ::kube::ResourceExt;
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
-use super::pool::{Health, Pool, PoolGrowth};
-use super::volumes::Volumes;
+use super::persistent_volumes::Volumes;
+use super::pools::object::{Health, Pool, PoolGrowth};
 use crate::telemetry::page::world::{self, Source, World};
 
 /// A router's cluster as the source of a status page.
@@ -113,7 +113,7 @@ fn growth(growth: PoolGrowth, volumes: &Volumes) -> world::Growth {
     }
 }
 
-fn agent(report: super::pool_status::Report) -> world::Agent {
+fn agent(report: super::pools::status::Report) -> world::Agent {
     let answer = report.seen.as_ref().map(|(_, answer)| answer);
     world::Agent {
         version: answer.map_or(String::new(), |answer| answer.version.clone()),

@@ -36,10 +36,21 @@
 //! - **Failures.** An object whose step fails is tried again, first in the next pass, then after
 //!   pauses that double up to a minute. No other object waits for it. One warning per pass names the
 //!   first failure and the number of others.
+//!
+//! | file | content |
+//! |---|---|
+//! | `lease` | the election of the leading router |
+//! | `watches`, `crd_watch` | watches that keep objects in memory |
+//! | `conditions` | conditions of a status |
+//! | `retry` | requests that are repeated while the API server does not answer |
 
 mod conditions;
+pub(super) mod crd_watch;
+pub mod lease;
+pub(super) mod retry;
 #[cfg(test)]
 mod tests;
+pub mod watches;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Debug, Display};

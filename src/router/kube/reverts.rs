@@ -1,12 +1,14 @@
 //! Reverts of volumes, as a controller: the volumes of claims get the content of their snapshots, and
 //! the claims and PersistentVolumes stay as they are.
 //!
-//! [`decide`] has all decisions. What a revert must not forget is in its status, and in the fences of
+//! [`object`] has the VolumeRevert, [`decide`] has all decisions, and [`fences`] ends fences whose
+//! VolumeRevert was removed. What a revert must not forget is in its status, and in the fences of
 //! its volumes, which their agents keep.
 
 mod decide;
 mod execute;
 mod fences;
+pub(super) mod object;
 mod observe;
 mod propose;
 mod read;
@@ -18,13 +20,13 @@ use std::sync::{Arc, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
-use super::follow::follow;
+use super::reconcile::crd_watch::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
-use super::volume_revert::VolumeRevert;
 use crate::error::Result;
 use crate::router::cluster::Cluster;
 use crate::router::reverted::RevertingVolumes;
 use decide::{Decision, Observed, decide};
+use object::VolumeRevert;
 
 /// The name of the watch in messages.
 const REVERTS: &str = "VolumeReverts";

@@ -29,7 +29,7 @@ use std::sync::{Arc, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 
 use super::InCluster;
-use super::follow::follow;
+use super::reconcile::crd_watch::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::Cluster;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Value, json};
 use slackwater::router::Cluster;
-use slackwater::router::kube::lease::Pace;
+use slackwater::router::kube::reconcile::lease::Pace;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 use slackwater::telemetry::volumes::VolumeClaim;
 

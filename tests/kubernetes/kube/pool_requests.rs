@@ -16,10 +16,10 @@ use slackwater::agent::pool::Presence;
 use slackwater::agent::{DescribeResponse, Pool as Shown};
 use slackwater::error::{Error, Result};
 use slackwater::model::PoolId;
-use slackwater::router::kube::lease::Pace;
 use slackwater::router::kube::orphans::{DescribedVolume, Orphan, Stored};
-use slackwater::router::kube::pool_status::Report;
-use slackwater::router::kube::requested::PoolRequest;
+use slackwater::router::kube::pools::requests::progress::PoolRequest;
+use slackwater::router::kube::pools::status::Report;
+use slackwater::router::kube::reconcile::lease::Pace;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 
 use crate::kube::agents::list;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slackwater::router::kube::lease::Pace;
+use slackwater::router::kube::reconcile::lease::Pace;
 use slackwater::router::populators::{PopulatorOptions, Populators, Settings};
 use slackwater::telemetry::Metrics;
 

@@ -10,7 +10,7 @@ use slackwater::host::{Effect, Host};
 use slackwater::model::PoolId;
 use slackwater::operation::pools::admin;
 use slackwater::router::kube::AgentReports;
-use slackwater::router::kube::requested::PoolRequest;
+use slackwater::router::kube::pools::requests::progress::PoolRequest;
 
 use crate::router::cluster::*;
 use crate::router::fake::Fake;

@@ -12,7 +12,7 @@ use super::{noted, resource};
 use crate::error::{Error, Result};
 use crate::model::PoolId;
 use crate::router::kube::ask;
-use crate::router::kube::pool::Pool;
+use crate::router::kube::pools::object::Pool;
 use crate::router::kube::reconcile::{Outcome, patch, written};
 
 /// Exchanges PersistentVolumes for others, which belong to one pool.

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use crate::operation::{MoveSnapshotStatus, MovingState, VolumeMoveStatus};
+use super::object::{MoveStatus, Phase, Place, VolumeMove, When};
+use crate::operation::{MoveSnapshotStatus, VolumeMoveStatus, MovingState};
 use crate::router::kube::adopt::manifest::{Goal, HANDLE, Manifest};
 use crate::router::kube::adopt::step::{self, Step as PvStep};
 use crate::router::kube::reconcile::Next;
-use crate::router::kube::volume_move::{MoveStatus, Phase, Place, VolumeMove, When};
 use crate::router::moved::Round;
 
 /// The claim of a move.

@@ -11,6 +11,7 @@ use tonic::Code;
 use uuid::Uuid;
 
 use super::decide::{Decision, Observed, PodUse, Step};
+use super::object::{FINALIZER, MoveStatus, Phase, Place, PreCopy, VolumeMove};
 use super::observe::capacity;
 use super::show::{CONDITION, FAILED, shown};
 use super::{MoveController, Moving, NOTE};
@@ -23,7 +24,6 @@ use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::Goal;
 use crate::router::kube::adopt::step::Step as PvStep;
 use crate::router::kube::reconcile::{Outcome, written};
-use crate::router::kube::volume_move::{FINALIZER, MoveStatus, Phase, Place, PreCopy, VolumeMove};
 use crate::router::moved::{Copied, MoveCopy, ROUNDS, Round, snapshot_of};
 
 /// Writes the status if it has changed, and does the step.

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
 use super::decide::{ClaimState, Observed, Refusal};
+use super::object::{MoveStatus, Phase, Place, VolumeMove};
 use super::others::peers_of;
 use super::pod_use::{has_ended, used};
 use super::propose::{Question, Room, choose, is_meant};
@@ -21,8 +22,7 @@ use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::{Homes, Manifest};
 use crate::router::kube::adopt::resource;
-use crate::router::kube::pod_claims::claims_of;
-use crate::router::kube::volume_move::{MoveStatus, Phase, Place, VolumeMove};
+use crate::router::kube::placement::pod_claims::claims_of;
 use crate::router::kube::{ask, topology_key};
 use crate::router::moved::TargetPool;
 use crate::router::restore_node::quantity::thousandths;

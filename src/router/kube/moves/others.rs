@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use ::kube::api::{Api, ListParams};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
+use super::object::VolumeMove;
 use crate::error::Result;
 use crate::router::cluster::Cluster;
-use crate::router::kube::pod_claims::claims_of;
-use crate::router::kube::volume_move::VolumeMove;
+use crate::router::kube::placement::pod_claims::claims_of;
 use crate::router::kube::{InCluster, ask};
 use crate::router::restore_node::fit::{self, peers::Peers};
 

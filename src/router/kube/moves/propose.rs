@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::decide::Refusal;
+use super::object::MoveTo;
 use crate::model::PoolId;
-use crate::router::kube::volume_move::MoveTo;
 use crate::router::moved::TargetPool;
 use crate::router::restore_node::fit::{self, peers::Peers};
 

@@ -3,9 +3,9 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::decide::{Decision, Observed};
+use super::object::{MoveStatus, Phase};
 use super::observe::bytes_done;
 use crate::router::kube::reconcile::with_transitions;
-use crate::router::kube::volume_move::{MoveStatus, Phase};
 
 /// The condition of a move: whether it proceeds.
 pub(super) const CONDITION: &str = "Proceeding";

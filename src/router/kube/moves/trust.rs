@@ -3,12 +3,12 @@
 
 use uuid::Uuid;
 
+use super::object::Place;
 use crate::error::{Error, Result};
 use crate::model::id::NameKind;
 use crate::model::{PoolId, VolumeId};
 use crate::operation::snapshot_name;
 use crate::router::kube::adopt::manifest::Manifest;
-use crate::router::kube::volume_move::Place;
 
 pub(super) fn parsed(place: &Place) -> Result<VolumeId> {
     let id = place.handle.parse();

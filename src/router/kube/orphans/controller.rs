@@ -18,7 +18,7 @@ use super::{Memory, Orphan, OrphanKind, Stored, lock, snapshot_handles, unnamed}
 use crate::error::{Result, chain};
 use crate::model::PoolId;
 use crate::router::cluster::{Cluster, ObjectRef};
-use crate::router::kube::pool::{Pool, PoolOrphan};
+use crate::router::kube::pools::object::{Pool, PoolOrphan};
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, patch};
 use crate::router::kube::{InCluster, VOLUMES, ask};
 use crate::telemetry::router::Orphans;

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Orphan, OrphanKind};
-use crate::router::kube::pool::{Health, Pool, PoolOrphan, PoolOrphans};
+use crate::router::kube::pools::object::{Health, Pool, PoolOrphan, PoolOrphans};
 
 /// How long an orphan is kept, shorter in tests.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::deletion::kind;
 use super::{DescribedVolume, OrphanKind};
 use crate::model::{FsType, is_claim};
-use crate::router::kube::pool::{OrphanVolume, PoolOrphan};
+use crate::router::kube::pools::object::{OrphanVolume, PoolOrphan};
 
 /// Characters of a problem that are kept.
 const MAX_PROBLEM: usize = 300;

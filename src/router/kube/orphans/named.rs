@@ -6,13 +6,13 @@ use ::kube::{Client, ResourceExt};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::unowned_snapshots::mentions;
 use super::{Orphan, OrphanKind, Unlisted, each};
 use crate::error::{Error, Result};
 use crate::model::VolumeId;
+use crate::router::kube::custom_resource::{GROUP, VERSION};
 use crate::router::kube::moves::snapshots_of;
-use crate::router::kube::note;
-use crate::router::kube::own_kind::{GROUP, VERSION};
-use crate::router::kube::unowned::mentions;
+use crate::router::kube::snapshot_contents;
 
 /// What names an orphan now, or may be about to. An error if that cannot be determined.
 pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<String>> {
@@ -21,9 +21,9 @@ pub(super) async fn named(client: &Client, orphan: &Orphan) -> Result<Option<Str
         // While a volume is adopted or moved, its PersistentVolume is in an annotation.
         GroupVersionKind::gvk(GROUP, VERSION, "Pool"),
         GroupVersionKind::gvk(GROUP, VERSION, "VolumeMove"),
-        note::snapshot_contents(),
+        snapshot_contents::snapshot_contents(),
     ];
-    kinds.extend(note::group_contents());
+    kinds.extend(snapshot_contents::group_contents());
     let mut found = None;
     for kind in kinds {
         let looked = each(client, &kind, |object| {

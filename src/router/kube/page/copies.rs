@@ -6,9 +6,9 @@ use ::kube::ResourceExt;
 use k8s_openapi::jiff::Timestamp;
 
 use super::count;
-use crate::router::kube::pool::{Health, Pool};
-use crate::router::kube::pool_copies::PoolCopy;
-use crate::router::kube::volumes::Volumes;
+use crate::router::kube::persistent_volumes::Volumes;
+use crate::router::kube::pools::object::{Health, Pool};
+use crate::router::kube::pools::running_copies::PoolCopy;
 use crate::telemetry::page::world::Work;
 
 /// A volume that other work copies.

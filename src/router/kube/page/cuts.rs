@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::error::{Result, chain};
-use crate::router::kube::{ask, note};
+use crate::router::kube::{ask, snapshot_contents};
 use crate::telemetry::page::world::{Cut, CutState, Cuts};
 
 /// Objects of one page of a list.
@@ -40,16 +40,18 @@ struct Kind {
 /// The snapshots of this driver: those of groups, and with `has_singles` those of single claims that schedules
 /// have made. An error is reported in the result.
 pub(super) async fn read(client: &Client, has_singles: bool) -> Cuts {
-    let groups = note::group_contents().into_iter().map(|contents| Kind {
-        contents,
-        name: "VolumeGroupSnapshot",
-        bound: "/status/boundVolumeGroupSnapshotContentName",
-        params: ListParams::default(),
-    });
+    let groups = snapshot_contents::group_contents()
+        .into_iter()
+        .map(|contents| Kind {
+            contents,
+            name: "VolumeGroupSnapshot",
+            bound: "/status/boundVolumeGroupSnapshotContentName",
+            params: ListParams::default(),
+        });
     let mut cuts = first_of(client, groups.collect()).await;
     if has_singles {
         let singles = Kind {
-            contents: note::snapshot_contents(),
+            contents: snapshot_contents::snapshot_contents(),
             name: "VolumeSnapshot",
             bound: "/status/boundVolumeSnapshotContentName",
             params: ListParams::default().labels(SCHEDULE_UID),

@@ -8,12 +8,13 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::copies::{Copies, Part};
 use crate::model::{PoolId, VolumeId};
-use crate::router::kube::evacuate::EVACUATES;
-use crate::router::kube::pool::Pool;
-use crate::router::kube::volume_move::{Phase, VolumeMove};
-use crate::router::kube::volume_revert::{MemberState, RevertPhase, VolumeRevert};
-use crate::router::kube::volumes::Volumes;
-use crate::router::kube::{InCluster, evacuated, moves};
+use crate::router::kube::moves::object::{Phase, VolumeMove};
+use crate::router::kube::persistent_volumes::Volumes;
+use crate::router::kube::pools::evacuation::EVACUATES;
+use crate::router::kube::pools::evacuation::remaining;
+use crate::router::kube::pools::object::Pool;
+use crate::router::kube::reverts::object::{MemberState, RevertPhase, VolumeRevert};
+use crate::router::kube::{InCluster, moves};
 use crate::telemetry::page::world::Work;
 
 /// The work that runs in the cluster.
@@ -87,7 +88,7 @@ fn evacuation(
     }
     let id = pool.name_any();
     let mut conditions = status.conditions.into_iter();
-    let condition = conditions.find(|one| one.type_ == evacuated::EVACUATED);
+    let condition = conditions.find(|one| one.type_ == remaining::EVACUATED);
     let begun = condition.as_ref().map(|one| one.last_transition_time.0);
     let sum = sum(&id, moves, volumes);
     let since = sum.since.into_iter().chain(begun).min();

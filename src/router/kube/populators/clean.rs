@@ -14,7 +14,7 @@ use super::state::uid;
 use super::{Populators, snapshots};
 use crate::error::Result;
 use crate::router::kube::ask;
-use crate::router::kube::pool::Pool;
+use crate::router::kube::pools::object::Pool;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, written};
 
 /// A snapshot that is not recorded after this time was left by an interrupted or failed attempt.

@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use super::cache::CacheSeen;
-use super::numbers::Numbers;
+use super::metrics::Numbers;
 use super::pod::{Attempt, check};
 use super::source::{Kind, Source};
 use super::state::{

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::source::SourceName;
 use crate::error::Result;
 use crate::router::kube::ask;
-use crate::router::kube::own_kind::GROUP;
+use crate::router::kube::custom_resource::GROUP;
 
 /// Whether the namespace of a source allows claims of another one to use it.
 pub(super) async fn is_granted(client: &Client, source: &SourceName, from: &str) -> Result<bool> {

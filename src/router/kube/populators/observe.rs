@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::decide::{Class, NOT_GRANTED, PodSeen, Reason, Seen};
 use super::grant::is_granted;
-use super::numbers::Numbers;
+use super::metrics::Numbers;
 use super::snapshots;
 use super::source::{Kind, Source, SourceName, source_of};
 use super::state::{POD, annotation, pod_phase, prime_name, uid, volume_name};

@@ -19,7 +19,7 @@ use super::decide::{PodSeen, Reason};
 use super::source::{Kind, Source};
 use super::state::{SELECTED_NODE, annotation, is_bound, pod_phase, prime_name};
 use crate::error::Result;
-use crate::router::kube::{ask, note};
+use crate::router::kube::{ask, snapshot_contents};
 
 /// The snapshots of a namespace.
 pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
@@ -28,7 +28,7 @@ pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
 }
 
 pub(super) fn contents(client: &Client) -> Api<DynamicObject> {
-    let kind = ApiResource::from_gvk(&note::snapshot_contents());
+    let kind = ApiResource::from_gvk(&snapshot_contents::snapshot_contents());
     Api::all_with(client.clone(), &kind)
 }
 

@@ -10,11 +10,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tonic::Code;
 use uuid::Uuid;
 
+use super::object::{MemberState, RevertMember, RevertPhase as Phase, RevertStatus, VolumeRevert};
 use crate::operation::VolumeRevertStatus;
 use crate::router::kube::reconcile::with_transitions;
-use crate::router::kube::volume_revert::{
-    MemberState, RevertMember, RevertPhase as Phase, RevertStatus, VolumeRevert,
-};
 
 /// The condition of a revert: whether its claims have the content of their snapshots.
 const CONDITION: &str = "Complete";

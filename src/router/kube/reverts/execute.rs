@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::decide::{Decision, FAILED, Observed, Step, given_up, old_name};
+use super::object::{FINALIZER, RevertMember, RevertPhase, RevertStatus, VolumeRevert};
 use super::observe::UID_ANNOTATION;
 use super::read::{parsed, snapshots_api};
 use super::{Revert, RevertController};
@@ -15,9 +16,6 @@ use crate::model::VolumeId;
 use crate::operation::Members;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::reconcile::{Outcome, written};
-use crate::router::kube::volume_revert::{
-    FINALIZER, RevertMember, RevertPhase, RevertStatus, VolumeRevert,
-};
 use crate::router::reverted::RevertStep;
 
 /// Members that are prepared at the same time.

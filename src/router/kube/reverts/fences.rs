@@ -14,14 +14,14 @@ use k8s_openapi::jiff::Timestamp;
 use uuid::Uuid;
 
 use super::REVERTS;
+use super::object::{RevertPhase, VolumeRevert};
 use crate::error::Result;
 use crate::model::VolumeId;
 use crate::operation::Members;
 use crate::router::cluster::{Cluster, ObjectRef};
-use crate::router::kube::pool::{Health, Pool};
-use crate::router::kube::pool_status::Report;
+use crate::router::kube::pools::object::{Health, Pool};
+use crate::router::kube::pools::status::Report;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler};
-use crate::router::kube::volume_revert::{RevertPhase, VolumeRevert};
 use crate::router::kube::{InCluster, ask};
 use crate::router::reverted::{RevertStep, RevertingVolumes};
 
@@ -222,7 +222,7 @@ impl Reconciler for RevertFenceController {
 mod tests {
     use super::*;
     use crate::model::PoolId;
-    use crate::router::kube::volume_revert::RevertStatus;
+    use crate::router::kube::reverts::object::RevertStatus;
 
     const MEMBERS: Members = Members {
         count: 2,

@@ -8,13 +8,13 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::jiff::Timestamp;
 
 use super::decide::{MemberSeen, Observed, Old, old_name};
+use super::object::{RevertMember, RevertPhase, VolumeRevert};
 use super::read::{Reader, is_ready, parsed, snapshots_api, text};
 use super::{Revert, RevertController};
 use crate::error::{Error, Result, chain};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::VolumeRevertStatus;
 use crate::router::kube::ask;
-use crate::router::kube::volume_revert::{RevertMember, RevertPhase, VolumeRevert};
 
 /// The annotation of a VolumeSnapshot with old content: the UID of the revert.
 pub(super) const UID_ANNOTATION: &str = "slackwater.dev/revert-uid";

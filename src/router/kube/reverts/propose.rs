@@ -8,12 +8,12 @@ use ::kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
 use super::decide::Refusal;
+use super::object::{MemberState, RevertMember, VolumeRevert};
 use super::read::{Reader, is_ready, snapshots_api, text};
 use crate::error::{Result, chain};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::VolumeRevertStatus;
-use crate::router::kube::volume_revert::{MemberState, RevertMember, VolumeRevert};
-use crate::router::kube::{ask, note};
+use crate::router::kube::{ask, snapshot_contents};
 
 /// The annotation of the class that VolumeSnapshots without a class get.
 const DEFAULT_CLASS: &str = "snapshot.storage.kubernetes.io/is-default-class";
@@ -153,7 +153,7 @@ impl Reader<'_> {
 
     /// The kind and the name of the content of a group that is ready.
     async fn content_of_group(&self, group: &str) -> Result<Option<(ApiResource, String)>> {
-        for kind in note::group_contents() {
+        for kind in snapshot_contents::group_contents() {
             let of = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
             let api = self.namespaced(&ApiResource::from_gvk(&of));
             let what = format!("VolumeGroupSnapshot {group}");
@@ -261,7 +261,7 @@ impl Reader<'_> {
             return Ok(not_yet("SnapshotNotReady", format!("{what} is not ready")));
         };
         let client = self.controller.cluster.client.clone();
-        let contents = ApiResource::from_gvk(&note::snapshot_contents());
+        let contents = ApiResource::from_gvk(&snapshot_contents::snapshot_contents());
         let contents = Api::<DynamicObject>::all_with(client, &contents);
         let its = format!("VolumeSnapshotContent {content}");
         let Some(of) = ask(&its, contents.get_opt(content)).await? else {

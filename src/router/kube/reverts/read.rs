@@ -12,7 +12,7 @@ use super::RevertController;
 use crate::error::{Error, Result};
 use crate::model::VolumeId;
 use crate::router::cluster::Cluster;
-use crate::router::kube::pod_claims::claims_of;
+use crate::router::kube::placement::pod_claims::claims_of;
 use crate::router::kube::{InCluster, ask};
 
 pub(super) fn snapshots_api() -> ApiResource {

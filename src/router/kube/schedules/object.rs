@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::router::kube::own_kind::own_kind;
+use crate::router::kube::custom_resource::own_kind;
 
 /// A schedule of snapshots of claims in its namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -26,7 +26,7 @@ use crate::model::{PoolId, SnapshotParameters};
 use crate::router::cluster::Cluster;
 use crate::router::kube::adopt::all;
 use crate::router::kube::orphans::{Unlisted, each};
-use crate::router::kube::{InCluster, ask, note};
+use crate::router::kube::{InCluster, ask, snapshot_contents};
 
 /// Nothing is deleted while the clocks of the router and the API server differ by more than this.
 const MAX_SKEW: SignedDuration = SignedDuration::from_mins(1);
@@ -85,7 +85,7 @@ impl Pass {
         let claims = all("PersistentVolumeClaims", &claims, ListParams::default()).await?;
         let mut shared = Shared {
             wanted: claims.iter().flat_map(wanted).collect(),
-            contents: by_name(client, &note::snapshot_contents()).await?,
+            contents: by_name(client, &snapshot_contents::snapshot_contents()).await?,
             ..Shared::default()
         };
         if let Some(api) = &self.groups_api {
@@ -144,7 +144,7 @@ pub(super) async fn pass(cluster: &InCluster, checks: &Arc<Cache>) -> Result<Pas
         namespaces: Mutex::default(),
         checks: Arc::clone(checks),
     };
-    for kind in note::group_contents() {
+    for kind in snapshot_contents::group_contents() {
         let kind = GroupVersionKind::gvk(&kind.group, &kind.version, "VolumeGroupSnapshot");
         let api = ApiResource::from_gvk(&kind);
         if let Some(groups) = objects(client, &api, ours.clone()).await? {
@@ -349,7 +349,7 @@ async fn read_levels(cluster: &InCluster, pass: &Pass, seen: &mut Seen) -> Resul
                 ApiResource::from_gvk(&group_kind(api, "VolumeGroupSnapshotContent"))
             }
             (None, true) => continue,
-            (_, false) => ApiResource::from_gvk(&note::snapshot_contents()),
+            (_, false) => ApiResource::from_gvk(&snapshot_contents::snapshot_contents()),
         };
         let name = set.content.clone().unwrap_or_default();
         let contents = Api::<DynamicObject>::all_with(cluster.client.clone(), &api);

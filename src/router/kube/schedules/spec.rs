@@ -11,7 +11,7 @@ use super::object::{CheckSpec, KeepSpec, ScheduleSpec, SnapshotSchedule};
 use super::retention::Keep;
 use super::slots::{self, Timetable};
 use crate::model::is_object_name;
-use crate::router::kube::duration::duration;
+use crate::router::kube::custom_resource::duration::duration;
 
 const NANOSECONDS_PER_MINUTE: i128 = 60 * 1_000_000_000;
 

@@ -17,7 +17,7 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::json;
 use slackwater::router::Cluster;
-use slackwater::router::kube::lease::Pace;
+use slackwater::router::kube::reconcile::lease::Pace;
 use slackwater::router::kube::{AgentReports, InCluster, Options};
 
 use super::POOL;

@@ -3,7 +3,7 @@
 use super::{Begun, Decision, Step, act, wait};
 use crate::operation::{MovingState, VolumeMoveStatus};
 use crate::router::kube::adopt::step::Step as PvStep;
-use crate::router::kube::volume_move::Phase;
+use crate::router::kube::moves::object::Phase;
 
 impl Begun<'_> {
     /// Undoes everything, the application's volume first.

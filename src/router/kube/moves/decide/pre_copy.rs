@@ -9,7 +9,7 @@ use k8s_openapi::jiff::SignedDuration;
 use super::{Begun, Decision, Step, act, wait};
 use crate::model::size::MIB;
 use crate::operation::{MoveContentStatus, MoveSnapshotStatus, VolumeMoveStatus};
-use crate::router::kube::volume_move::Phase;
+use crate::router::kube::moves::object::Phase;
 use crate::router::moved::ROUNDS;
 
 /// The rounds end when one has less than this to copy. It takes a second at the limit of the rate, and

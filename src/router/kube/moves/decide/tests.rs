@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use slackwater_testkit::Sweep;
 
 use super::*;
-use crate::router::kube::volume_move::When;
+use crate::router::kube::moves::object::When;
 use crate::router::moved::ROUNDS;
 use world::{COPY, SOURCE, World};
 

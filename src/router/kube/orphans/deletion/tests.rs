@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::model::{GroupId, PoolId};
-use crate::router::kube::pool::PoolStatus;
+use crate::router::kube::pools::object::PoolStatus;
 
 const NODE: &str = "node-1";
 const HOUR: SignedDuration = SignedDuration::from_hours(1);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Executor, MAX_RECORD_TRIES, absent, only, parsed};
 use crate::error::{Result, chain};
 use crate::router::kube::ask;
-use crate::router::kube::own_kind::{GROUP, VERSION};
+use crate::router::kube::custom_resource::{GROUP, VERSION};
 use crate::router::kube::populators::cache::{
     NODE_OF, NONE, POOL_OF, RECORD, SNAPSHOT, SNAPSHOT_GROUP, SOURCE_LABEL, node_of, pool_of,
 };

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use slackwater_testkit::Sweep;
 
 use super::*;
-use crate::router::kube::volume_revert::{FINALIZER, RevertSpec};
+use crate::router::kube::reverts::object::{FINALIZER, RevertSpec};
 
 const UID: Uuid = Uuid::from_u128(7);
 const OTHER: Uuid = Uuid::from_u128(8);

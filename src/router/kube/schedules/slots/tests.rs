@@ -41,7 +41,7 @@ fn intervals_are_multiples_in_utc() {
 #[test]
 fn slots_are_at_least_five_minutes_apart() {
     let every = |text: &str| {
-        let time = crate::router::kube::duration::duration(text).unwrap();
+        let time = crate::router::kube::custom_resource::duration::duration(text).unwrap();
         Timetable::every(SignedDuration::try_from(time).unwrap(), TimeZone::UTC)
     };
     assert!(every("5m").is_ok() && every("2d").is_ok());

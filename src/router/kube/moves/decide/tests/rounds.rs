@@ -2,7 +2,7 @@
 
 use super::world::{COPY, World};
 use super::*;
-use crate::router::kube::volume_move::PreCopy;
+use crate::router::kube::moves::object::PreCopy;
 
 /// A world whose pod uses the volume, with a move that does what it can.
 fn copied_in_advance(changes: u64, when: When) -> World {

@@ -9,8 +9,8 @@ use super::super::*;
 use crate::operation::MoveContentStatus;
 use crate::router::kube::adopt::manifest::POLICY;
 use crate::router::kube::adopt::manifest::tests::{KEY, volume};
-use crate::router::kube::fences;
-use crate::router::kube::volume_move::{FINALIZER, MoveSpec, PreCopy, When};
+use crate::router::kube::moves::fences;
+use crate::router::kube::moves::object::{FINALIZER, MoveSpec, PreCopy, When};
 
 pub(super) const UID: Uuid = Uuid::from_u128(7);
 pub(super) const SOURCE: &str = "pool-a.source";

@@ -1,0 +1,45 @@
+//! Custom resources: what the API of Kubernetes needs to know of a kind of objects of our own.
+
+pub(super) mod duration;
+
+/// API group of our kinds.
+pub(super) const GROUP: &str = "slackwater.dev";
+/// Their version.
+pub(super) const VERSION: &str = "v1alpha1";
+
+/// Implements [`Resource`](kube::Resource) for a type with `metadata`: `own_kind!(Type, "plural", Scope)`,
+/// where the type has the name of the kind.
+macro_rules! own_kind {
+    ($kind:ident, $plural:literal, $scope:ident) => {
+        impl ::kube::Resource for $kind {
+            type DynamicType = ();
+            type Scope = ::kube::core::$scope;
+
+            fn kind(_: &()) -> std::borrow::Cow<'_, str> {
+                stringify!($kind).into()
+            }
+
+            fn group(_: &()) -> std::borrow::Cow<'_, str> {
+                $crate::router::kube::custom_resource::GROUP.into()
+            }
+
+            fn version(_: &()) -> std::borrow::Cow<'_, str> {
+                $crate::router::kube::custom_resource::VERSION.into()
+            }
+
+            fn plural(_: &()) -> std::borrow::Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &::kube::api::ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ::kube::api::ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+pub(super) use own_kind;
