@@ -8,22 +8,24 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `agents`, `dial` | which agents exist, what each last reported, and the connections to them |
-//! | `route` | from an ID to the agent that serves its pool |
-//! | `checked` | validation of agents' answers |
+//! | `controller`, `group`, `metadata`, `identity` | the CSI services |
+//! | `admin` | the service of administrators |
 //! | `call` | one call: its deadline, and the agents it asks |
-//! | `place`, `find` | where a new volume is created, where a name exists |
-//! | `restore`, `receive` | on which node a volume with a content source is created, and copies between nodes |
-//! | `restore_node` | one node for all claims of a pod, some of which are restored |
-//! | `moved`, `moving` | what moves of volumes order of agents |
-//! | `attach`, `snapshot` | on which node a volume is, which agent has a snapshot name |
-//! | `delete_one` | deletion of a single snapshot, also of a group |
-//! | `list`, `lists`, `capacity` | answers merged from all agents |
-//! | `group`, `cutting` | groups, and the attempts of a cut over agents |
-//! | `remote`, `resolve` | an agent's participation in a cut, and resolving members in doubt |
-//! | `controller`, `identity`, `metadata` | the CSI services |
+//! | `agents`, `dial` | which agents exist, what each last reported, and the connections to them |
+//! | `route`, `find` | from an ID to the agent that serves its pool; where a name exists |
+//! | `checked` | validation of agents' answers |
+//! | `create_volume` | on which node a new volume is created, and copies between nodes for restores and clones |
+//! | `create_snapshot`, `delete_snapshot` | single snapshots, also those of a group |
+//! | `attach` | on which node a volume is |
+//! | `lists`, `capacity` | answers merged from all agents |
+//! | `cuts` | the attempts of a cut over agents, and an agent's participation in it |
+//! | `resolve` | members of groups that are in doubt |
+//! | `volume_moves`, `volume_reverts` | what VolumeMoves and VolumeReverts order of agents |
 //! | `cluster`, `kube` | the interface to the cluster, and its implementation for Kubernetes |
+//! | `metrics` | what a router reports in metrics and readiness |
+//! | `csi_socket` | a command's connection to the driver at a CSI socket |
 
+mod admin;
 pub mod agents;
 mod attach;
 mod call;
@@ -31,36 +33,25 @@ mod capacity;
 mod checked;
 pub mod cluster;
 mod controller;
+mod create_snapshot;
+pub mod create_volume;
 pub mod csi_socket;
-mod cut_event;
-mod cutting;
-mod delete_one;
+mod cuts;
+mod delete_snapshot;
 mod dial;
 mod find;
-mod for_clone;
 mod group;
-mod hook_limit;
 mod identity;
 pub mod kube;
-mod list;
 mod lists;
 mod metadata;
-pub mod moved;
-mod moving;
-mod place;
-mod receive;
-mod remote;
-mod reported;
+mod metrics;
 mod resolve;
-mod restore;
-pub mod restore_node;
-pub mod reverted;
-mod reverting;
 mod route;
-mod snapshot;
 #[cfg(test)]
 mod tests;
-mod view;
+pub mod volume_moves;
+pub mod volume_reverts;
 
 use std::sync::Arc;
 
@@ -68,6 +59,7 @@ use crate::model::Alpha;
 use crate::telemetry::Metrics;
 pub use agents::{Agent, Agents, Dial};
 pub use cluster::{Cluster, NoCluster};
+use create_volume::pod_placement::progress::Choices;
 pub use dial::TlsDial;
 pub use kube::certificates::enrol::Enrolment;
 pub use kube::pools::hand_over;
@@ -75,7 +67,6 @@ pub use kube::{
     Begun, InCluster, Options as ClusterOptions, StatusSource, adopt, begin, connect, orphans,
     populators,
 };
-use restore_node::progress::Choices;
 
 /// Configuration of a router besides its agents and its cluster.
 #[derive(Clone, Debug)]
@@ -95,7 +86,7 @@ pub struct Router {
     agents: Arc<Agents>,
     cluster: Arc<dyn Cluster>,
     options: Arc<Options>,
-    cuts: Arc<cutting::Cuts>,
+    cuts: Arc<cuts::Cuts>,
     choices: Arc<Choices>,
 }
 
@@ -104,7 +95,7 @@ struct Weak {
     agents: std::sync::Weak<Agents>,
     cluster: std::sync::Weak<dyn Cluster>,
     options: std::sync::Weak<Options>,
-    cuts: std::sync::Weak<cutting::Cuts>,
+    cuts: std::sync::Weak<cuts::Cuts>,
     choices: std::sync::Weak<Choices>,
 }
 
@@ -124,8 +115,8 @@ impl Router {
     /// Creates a router of these agents. It keeps no durable state: any number of routers may use
     /// the same agents.
     pub fn new(agents: Arc<Agents>, cluster: Arc<dyn Cluster>, options: Options) -> Router {
-        let cuts = Arc::<cutting::Cuts>::default();
-        let view = view::View {
+        let cuts = Arc::<cuts::Cuts>::default();
+        let view = metrics::View {
             agents: agents.clone(),
             cluster: cluster.clone(),
             cuts: cuts.clone(),
@@ -140,7 +131,7 @@ impl Router {
         };
         // Without a runtime no agent can be called at all.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(reported::resolve_periodically(router.downgrade()));
+            runtime.spawn(resolve::reported::resolve_periodically(router.downgrade()));
         }
         router
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::create_volume::pod_placement::{Fit, PodClaims};
 use crate::error::Result;
 use crate::hook::{Hooks, NoHooks};
 use crate::model::{Level, PoolId};
 use crate::operation::ContentSource;
-use crate::router::restore_node::{Fit, PodClaims};
 use crate::telemetry::router::ClusterStatus;
 use crate::telemetry::volumes::VolumeClaim;
 

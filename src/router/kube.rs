@@ -60,7 +60,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::cluster::{Cluster, Content, KnownPool, Note, ObjectRef, Unwanted};
-use super::restore_node::{Fit, PodClaims};
+use super::create_volume::pod_placement::{Fit, PodClaims};
 use crate::error::{Error, Result, chain};
 use crate::hook::{Hooks, PodHooks};
 use crate::model::PoolId;

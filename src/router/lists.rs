@@ -1,5 +1,7 @@
 //! ListVolumes, ListSnapshots and ControllerListVolumeHealth of a whole cluster.
 
+mod pagination;
+
 use std::collections::BTreeSet;
 
 use tonic::transport::Channel;
@@ -7,7 +9,6 @@ use tonic::transport::Channel;
 use super::Router;
 use super::call::Call;
 use super::checked::{same, same_pool};
-use super::list::{Wanted, of_pool};
 use super::resolve::InPart;
 use super::route::Owner;
 use crate::csi::controller_client::ControllerClient;
@@ -17,6 +18,7 @@ use crate::csi::{
     list_snapshots_response, list_volumes_response,
 };
 use crate::error::Result;
+use pagination::{Wanted, of_pool};
 
 type Client = ControllerClient<Channel>;
 

@@ -5,6 +5,8 @@
 //! is. So a member in doubt is resolved as soon as the first member's agent answers, and stays in
 //! doubt until then: it is in no list, and a repeated call waits.
 
+pub(super) mod reported;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

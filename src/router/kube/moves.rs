@@ -30,7 +30,7 @@ use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use crate::error::Result;
 use crate::model::{SnapshotId, VolumeId};
 use crate::router::cluster::Cluster;
-use crate::router::moved::{MovingVolumes, ROUNDS, Round, snapshot_of};
+use crate::router::volume_moves::{MovingVolumes, ROUNDS, Round, snapshot_of};
 use decide::{Decision, Observed, decide};
 use object::{MoveStatus, VolumeMove};
 

@@ -12,7 +12,7 @@ use super::reconcile::watches::Store;
 use super::{InCluster, VOLUMES};
 use crate::model::{PoolId, VolumeId};
 use crate::router::cluster::Cluster;
-use crate::router::restore_node::quantity::thousandths;
+use crate::router::create_volume::pod_placement::quantity::thousandths;
 use crate::telemetry::page::world::Claim;
 use crate::telemetry::volumes::VolumeClaim;
 

@@ -24,7 +24,7 @@ use super::reconcile::crd_watch::follow;
 use super::reconcile::{Controller, Next, Outcome, Reconciler};
 use crate::error::Result;
 use crate::router::cluster::Cluster;
-use crate::router::reverted::RevertingVolumes;
+use crate::router::volume_reverts::RevertingVolumes;
 use decide::{Decision, Observed, decide};
 use object::VolumeRevert;
 

@@ -10,7 +10,7 @@ use slackwater::error::{Error, Result};
 use slackwater::model::{PoolId, SnapshotId, VolumeId};
 use slackwater::operation::{MoveContentStatus, MoveSnapshotStatus, MovingState, VolumeMoveStatus};
 use slackwater::router::kube::orphans::{Stored, StoredSnapshot};
-use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
+use slackwater::router::volume_moves::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
 use slackwater::router::{ClusterOptions, InCluster};
 use slackwater_testkit::eventually;
 use uuid::Uuid;

@@ -7,7 +7,9 @@ use slackwater::error::Result;
 use slackwater::operation::ContentSource;
 use slackwater::router::InCluster;
 use slackwater::router::cluster::{Cluster, Unwanted};
-use slackwater::router::restore_node::{Claim, Class, PodClaims, Source, State, Tie};
+use slackwater::router::create_volume::pod_placement::{
+    Claim, Class, PodClaims, Source, State, Tie,
+};
 
 use crate::kube::agents::{Agents, cluster, list};
 use crate::kube::kubelet::ApiServer;

@@ -11,7 +11,7 @@ use slackwater::agent::describe_response::RevertFence;
 use slackwater::error::{Error, Result};
 use slackwater::model::{SnapshotId, VolumeId};
 use slackwater::operation::VolumeRevertStatus;
-use slackwater::router::reverted::{RevertStep, RevertingVolumes};
+use slackwater::router::volume_reverts::{RevertStep, RevertingVolumes};
 use slackwater::router::{Cluster, ClusterOptions, InCluster};
 use slackwater_testkit::eventually;
 use tokio::sync::Barrier;

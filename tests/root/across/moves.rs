@@ -11,7 +11,7 @@ use slackwater::error::Error;
 use slackwater::model::VolumeId;
 use slackwater::model::id::NameKind;
 use slackwater::operation::{MovingState, snapshot_name};
-use slackwater::router::moved::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
+use slackwater::router::volume_moves::{Copied, MoveCopy, MovingVolumes, TargetPool, snapshot_of};
 use slackwater::router::{Agents, NoCluster, Options, Router, TlsDial};
 use slackwater::tls::{Credentials, Name};
 use tonic::Code;

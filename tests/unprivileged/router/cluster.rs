@@ -32,7 +32,7 @@ use slackwater::model::{Alpha, PoolId, SharedVolume};
 use slackwater::operation::{ContentSource, Driver, Settings};
 use slackwater::router::agents::endpoint;
 use slackwater::router::cluster::{KnownPool, ObjectRef, Unwanted};
-use slackwater::router::restore_node::{Fit, PodClaims};
+use slackwater::router::create_volume::pod_placement::{Fit, PodClaims};
 use slackwater::router::{Agents, Cluster, Dial, Options, Router};
 use slackwater::service::{Callers, PeerDial, PeerService, Peers, Service};
 use slackwater::telemetry::Metrics;

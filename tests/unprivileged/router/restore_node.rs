@@ -6,7 +6,9 @@ use k8s_openapi::api::core::v1::Pod;
 use slackwater::csi::*;
 use slackwater::operation::ContentSource;
 use slackwater::router::cluster::ObjectRef;
-use slackwater::router::restore_node::{Claim, Class, PodClaims, Source, State, Tie};
+use slackwater::router::create_volume::pod_placement::{
+    Claim, Class, PodClaims, Source, State, Tie,
+};
 use tonic::Code;
 
 use crate::router::cluster::*;

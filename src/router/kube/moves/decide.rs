@@ -14,11 +14,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use super::object::{MoveStatus, Phase, Place, VolumeMove, When};
-use crate::operation::{MoveSnapshotStatus, VolumeMoveStatus, MovingState};
+use crate::operation::{MoveSnapshotStatus, MovingState, VolumeMoveStatus};
 use crate::router::kube::adopt::manifest::{Goal, HANDLE, Manifest};
 use crate::router::kube::adopt::step::{self, Step as PvStep};
 use crate::router::kube::reconcile::Next;
-use crate::router::moved::Round;
+use crate::router::volume_moves::Round;
 
 /// The claim of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

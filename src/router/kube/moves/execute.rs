@@ -24,7 +24,7 @@ use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::Goal;
 use crate::router::kube::adopt::step::Step as PvStep;
 use crate::router::kube::reconcile::{Outcome, written};
-use crate::router::moved::{Copied, MoveCopy, ROUNDS, Round, snapshot_of};
+use crate::router::volume_moves::{Copied, MoveCopy, ROUNDS, Round, snapshot_of};
 
 /// Writes the status if it has changed, and does the step.
 pub(super) async fn execute(

@@ -26,7 +26,7 @@ use crate::router::kube::adopt::{noted, resource};
 use crate::router::kube::pools::object::Pool;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler};
 use crate::router::kube::{InCluster, ask};
-use crate::router::moved::MovingVolumes;
+use crate::router::volume_moves::MovingVolumes;
 
 /// A fenced volume, with the UID of the move that has fenced it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,13 +19,13 @@ use crate::error::{Result, chain};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{MovingState, VolumeMoveStatus};
 use crate::router::cluster::Cluster;
+use crate::router::create_volume::pod_placement::quantity::thousandths;
 use crate::router::kube::adopt::exchange::Exchange;
 use crate::router::kube::adopt::manifest::{Homes, Manifest};
 use crate::router::kube::adopt::resource;
 use crate::router::kube::placement::pod_claims::claims_of;
 use crate::router::kube::{ask, topology_key};
-use crate::router::moved::TargetPool;
-use crate::router::restore_node::quantity::thousandths;
+use crate::router::volume_moves::TargetPool;
 
 /// A move cannot begin, for this reason.
 type Proposed = Result<MoveStatus, Refusal>;

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use super::object::VolumeMove;
 use crate::error::Result;
 use crate::router::cluster::Cluster;
+use crate::router::create_volume::pod_placement::fit::{self, peers::Peers};
 use crate::router::kube::placement::pod_claims::claims_of;
 use crate::router::kube::{InCluster, ask};
-use crate::router::restore_node::fit::{self, peers::Peers};
 
 /// The other pods of the cluster, if a node is to be chosen and one of these pods has a condition about
 /// others. A pod whose volume moves counts where the volume will be, and one that waits for its node

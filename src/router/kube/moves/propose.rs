@@ -8,8 +8,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use super::decide::Refusal;
 use super::object::MoveTo;
 use crate::model::PoolId;
-use crate::router::moved::TargetPool;
-use crate::router::restore_node::fit::{self, peers::Peers};
+use crate::router::create_volume::pod_placement::fit::{self, peers::Peers};
+use crate::router::volume_moves::TargetPool;
 
 /// A node to which a volume could be moved, and the pods on it.
 #[derive(Clone, Debug, Default)]

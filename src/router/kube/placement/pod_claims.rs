@@ -15,9 +15,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::error::{Result, chain};
 use crate::operation::ContentSource;
+use crate::router::create_volume::pod_placement::quantity::thousandths;
+use crate::router::create_volume::pod_placement::{
+    Claim, Class, Fit, PodClaims, Source, State, Tie, fit,
+};
 use crate::router::kube::{InCluster, ask, snapshot_contents, topology_key};
-use crate::router::restore_node::quantity::thousandths;
-use crate::router::restore_node::{Claim, Class, Fit, PodClaims, Source, State, Tie, fit};
 
 /// The annotation of a claim with the node that the scheduler has chosen.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";

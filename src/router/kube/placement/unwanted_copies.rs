@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Taint};
 use super::pod_claims::{claims_of, is_waiting};
 use crate::error::{Result, chain};
 use crate::router::cluster::Unwanted;
+use crate::router::create_volume::pod_placement::fit::is_tolerated;
 use crate::router::kube::{InCluster, ask};
-use crate::router::restore_node::fit::is_tolerated;
 
 /// The taint of a node that is cordoned.
 const CORDONED: &str = "node.kubernetes.io/unschedulable";

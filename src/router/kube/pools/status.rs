@@ -28,8 +28,7 @@ use observation::{Observation, keep_unreported};
 pub(in crate::router::kube) use reconciler::PoolController;
 
 /// The default of [`Options::unreachable_after`](crate::router::kube::Options::unreachable_after). An
-/// agent that is
-/// restarted is back sooner.
+/// agent that is restarted is back sooner.
 pub(in crate::router::kube) const UNREACHABLE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// Numbers that change all the time are written at most this often.
 const USAGE_UPDATE_INTERVAL: SignedDuration = SignedDuration::from_secs(60);

@@ -29,7 +29,7 @@ use super::state::{
     uid,
 };
 use crate::model::VolumeId;
-use crate::router::restore_node::quantity::thousandths;
+use crate::router::create_volume::pod_placement::quantity::thousandths;
 
 /// The label of cached snapshots: the UID of the source.
 pub(super) const SOURCE_LABEL: &str = "slackwater.dev/cache";

@@ -16,7 +16,7 @@ use crate::model::VolumeId;
 use crate::operation::Members;
 use crate::router::cluster::{Cluster, ObjectRef};
 use crate::router::kube::reconcile::{Outcome, written};
-use crate::router::reverted::RevertStep;
+use crate::router::volume_reverts::RevertStep;
 
 /// Members that are prepared at the same time.
 const MAX_PREPARED_AT_ONCE: usize = 8;

@@ -23,7 +23,7 @@ use crate::router::kube::pools::object::{Health, Pool};
 use crate::router::kube::pools::status::Report;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler};
 use crate::router::kube::{InCluster, ask};
-use crate::router::reverted::{RevertStep, RevertingVolumes};
+use crate::router::volume_reverts::{RevertStep, RevertingVolumes};
 
 /// The fences of one revert.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use super::{Begun, Decision, Step, act, wait};
 use crate::model::size::MIB;
 use crate::operation::{MoveContentStatus, MoveSnapshotStatus, VolumeMoveStatus};
 use crate::router::kube::moves::object::Phase;
-use crate::router::moved::ROUNDS;
+use crate::router::volume_moves::ROUNDS;
 
 /// The rounds end when one has less than this to copy. It takes a second at the limit of the rate, and
 /// so does what is written in that time.

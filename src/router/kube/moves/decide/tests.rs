@@ -10,7 +10,7 @@ use slackwater_testkit::Sweep;
 
 use super::*;
 use crate::router::kube::moves::object::When;
-use crate::router::moved::ROUNDS;
+use crate::router::volume_moves::ROUNDS;
 use world::{COPY, SOURCE, World};
 
 /// What may happen between two steps.

@@ -22,7 +22,7 @@ pub(super) struct Namespace(AsyncMutex<Begun>);
 pub(super) struct Begun(HashMap<String, Weak<InProgress>>);
 
 /// A decision whose call has not ended.
-pub(in crate::router) struct InProgress {
+pub(super) struct InProgress {
     place: Place,
     _namespace: Arc<Namespace>,
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 
-use super::find::AT_ONCE;
-use super::{Router, Weak};
 use crate::error::{Error, chain};
 use crate::model::GroupId;
 use crate::operation::Key;
+use crate::router::find::AT_ONCE;
+use crate::router::{Router, Weak};
 
 /// How often the router searches for members in doubt that a dead router has left.
 const IN_DOUBT_POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ impl Router {
 
 /// Resolves groups that agents report as unresolved, while this router is the leader, until all
 /// clones of it are dropped.
-pub(super) async fn resolve_periodically(router: Weak) {
+pub(in crate::router) async fn resolve_periodically(router: Weak) {
     loop {
         tokio::time::sleep(IN_DOUBT_POLL_INTERVAL).await;
         match router.upgrade() {

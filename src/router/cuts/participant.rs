@@ -14,7 +14,6 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::agents::Agent;
 use crate::agent::cut_request::{Begin, Commit, Keep, Step};
 use crate::agent::cut_response::{Answer, Begun, Failed, failed};
 use crate::agent::{CutRequest, CutResponse};
@@ -22,6 +21,7 @@ use crate::cut::local::SYNC_BUDGET;
 use crate::cut::participant::{CutAnswer, CutStep, Participant, Prepared};
 use crate::error::{Error, Result, chain};
 use crate::fault;
+use crate::router::agents::Agent;
 
 /// Timeouts for an agent that is connected but hangs; keepalive detects a lost agent much sooner.
 /// In this step the agent writes and reads records.

@@ -1,6 +1,8 @@
 //! What a VolumeRevert orders of the agents, as an interface, so that the decisions about reverts can be
 //! tested without agents.
 
+mod agent_calls;
+
 use uuid::Uuid;
 
 use crate::error::Result;

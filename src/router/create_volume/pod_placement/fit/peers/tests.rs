@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::router::restore_node::fit::fits;
+use crate::router::create_volume::pod_placement::fit::fits;
 
 const NODES: [(&str, &str); 4] = [("a", "east"), ("b", "east"), ("c", "west"), ("d", "west")];
 

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::Router;
-use super::cluster::{Content, Note, ObjectRef};
 use crate::cut::CutStats;
 use crate::error::{Error, chain};
 use crate::operation::VerifiedCut;
+use crate::router::Router;
+use crate::router::cluster::{Content, Note, ObjectRef};
 
 /// Key that csi-snapshotter adds to the parameters with `--extra-create-metadata`: its snapshot
 /// names contain a UUID, and are never used for another volume.
-pub(super) const SNAPSHOT_CONTENT: &str = "csi.storage.k8s.io/volumesnapshotcontent/name";
+pub(in crate::router) const SNAPSHOT_CONTENT: &str =
+    "csi.storage.k8s.io/volumesnapshotcontent/name";
 /// Key in which csi-snapshotter passes the object that will represent a group.
 const GROUP_CONTENT: &str = "csi.storage.k8s.io/volumegroupsnapshotcontent/name";
 
@@ -26,7 +27,7 @@ const OBJECTS: [Object; 2] = [
 impl Router {
     /// Records an event on the object that a cut was requested for: the level that the cut reached and
     /// why it reached no more, or the error.
-    pub(super) fn record_cut_event(
+    pub(in crate::router) fn record_cut_event(
         &self,
         given: &HashMap<String, String>,
         cut: std::result::Result<Option<&VerifiedCut>, &Error>,
@@ -59,13 +60,13 @@ impl Router {
 }
 
 /// The object that will represent the result, which csi-snapshotter names in the parameters.
-pub(super) fn content(given: &HashMap<String, String>) -> Option<Content> {
+pub(in crate::router) fn content(given: &HashMap<String, String>) -> Option<Content> {
     let group = given.get(GROUP_CONTENT).cloned().map(Content::Group);
     group.or_else(|| given.get(SNAPSHOT_CONTENT).cloned().map(Content::Snapshot))
 }
 
 /// The object that the parameters of a request name.
-pub(super) fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
+pub(in crate::router) fn about(given: &HashMap<String, String>) -> Option<ObjectRef> {
     OBJECTS.into_iter().rev().find_map(|(prefix, about)| {
         let namespace = given.get(&format!("{prefix}/namespace"))?;
         let name = given.get(&format!("{prefix}/name"))?;

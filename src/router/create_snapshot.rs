@@ -10,7 +10,7 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::cluster::{Note, Reached};
-use super::cut_event::{SNAPSHOT_CONTENT, content};
+use super::cuts::events::{SNAPSHOT_CONTENT, content};
 use super::find::AT_ONCE;
 use super::route::{Owner, absent};
 use crate::agent::FindRequest;

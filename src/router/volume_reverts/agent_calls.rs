@@ -5,15 +5,15 @@ use std::time::Duration;
 use tonic::Request;
 use uuid::Uuid;
 
-use super::Router;
-use super::resolve::answered;
-use super::reverted::{RevertStep, RevertingVolumes};
-use super::route::Owner;
+use super::{RevertStep, RevertingVolumes};
 use crate::agent::revert_request::Step;
 use crate::agent::{LookForRevertRequest, LookForRevertResponse, RevertRequest};
 use crate::error::{Error, Result};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{Members, VolumeRevertStatus};
+use crate::router::Router;
+use crate::router::resolve::answered;
+use crate::router::route::Owner;
 
 /// How long one call lasts. A copy, and the wipe of a former image, continue afterwards, and the next
 /// call finds what they have done.

@@ -1,7 +1,7 @@
 //! Chooses the node of a new volume.
 //!
 //! A restored or cloned volume is created where its source is, whatever topology was preferred,
-//! unless its class says otherwise ([`super::restore`]): the answer's topology names it, and the pod
+//! unless its class says otherwise ([`super`]): the answer's topology names it, and the pod
 //! follows. A volume whose PVC has a selected node is
 //! created there or nowhere, so that the scheduler decides. For any other volume, the router first
 //! looks for its name on every node where it could exist, and then tries one node after another,
@@ -15,14 +15,9 @@ use tonic::Code;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
-use super::Router;
-use super::agents::Agent;
-use super::call::Call;
-use super::cluster::Unwanted;
-use super::find::AT_ONCE;
-use super::receive::{Make, Sent};
-use super::restore_node::Place;
-use super::restore_node::choose::Choice;
+use super::copy_between_nodes::{Make, Sent};
+use super::pod_placement::Place;
+use super::pod_placement::choose::Choice;
 use crate::agent::FindRequest;
 use crate::agent::find_request::Kind as Found;
 use crate::csi::controller_client::ControllerClient;
@@ -31,6 +26,11 @@ use crate::error::{Error, Result};
 use crate::model::Restore;
 use crate::model::VolumeId;
 use crate::operation::{ContentSource, CreateVolume};
+use crate::router::Router;
+use crate::router::agents::Agent;
+use crate::router::call::Call;
+use crate::router::cluster::Unwanted;
+use crate::router::find::AT_ONCE;
 use crate::service::{request, status};
 
 /// Keys that the provisioner adds to the parameters with `--extra-create-metadata`.
@@ -199,7 +199,7 @@ impl Router {
     /// The agents of a topology segment. If the cluster knows which nodes have the segment, only
     /// their agents: agents report their segment themselves, and volumes of a segment must not be
     /// created on another node.
-    pub(super) async fn at_home(&self, home: &str) -> Result<Vec<Arc<Agent>>> {
+    pub(in crate::router) async fn at_home(&self, home: &str) -> Result<Vec<Arc<Agent>>> {
         let mut agents = self.agents.of_home(home);
         let known = self.cluster.known_pools().into_iter();
         let known = known.filter(|pool| pool.home == home && !pool.node.is_empty());
@@ -390,13 +390,13 @@ impl Router {
     }
 
     /// Whether an agent has a pool in which new volumes of a class are created.
-    pub(super) fn takes_volumes(&self, agent: &Agent, class: Option<&str>) -> bool {
+    pub(in crate::router) fn takes_volumes(&self, agent: &Agent, class: Option<&str>) -> bool {
         let pool = agent.meant(class);
         pool.is_some_and(|pool| !self.cluster.is_closed(&pool.id))
     }
 
     /// Whether any agent has a pool that the class selects.
-    pub(super) fn is_known_class(&self, class: Option<&str>) -> bool {
+    pub(in crate::router) fn is_known_class(&self, class: Option<&str>) -> bool {
         let agents = self.agents.all();
         agents.iter().any(|agent| agent.meant(class).is_some())
     }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use tonic::Code;
 
-use super::Router;
-use super::agents::Agent;
-use super::call::Call;
-use super::resolve::answered;
-use super::route::Owner;
 use crate::agent::SnapshotForCloneRequest;
 use crate::error::{Error, Result, chain};
 use crate::model::VolumeId;
 use crate::operation::{CreateVolume, snapshot_id_for_clone};
+use crate::router::Router;
+use crate::router::agents::Agent;
+use crate::router::call::Call;
+use crate::router::resolve::answered;
+use crate::router::route::Owner;
 
 /// The pauses before the attempts to delete a snapshot.
 const END_PAUSES: [Duration; 3] = [
@@ -25,10 +25,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A volume that is cloned on another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ForClone {
-    pub(super) volume: VolumeId,
+pub(in crate::router) struct ForClone {
+    pub(in crate::router) volume: VolumeId,
     /// The request name of the clone.
-    pub(super) clone: String,
+    pub(in crate::router) clone: String,
 }
 
 impl ForClone {

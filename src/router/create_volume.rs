@@ -1,4 +1,17 @@
-//! CreateVolume: chooses the node of a volume that is restored or cloned.
+//! CreateVolume: chooses the node of a new volume, and copies a snapshot there if the volume is restored
+//! or cloned.
+//!
+//! | file | content |
+//! |---|---|
+//! | `placement` | the node of a volume without a content source, and attempts on nodes |
+//! | `pod_placement` | one node for all claims of a pod, some of which are restored |
+//! | `copy_between_nodes` | an agent copies a snapshot from the agent of another node |
+//! | `snapshot_for_clone` | the hidden snapshot that is copied for a clone |
+
+pub(super) mod copy_between_nodes;
+mod placement;
+pub mod pod_placement;
+mod snapshot_for_clone;
 
 use std::sync::Arc;
 
@@ -6,9 +19,6 @@ use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::cluster::ObjectRef;
-use super::place::{homes, must_have_room};
-use super::receive::{Make, Sent};
-use super::restore_node::Place;
 use super::route::{Owner, absent};
 use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Kind, Result};
@@ -16,6 +26,9 @@ use crate::model::Restore;
 use crate::model::VolumeId;
 use crate::operation::{ContentSource, CreateVolume};
 use crate::service::request;
+use copy_between_nodes::{Make, Sent};
+use placement::{homes, must_have_room};
+use pod_placement::Place;
 
 /// Where a volume with a content source is created.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! What a VolumeMove orders of the agents, as an interface, so that the decisions about moves can be
 //! tested without agents.
 
+mod agent_calls;
+
 use uuid::Uuid;
 
 use crate::error::Result;

@@ -1,5 +1,5 @@
 //! Deletes a single snapshot that may be a member of a group: one that may be deleted individually,
-//! or one whose group is gone. The calls of an administrator to the router are here as well.
+//! or one whose group is gone.
 //!
 //! The record of a group's first member decides about the others. So before any member is deleted,
 //! its group is resolved on all nodes while the router holds the group's lock; and the agent checks
@@ -7,26 +7,20 @@
 
 use std::sync::Arc;
 
-use tonic::codegen::BoxStream;
-use tonic::{Code, Request, Streaming};
+use tonic::Code;
 
 use super::Router;
 use super::agents::Agent;
 use super::call::Call;
 use super::resolve::{Asked, answered};
 use super::route::Owner;
-use crate::agent::admin_server::Admin;
-use crate::agent::{
-    CheckVolumeRequest, CheckVolumeResponse, DeleteOneRequest, DeleteSnapshotRequest,
-    DeleteSnapshotResponse, ExportRequest, ExportResponse, ImportFileRequest, ImportFileResponse,
-    ImportRequest, ImportResponse,
-};
+use crate::agent::DeleteOneRequest;
 use crate::csi::controller_client::ControllerClient;
 use crate::csi::{self, DeleteSnapshotResponse as Deleted};
 use crate::error::{Error, Result, chain};
 use crate::model::GroupId;
 use crate::operation::Key;
-use crate::service::{Rpc, RpcResult, request};
+use crate::service::request;
 
 impl Router {
     /// DeleteSnapshot. A snapshot whose pool is lost, or whose ID is not valid, counts as deleted.
@@ -55,7 +49,12 @@ impl Router {
     }
 
     /// Deletes a snapshot on an agent; if it is a member of a group, the group is resolved first.
-    async fn delete_one(&self, agent: Arc<Agent>, id: &str, of_any_group: bool) -> Result<()> {
+    pub(super) async fn delete_one(
+        &self,
+        agent: Arc<Agent>,
+        id: &str,
+        of_any_group: bool,
+    ) -> Result<()> {
         let request = DeleteOneRequest {
             snapshot_id: id.to_string(),
             of_any_group,
@@ -112,59 +111,4 @@ impl Router {
 
 fn has_code(error: &Error, wanted: Code) -> bool {
     matches!(error, Error::Forwarded { code, .. } if *code == wanted as i32)
-}
-
-#[tonic::async_trait]
-impl Admin for Router {
-    async fn check_volume(
-        &self,
-        _request: Request<CheckVolumeRequest>,
-    ) -> RpcResult<CheckVolumeResponse> {
-        Err(tonic::Status::unimplemented(
-            "a volume is checked by the driver of its node; run this command in the container of that driver",
-        ))
-    }
-
-    async fn export(
-        &self,
-        _request: Request<ExportRequest>,
-    ) -> RpcResult<BoxStream<ExportResponse>> {
-        Err(tonic::Status::unimplemented(
-            "a snapshot is exported by the driver of its node; run this command in the container of that driver",
-        ))
-    }
-
-    async fn import(
-        &self,
-        _request: Request<Streaming<ImportRequest>>,
-    ) -> RpcResult<ImportResponse> {
-        Err(tonic::Status::unimplemented(
-            "a volume is imported by the driver of its node; run this command in the container of that driver",
-        ))
-    }
-
-    async fn import_file(
-        &self,
-        _request: Request<ImportFileRequest>,
-    ) -> RpcResult<ImportFileResponse> {
-        Err(tonic::Status::unimplemented(
-            "a volume is imported by the driver of its node; run this command in the container of that driver",
-        ))
-    }
-
-    async fn delete_snapshot(
-        &self,
-        request: Request<DeleteSnapshotRequest>,
-    ) -> RpcResult<DeleteSnapshotResponse> {
-        let call = self.call(Rpc::DeleteSnapshot, &request);
-        let deleted = async {
-            let id = request::snapshot_id(&request.get_ref().snapshot_id)?;
-            match self.owner(&id).await? {
-                Owner::Agent(agent) => self.delete_one(agent, &id, true).await?,
-                Owner::Nowhere(_) => {}
-            }
-            Ok(DeleteSnapshotResponse {})
-        };
-        call.answer(deleted.await)
-    }
 }

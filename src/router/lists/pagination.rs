@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Router;
-use super::agents::Agent;
-use super::call::Call;
-use super::checked;
 use crate::error::{Error, Result};
 use crate::model::{PoolId, VolumeId};
 use crate::operation::MAX_LISTED;
+use crate::router::Router;
+use crate::router::agents::Agent;
+use crate::router::call::Call;
+use crate::router::checked;
 use crate::service::{ONLY_POOL, request};
 use futures_util::future::try_join_all;
 
@@ -58,11 +58,11 @@ struct Listed {
 /// The request to one agent.
 pub(super) struct Ask {
     /// Maximum number of entries.
-    pub(super) max_entries: i32,
+    pub(in crate::router) max_entries: i32,
     /// The page begins after this token.
-    pub(super) starting_token: String,
+    pub(in crate::router) starting_token: String,
     /// List only this pool; the agent fails if it does not have it any more.
-    pub(super) pool: PoolId,
+    pub(in crate::router) pool: PoolId,
 }
 
 impl Router {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Node, Pod, PodAffinityTerm, PodSpec, TopologySpreadConstraint};
 
 use super::{Labels, affinity, anti_affinity, has, is_running, meets_own};
-use crate::router::restore_node::Fit;
+use crate::router::create_volume::pod_placement::Fit;
 
 /// The other pods of a cluster, and its nodes.
 #[derive(Clone, Debug, Default)]

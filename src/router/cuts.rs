@@ -8,6 +8,10 @@
 //! that was created. After a later failure members are in doubt until [`super::resolve`] has asked
 //! the first member's agent.
 
+pub(super) mod events;
+mod hook_limit;
+mod participant;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,8 +24,6 @@ use uuid::Uuid;
 
 use super::Router;
 use super::agents::Agent;
-use super::hook_limit::{Held, HookCutPermit};
-use super::remote::{ParticipantStream, Remote};
 use crate::agent::cut_request::{Begin, Keep};
 use crate::agent::cut_response::Begun;
 use crate::csi;
@@ -33,6 +35,8 @@ use crate::fault;
 use crate::model::{GroupId, Level, SnapshotParameters};
 use crate::operation::{CutCounts, Key, Locks, VerifiedCut};
 use crate::service::request;
+use hook_limit::{Held, HookCutPermit};
+use participant::{ParticipantStream, Remote};
 
 /// A router's state about cuts; none of it has to survive the router.
 #[derive(Default)]

@@ -1,15 +1,15 @@
 //! Chooses one node for all claims of a pod, if some of them are created from snapshots or volumes
-//! of another node than the selected one ([ADR 0039](../../docs/adr/0039-one-node-for-all-claims-of-a-pod.md)).
+//! of another node than the selected one ([ADR 0039](../../../docs/adr/0039-one-node-for-all-claims-of-a-pod.md)).
 //!
 //! The claims of a pod are created one after the other, or at once. The node is the same for each
 //! of them, because each decision is about all of them, and because volumes that exist or are being
 //! created decide first. The decision is a pure function, [`decide`], of what `choose` has observed.
 
-pub(super) mod choose;
-pub(super) mod fit;
+pub(in crate::router) mod choose;
+pub(in crate::router) mod fit;
 mod observe;
-pub(super) mod progress;
-pub(super) mod quantity;
+pub(in crate::router) mod progress;
+pub(in crate::router) mod quantity;
 #[cfg(test)]
 mod tests;
 
@@ -90,9 +90,9 @@ pub enum Source {
 
 /// A node, and its topology segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) node: String,
-    pub(super) home: String,
+pub(in crate::router) struct Place {
+    pub(in crate::router) node: String,
+    pub(in crate::router) home: String,
 }
 
 /// What the decision needs to know of a claim of the pod.

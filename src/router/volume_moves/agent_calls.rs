@@ -7,13 +7,7 @@ use prost::Message;
 use tonic::{Code, Request};
 use uuid::Uuid;
 
-use super::Router;
-use super::agents::Agent;
-use super::checked::named;
-use super::moved::{Copied, MoveCopy, MovingVolumes, ROUNDS, TargetPool, snapshot_of};
-use super::receive::{ReceiveFrom, Sent, peer_address};
-use super::resolve::answered;
-use super::route::Owner;
+use super::{Copied, MoveCopy, MovingVolumes, ROUNDS, TargetPool, snapshot_of};
 use crate::agent::look_for_move_response::State;
 use crate::agent::receive_request::Purpose;
 use crate::agent::{
@@ -30,6 +24,12 @@ use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{
     MoveContentStatus, MoveSnapshotStatus, MovingState, VolumeMoveStatus, snapshot_name,
 };
+use crate::router::Router;
+use crate::router::agents::Agent;
+use crate::router::checked::named;
+use crate::router::create_volume::copy_between_nodes::{ReceiveFrom, Sent, peer_address};
+use crate::router::resolve::answered;
+use crate::router::route::Owner;
 use crate::service::{Rpc, request};
 
 /// How long one call for the last copy lasts. The copy continues afterwards, and the next call joins it.

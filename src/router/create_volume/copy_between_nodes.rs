@@ -8,12 +8,7 @@ use std::time::Duration;
 use prost::Message;
 use tonic::{Code, Status};
 
-use super::Router;
-use super::agents::Agent;
-use super::call::Call;
-use super::cluster::{ObjectRef, Unwanted};
-use super::for_clone::ForClone;
-use super::resolve::answered;
+use super::snapshot_for_clone::ForClone;
 use crate::agent::find_request::Kind as Found;
 use crate::agent::look_for_move_response::State;
 use crate::agent::receive_request::{Problem, Purpose, Source};
@@ -22,6 +17,11 @@ use crate::csi::{CreateVolumeRequest, CreateVolumeResponse};
 use crate::error::{Error, Kind, Result, chain};
 use crate::fault;
 use crate::operation::{ContentSource, CreateVolume};
+use crate::router::Router;
+use crate::router::agents::Agent;
+use crate::router::call::Call;
+use crate::router::cluster::{ObjectRef, Unwanted};
+use crate::router::resolve::answered;
 use crate::service::status;
 
 /// The reason of events about a running copy.
@@ -43,7 +43,7 @@ pub(super) enum Make {
 
 /// What is sent to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(in crate::router) enum Sent {
     /// The snapshot with this ID.
     Snapshot(String),
     /// A volume, of which a hidden snapshot is taken.
@@ -74,13 +74,13 @@ impl Sent {
 }
 
 /// What an agent fills a volume from.
-pub(super) struct ReceiveFrom<'a> {
+pub(in crate::router) struct ReceiveFrom<'a> {
     /// The agent of the source, or why it cannot be asked.
-    pub(super) source: &'a Result<Arc<Agent>>,
-    pub(super) what: Sent,
+    pub(in crate::router) source: &'a Result<Arc<Agent>>,
+    pub(in crate::router) what: Sent,
     /// Snapshots of the same volume, of which the volume may have the content.
-    pub(super) bases: Vec<String>,
-    pub(super) purpose: Purpose,
+    pub(in crate::router) bases: Vec<String>,
+    pub(in crate::router) purpose: Purpose,
 }
 
 /// A snapshot that an agent offers, and where it can be read.
@@ -288,7 +288,7 @@ impl Router {
     }
 
     /// Lets an agent fill a volume. It reads a volume that moves back before the volume is complete.
-    pub(super) async fn receive(
+    pub(in crate::router) async fn receive(
         &self,
         call: &Call<'_>,
         agent: &Agent,
@@ -337,7 +337,7 @@ impl Router {
 }
 
 /// The address at which an agent sends snapshots.
-pub(super) fn peer_address(agent: &Agent) -> Result<String> {
+pub(in crate::router) fn peer_address(agent: &Agent) -> Result<String> {
     let seen = agent.seen();
     let port = seen.description.map_or(0, |seen| seen.peer_port);
     let address = agent.address().parse::<SocketAddr>();

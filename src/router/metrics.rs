@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::agents::{Agents, ShownPool};
 use super::cluster::Cluster;
-use super::cutting::Cuts;
+use super::cuts::Cuts;
 use crate::model::PoolId;
 use crate::operation::CutCounts;
 use crate::telemetry::router::{AgentStatus, ClusterStatus, RouterView};
