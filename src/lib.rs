@@ -34,7 +34,8 @@
 //! 10. [`service`]: the gRPC services of one node. [`service::status`](mod@service::status) is the
 //!     table from errors to gRPC codes.
 //! 11. [`router`]: the gRPC services of a cluster. It forwards calls to agents, which are the
-//!     drivers of the nodes, and coordinates snapshots over several nodes.
+//!     drivers of the nodes, and coordinates snapshots over several nodes. The headers of
+//!     `router.rs` and `router/kube.rs` list its features.
 //! 12. [`server`]: sockets, start and shutdown of each role.
 //! 13. [`config`], [`doctor`], [`demo`] and [`cli`]: the entry points. No other module uses them.
 //!

@@ -14,6 +14,13 @@ use crate::error::{Error, Result};
 use crate::service::status::code_name;
 use crate::service::{Rpc, RpcResult, max_wait, status, timeout};
 
+/// A request with a time limit.
+pub(super) fn within<M>(message: M, limit: Duration) -> Request<M> {
+    let mut request = Request::new(message);
+    request.set_timeout(limit);
+    request
+}
+
 /// A call in progress. If it is dropped (because of its deadline, or because the caller
 /// disconnected), its requests to agents are dropped as well: their work continues there, detached.
 pub(super) struct Call<'a> {

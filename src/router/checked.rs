@@ -177,6 +177,13 @@ impl Router {
     }
 }
 
+/// The UID of the object that fences a volume, a move or a revert; `None` if the text is empty.
+pub(super) fn fence_uid(text: &str, kind: &str) -> Validation<Option<uuid::Uuid>> {
+    let text = Some(text).filter(|text| !text.is_empty());
+    let uid = text.map(str::parse).transpose();
+    uid.map_err(|_| format!("it reports a fence of no {kind}"))
+}
+
 /// Checks that an ID is the one that a name has on the pool in the ID.
 pub(super) fn named(id: Option<&str>, kind: NameKind, name: &str) -> Validation<VolumeId> {
     let id = id.unwrap_or_default();

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
+use super::call::within;
 use crate::csi::GetPluginInfoRequest;
 use crate::csi::identity_client::IdentityClient;
 use crate::error::{Error, Result, chain};
@@ -25,8 +25,7 @@ pub async fn driver(socket: &Path, expected: Option<&str>) -> Result<(Channel, S
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
     let endpoint = endpoint.map_err(|error| failed(&error))?;
     let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
-    let mut question = Request::new(GetPluginInfoRequest {});
-    question.set_timeout(REQUEST_TIMEOUT);
+    let question = within(GetPluginInfoRequest {}, REQUEST_TIMEOUT);
     let answer = IdentityClient::new(channel.clone());
     let answer = answer.clone().get_plugin_info(question).await;
     let answer = answer.map_err(|status| unreachable(socket, status.message().to_string()))?;

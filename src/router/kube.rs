@@ -11,6 +11,7 @@
 //! | `start`, `options` | the start of a router in its cluster, and its settings |
 //! | `reconcile` | what all controllers share: the reconciler, watches, the Lease of the leader, repeated requests |
 //! | `custom_resource` | what all kinds of objects of this driver share |
+//! | `lists` | lists of the API server, read page by page |
 //! | `persistent_volumes` | the PersistentVolumes of this driver, in memory |
 //! | `agents` | addresses of the agents, and what the cluster needs of them |
 //! | `events`, `snapshot_contents` | Events; annotations of the objects of snapshots |
@@ -29,6 +30,7 @@ mod agents;
 pub mod certificates;
 mod custom_resource;
 mod events;
+mod lists;
 mod metrics;
 mod moves;
 mod nodes;

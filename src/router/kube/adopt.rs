@@ -34,10 +34,10 @@ use ::kube::{Client, ResourceExt};
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use serde::de::DeserializeOwned;
 
+use super::lists::all;
 use super::pools::object::{DRIVER_LABEL, Health, Pool};
-use super::{ask, topology_key};
+use super::topology_key;
 use crate::error::{Error, Kind, Result};
 use crate::model::PoolId;
 use manifest::Manifest;
@@ -46,7 +46,6 @@ pub use step::Step;
 
 /// The prefix of the annotations in which PersistentVolumes are stored.
 const NOTE: &str = "adopt.slackwater.dev/";
-const OBJECTS_PER_PAGE: u32 = 500;
 /// A Pool object that was not updated for this time is outdated. The router updates it once a minute.
 const MAX_STATUS_AGE: SignedDuration = SignedDuration::from_mins(5);
 
@@ -157,23 +156,6 @@ pub async fn carry_out(
 
 pub(super) fn resource() -> ApiResource {
     ApiResource::erase::<PersistentVolume>(&())
-}
-
-/// All objects of a kind, page by page.
-pub(super) async fn all<K>(what: &str, api: &Api<K>, params: ListParams) -> Result<Vec<K>>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let mut params = params.limit(OBJECTS_PER_PAGE);
-    let mut objects = Vec::new();
-    loop {
-        let page = ask(what, api.list(&params)).await?;
-        objects.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(objects),
-        }
-    }
 }
 
 /// Pool objects of a driver, or of all.

@@ -2,6 +2,8 @@
 
 pub(super) mod duration;
 
+use ::kube::ResourceExt;
+
 /// API group of our kinds.
 pub(super) const GROUP: &str = "slackwater.dev";
 /// Their version.
@@ -43,3 +45,9 @@ macro_rules! own_kind {
 }
 
 pub(super) use own_kind;
+
+/// "namespace/name" of an object.
+pub(super) fn path<K: ResourceExt>(object: &K) -> String {
+    let namespace = object.namespace().unwrap_or_default();
+    format!("{namespace}/{}", object.name_any())
+}

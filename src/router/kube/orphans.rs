@@ -294,7 +294,7 @@ pub async fn behind(client: &Client, expected: Option<&str>, socket: &Path) -> R
     let stored = stored.map_err(|reason| csi_socket::unreachable(socket, reason))?;
     let snapshots = snapshot_handles(client, &driver).await?;
     let api = Api::<PersistentVolume>::all(client.clone());
-    let volumes = super::adopt::all("PersistentVolumes", &api, ListParams::default()).await?;
+    let volumes = super::lists::all("PersistentVolumes", &api, ListParams::default()).await?;
     let handle = |volume: PersistentVolume| Some(volume.spec?.csi?).map(|csi| csi.volume_handle);
     let named: BTreeSet<String> = volumes.into_iter().filter_map(handle).collect();
     let found = unnamed(&stored, |id| named.contains(id), snapshots.as_ref());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use prost::Message;
-use tonic::{Code, Request};
+use tonic::Code;
 use uuid::Uuid;
 
 use super::{Copied, MoveCopy, MovingVolumes, ROUNDS, TargetPool, snapshot_of};
@@ -26,7 +26,8 @@ use crate::operation::{
 };
 use crate::router::Router;
 use crate::router::agents::Agent;
-use crate::router::checked::named;
+use crate::router::call::within;
+use crate::router::checked::{fence_uid, named};
 use crate::router::create_volume::copy_between_nodes::{ReceiveFrom, Sent, peer_address};
 use crate::router::resolve::answered;
 use crate::router::route::Owner;
@@ -38,12 +39,6 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(20);
 const FILL_TIMEOUT: Duration = Duration::from_secs(8);
 /// Every other request: an agent reads or writes a record, or cuts one volume.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-
-fn within<M>(message: M, limit: Duration) -> Request<M> {
-    let mut request = Request::new(message);
-    request.set_timeout(limit);
-    request
-}
 
 #[tonic::async_trait]
 impl MovingVolumes for Router {
@@ -279,14 +274,8 @@ fn like(
 }
 
 fn seen(found: LookForMoveResponse) -> std::result::Result<VolumeMoveStatus, String> {
-    let uid = |text: &str| match text {
-        "" => Ok(None),
-        uid => uid
-            .parse()
-            .map(Some)
-            .map_err(|_| "it reports a fence of no move"),
-    };
-    let (fenced, lifted) = (uid(&found.fenced_by)?, uid(&found.lifted_for)?);
+    let fenced = fence_uid(&found.fenced_by, "move")?;
+    let lifted = fence_uid(&found.lifted_for, "move")?;
     let state = match found.state() {
         State::Absent => MovingState::Absent,
         State::Filling => MovingState::Filling,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tonic::Request;
 use uuid::Uuid;
 
 use super::{RevertStep, RevertingVolumes};
@@ -12,18 +11,14 @@ use crate::error::{Error, Result};
 use crate::model::{SnapshotId, VolumeId};
 use crate::operation::{Members, VolumeRevertStatus};
 use crate::router::Router;
+use crate::router::call::within;
+use crate::router::checked::fence_uid;
 use crate::router::resolve::answered;
 use crate::router::route::Owner;
 
 /// How long one call lasts. A copy, and the wipe of a former image, continue afterwards, and the next
 /// call finds what they have done.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-
-fn within<M>(message: M) -> Request<M> {
-    let mut request = Request::new(message);
-    request.set_timeout(STEP_TIMEOUT);
-    request
-}
 
 #[tonic::async_trait]
 impl RevertingVolumes for Router {
@@ -36,7 +31,7 @@ impl RevertingVolumes for Router {
             snapshot_id: snapshot.to_string(),
         };
         let mut client = agent.client().await?;
-        let found = answered(&agent, client.look_for_revert(within(asked))).await?;
+        let found = answered(&agent, client.look_for_revert(within(asked, STEP_TIMEOUT))).await?;
         self.checked(&agent, seen(found))
     }
 
@@ -79,7 +74,7 @@ impl RevertingVolumes for Router {
         };
         asked.step = kind.into();
         let mut client = agent.client().await?;
-        answered(&agent, client.revert(within(asked)))
+        answered(&agent, client.revert(within(asked, STEP_TIMEOUT)))
             .await
             .map(drop)
     }
@@ -91,14 +86,8 @@ fn set_members(asked: &mut RevertRequest, members: Members) {
 }
 
 fn seen(found: LookForRevertResponse) -> std::result::Result<VolumeRevertStatus, String> {
-    let uid = |text: &str| match text {
-        "" => Ok(None),
-        uid => uid
-            .parse()
-            .map(Some)
-            .map_err(|_| "it reports a fence of no revert"),
-    };
-    let (fenced, ended) = (uid(&found.fenced_by)?, uid(&found.ended)?);
+    let fenced = fence_uid(&found.fenced_by, "revert")?;
+    let ended = fence_uid(&found.ended, "revert")?;
     let text = |text: String| Some(text).filter(|text| !text.is_empty());
     Ok(VolumeRevertStatus {
         exists: found.exists,

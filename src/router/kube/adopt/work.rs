@@ -12,10 +12,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use super::exchange::Exchange;
 use super::manifest::{Bound, Goal, Manifest};
 use super::step::{Step, next};
-use super::{Done, NOTE, Plan, VolumeAction, all};
+use super::{Done, NOTE, Plan, VolumeAction};
 use crate::error::{Error, Result, chain};
 use crate::router::cluster::ObjectRef;
 use crate::router::kube::events::{self, EventBody};
+use crate::router::kube::lists::all;
 use crate::router::kube::reconcile::{Next, Outcome, POLL_INTERVAL, Reconciler, converge};
 use crate::router::kube::{API_TIMEOUT, ask, topology_key};
 

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::stream::{self, StreamExt};
 use k8s_openapi::jiff::Timestamp;
-use tonic::{Code, Request};
+use tonic::Code;
 
 use crate::agent::{AdoptPoolRequest, DescribeVolumesRequest, ForgetPoolRequest};
 use crate::csi::{DeleteSnapshotRequest, DeleteVolumeRequest};
 use crate::error::{Error, Result, chain};
 use crate::model::PoolId;
 use crate::router::agents::{Agent, Agents};
+use crate::router::call::within;
 use crate::router::kube::AgentReports;
 use crate::router::kube::orphans::{self, DescribedVolume, Orphan, OrphanKind, Stored};
 use crate::router::kube::pools::requests::progress::PoolRequest;
@@ -67,8 +68,7 @@ impl AgentReports for Agents {
     async fn describe(&self, node: &str, volume_ids: Vec<String>) -> Result<Vec<DescribedVolume>> {
         let agent = self.of_node(node).ok_or_else(|| unknown(node))?;
         let mut client = agent.client().await?;
-        let mut request = Request::new(DescribeVolumesRequest { volume_ids });
-        request.set_timeout(LIST_TIMEOUT);
+        let request = within(DescribeVolumesRequest { volume_ids }, LIST_TIMEOUT);
         let answer = client.describe_volumes(request).await;
         let answer = answer.map_err(|status| agent.error(&status))?;
         Ok(answer.into_inner().volumes)
@@ -84,14 +84,16 @@ impl AgentReports for Agents {
                     volume_id: orphan.id.clone(),
                     ..DeleteVolumeRequest::default()
                 };
-                client.delete_volume(in_time(request)).await.map(drop)
+                let request = within(request, CHANGE_TIMEOUT);
+                client.delete_volume(request).await.map(drop)
             }
             OrphanKind::Snapshot => {
                 let request = DeleteSnapshotRequest {
                     snapshot_id: orphan.id.clone(),
                     ..DeleteSnapshotRequest::default()
                 };
-                client.delete_snapshot(in_time(request)).await.map(drop)
+                let request = within(request, CHANGE_TIMEOUT);
+                client.delete_snapshot(request).await.map(drop)
             }
         };
         deleted.map_err(|status| agent.error(&status))
@@ -103,11 +105,11 @@ impl AgentReports for Agents {
         let pool_id = pool.to_string();
         let answer = match request {
             PoolRequest::Adopt => {
-                let asked = in_time(AdoptPoolRequest { pool_id });
+                let asked = within(AdoptPoolRequest { pool_id }, CHANGE_TIMEOUT);
                 client.adopt_pool(asked).await.map(drop)
             }
             PoolRequest::Forget => {
-                let asked = in_time(ForgetPoolRequest { pool_id });
+                let asked = within(ForgetPoolRequest { pool_id }, CHANGE_TIMEOUT);
                 client.forget_pool(asked).await.map(drop)
             }
         };
@@ -173,10 +175,4 @@ async fn stored_by(agent: Arc<Agent>) -> Vec<Stored> {
 fn unknown(node: &str) -> Error {
     let what = format!("the agent of node {node}");
     Error::unreachable(what, "it is not known any more")
-}
-
-fn in_time<M>(message: M) -> Request<M> {
-    let mut request = Request::new(message);
-    request.set_timeout(CHANGE_TIMEOUT);
-    request
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::router::kube::custom_resource::duration::duration;
-use crate::router::kube::custom_resource::own_kind;
+use crate::router::kube::custom_resource::{own_kind, path};
 
 /// The finalizer of moves that have begun.
 pub(in crate::router::kube) const FINALIZER: &str = "slackwater.dev/move";
@@ -202,11 +202,7 @@ impl VolumeMove {
 
     /// "namespace/name".
     pub(in crate::router::kube) fn path(&self) -> String {
-        format!(
-            "{}/{}",
-            self.namespace().unwrap_or_default(),
-            self.name_any()
-        )
+        path(self)
     }
 
     /// "namespace/name" of its claim.

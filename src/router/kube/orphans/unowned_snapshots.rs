@@ -11,7 +11,7 @@ use ::kube::api::DynamicObject;
 use ::kube::{Client, ResourceExt};
 use serde_json::Value;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
 use super::{Unlisted, each};
 use crate::agent::DeleteSnapshotRequest;
@@ -20,6 +20,7 @@ use crate::csi::controller_client::ControllerClient;
 use crate::csi::{ListSnapshotsRequest, Snapshot};
 use crate::error::{Error, Result, chain};
 use crate::model::SnapshotId;
+use crate::router::call::within;
 use crate::router::csi_socket;
 use crate::router::kube::snapshot_contents;
 
@@ -97,10 +98,11 @@ impl UnownedSnapshots {
 
     /// The snapshot with this id, if the driver has it.
     async fn find(&self, id: SnapshotId) -> Result<Option<Snapshot>> {
-        let question = patiently(ListSnapshotsRequest {
+        let question = ListSnapshotsRequest {
             snapshot_id: id.to_string(),
             ..ListSnapshotsRequest::default()
-        });
+        };
+        let question = within(question, DELETE_TIMEOUT);
         let answer = ControllerClient::new(self.channel.clone());
         let answer = answer.clone().list_snapshots(question).await;
         let entries = answer.map_err(|status| unknown(status_text(&status)))?;
@@ -153,9 +155,8 @@ impl UnownedSnapshots {
     }
 
     async fn delete(&self, id: SnapshotId) -> std::result::Result<(), Status> {
-        let question = patiently(DeleteSnapshotRequest {
-            snapshot_id: id.to_string(),
-        });
+        let snapshot_id = id.to_string();
+        let question = within(DeleteSnapshotRequest { snapshot_id }, DELETE_TIMEOUT);
         let client = AdminClient::new(self.channel.clone());
         client.clone().delete_snapshot(question).await.map(drop)
     }
@@ -192,12 +193,6 @@ pub(super) fn mentions(value: &Value, text: &str) -> bool {
         Value::Object(fields) => fields.values().any(|value| mentions(value, text)),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
-}
-
-fn patiently<M>(message: M) -> Request<M> {
-    let mut request = Request::new(message);
-    request.set_timeout(DELETE_TIMEOUT);
-    request
 }
 
 fn status_text(status: &Status) -> String {

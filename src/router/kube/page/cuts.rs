@@ -3,20 +3,21 @@
 
 use std::collections::BTreeMap;
 
-use ::kube::api::{Api, DynamicObject, ListParams, ObjectList};
+use ::kube::api::{Api, DynamicObject, ListParams};
 use ::kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
-use ::kube::{Client, Error as KubeError, ResourceExt};
+use ::kube::{Client, ResourceExt};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::error::{Result, chain};
-use crate::router::kube::{ask, snapshot_contents};
+use crate::router::kube::lists::first_pages;
+use crate::router::kube::snapshot_contents;
 use crate::telemetry::page::world::{Cut, CutState, Cuts};
 
 /// Objects of one page of a list.
 const PER_PAGE: u32 = 500;
 /// Pages that are read. A cluster with more group snapshots is shown in part.
-const MAX_PAGES: usize = 4;
+pub(super) const MAX_PAGES: usize = 4;
 
 /// The label of a set of a schedule.
 const SCHEDULE_UID: &str = "slackwater.dev/schedule-uid";
@@ -24,9 +25,6 @@ const LEVEL: &str = "slackwater.dev/level";
 const CUT_AT: &str = "slackwater.dev/cut-at";
 const FROZEN: &str = "slackwater.dev/frozen-ms";
 const HELD: &str = "slackwater.dev/held-ms";
-
-/// A list, and whether there is more of it.
-type Read<T> = (Vec<T>, bool);
 
 /// What is read.
 struct Kind {
@@ -93,7 +91,8 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
         async move { api.list(&params).await }
     };
     let what = format!("{}s", kind.name);
-    let Some((snapshots, has_more)) = pages(&what, PER_PAGE, kind.params.clone(), list).await?
+    let Some((snapshots, has_more)) =
+        first_pages(&what, kind.params.clone().limit(PER_PAGE), MAX_PAGES, list).await?
     else {
         return Ok(None);
     };
@@ -104,8 +103,8 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
         async move { api.list_metadata(&params).await }
     };
     let what = format!("{}s", contents.kind);
-    let Some((contents, lacks_contents)) =
-        pages(&what, PER_PAGE, ListParams::default(), list).await?
+    let params = ListParams::default().limit(PER_PAGE);
+    let Some((contents, lacks_contents)) = first_pages(&what, params, MAX_PAGES, list).await?
     else {
         return Ok(None);
     };
@@ -122,38 +121,6 @@ async fn read_kind(client: &Client, kind: &Kind) -> Result<Option<Cuts>> {
         problem: None,
         is_cut_off: has_more || lacks_contents,
     }))
-}
-
-/// The first pages of a list; `None` if the cluster does not have the kind.
-pub(super) async fn pages<T: Clone, F>(
-    what: &str,
-    per_page: u32,
-    params: ListParams,
-    list: impl Fn(ListParams) -> F,
-) -> Result<Option<Read<T>>>
-where
-    F: Future<Output = Result<ObjectList<T>, KubeError>>,
-{
-    let mut params = params.limit(per_page);
-    let mut found = Vec::new();
-    for _ in 0..MAX_PAGES {
-        let page = async {
-            match list(params.clone()).await {
-                Ok(page) => Ok(Some(page)),
-                Err(KubeError::Api(status)) if status.code == 404 => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        let Some(page) = ask(what, page).await? else {
-            return Ok(None);
-        };
-        found.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(Some((found, false))),
-        }
-    }
-    Ok(Some((found, true)))
 }
 
 /// A snapshot; `None` if nothing shows that it is one of this driver.

@@ -3,8 +3,9 @@
 use ::kube::Client;
 use ::kube::api::{Api, ListParams};
 
-use super::cuts::pages;
+use super::cuts::MAX_PAGES;
 use crate::error::chain;
+use crate::router::kube::lists::first_pages;
 use crate::router::kube::populators::source::{ClaimStatus, Kind, Source};
 use crate::telemetry::page::world::Work;
 
@@ -31,7 +32,8 @@ pub(super) async fn read(client: &Client) -> Fills {
             async move { api.list(&params).await }
         };
         let what = format!("{}s", kind.word());
-        match pages(&what, PER_PAGE, ListParams::default(), list).await {
+        let params = ListParams::default().limit(PER_PAGE);
+        match first_pages(&what, params, MAX_PAGES, list).await {
             Ok(Some((sources, has_more))) => {
                 if has_more {
                     let count = sources.len();

@@ -5,14 +5,14 @@
 
 use std::borrow::Cow;
 
+use ::kube::Resource;
 use ::kube::api::{ObjectMeta, TypeMeta};
 use ::kube::core::DynamicResourceScope;
-use ::kube::{Resource, ResourceExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
-use crate::router::kube::custom_resource::{GROUP, VERSION};
+use crate::router::kube::custom_resource::{GROUP, VERSION, path};
 
 /// The kind of a data source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -161,11 +161,7 @@ impl Source {
 
     /// "namespace/name".
     pub(super) fn path(&self) -> String {
-        format!(
-            "{}/{}",
-            self.namespace().unwrap_or_default(),
-            self.name_any()
-        )
+        path(self)
     }
 }
 

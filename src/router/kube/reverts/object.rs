@@ -7,14 +7,13 @@
 
 use std::time::Duration;
 
-use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::router::kube::custom_resource::duration::duration;
-use crate::router::kube::custom_resource::own_kind;
+use crate::router::kube::custom_resource::{own_kind, path};
 
 /// The finalizer of reverts that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/revert";
@@ -181,11 +180,7 @@ impl VolumeRevert {
 
     /// "namespace/name".
     pub(super) fn path(&self) -> String {
-        format!(
-            "{}/{}",
-            self.namespace().unwrap_or_default(),
-            self.name_any()
-        )
+        path(self)
     }
 
     pub(super) fn is_leaving(&self) -> bool {

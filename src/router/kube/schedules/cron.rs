@@ -37,24 +37,20 @@ struct Field {
     names: &'static [&'static str],
 }
 
-const MINUTE: Field = Field {
-    name: "minute",
-    least: 0,
-    most: 59,
-    names: &[],
-};
-const HOUR: Field = Field {
-    name: "hour",
-    least: 0,
-    most: 23,
-    names: &[],
-};
-const DAY: Field = Field {
-    name: "day of the month",
-    least: 1,
-    most: 31,
-    names: &[],
-};
+/// A field whose values have no names.
+const fn numbers(name: &'static str, least: u32, most: u32) -> Field {
+    let names = &[];
+    Field {
+        name,
+        least,
+        most,
+        names,
+    }
+}
+
+const MINUTE: Field = numbers("minute", 0, 59);
+const HOUR: Field = numbers("hour", 0, 23);
+const DAY: Field = numbers("day of the month", 1, 31);
 const MONTH: Field = Field {
     name: "month",
     least: 1,

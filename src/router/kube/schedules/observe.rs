@@ -24,7 +24,7 @@ use super::uses::{Namespace, Shared, World, wanted};
 use crate::error::{Error, Result, chain};
 use crate::model::{PoolId, SnapshotParameters};
 use crate::router::cluster::Cluster;
-use crate::router::kube::adopt::all;
+use crate::router::kube::lists::{all, first_pages};
 use crate::router::kube::orphans::{Unlisted, each};
 use crate::router::kube::{InCluster, ask, snapshot_contents};
 
@@ -170,28 +170,15 @@ pub(super) async fn pass(cluster: &InCluster, checks: &Arc<Cache>) -> Result<Pas
 async fn objects(
     client: &Client,
     api: &ApiResource,
-    mut params: ListParams,
+    params: ListParams,
 ) -> Result<Option<Vec<DynamicObject>>> {
     let its = Api::<DynamicObject>::all_with(client.clone(), api);
-    let what = format!("{}s", api.kind);
-    let mut objects = Vec::new();
-    loop {
-        let page = async {
-            match its.list(&params).await {
-                Ok(page) => Ok(Some(page)),
-                Err(::kube::Error::Api(status)) if status.code == 404 => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        let Some(page) = ask(&what, page).await? else {
-            return Ok(None);
-        };
-        objects.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(Some(objects)),
-        }
-    }
+    let list = |params: ListParams| {
+        let its = its.clone();
+        async move { its.list(&params).await }
+    };
+    let found = first_pages(&format!("{}s", api.kind), params, usize::MAX, list).await?;
+    Ok(found.map(|(objects, _)| objects))
 }
 
 fn class(object: &DynamicObject, driver: &str) -> Class {
