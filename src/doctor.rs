@@ -93,14 +93,11 @@ impl fmt::Display for Check {
 pub struct Subject {
     /// Configured pools.
     pub pools: Vec<PoolDefinition>,
-    /// `--node-record`.
     pub node_record: PathBuf,
-    /// `--state-dir`.
     pub state_dir: PathBuf,
     /// The directory in which file systems and a freeze are tried. It does not exist before; it is
     /// created, and removed again.
     pub trial_dir: PathBuf,
-    /// `--allowed-path`.
     pub allowed_paths: Vec<PathBuf>,
     /// Directories in which programs are searched for.
     pub programs: Vec<PathBuf>,

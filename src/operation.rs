@@ -77,11 +77,9 @@ pub use crate::record::{GroupMembership, SnapshotState};
 pub struct Settings {
     /// `--node-name`, also the CSI node id.
     pub node_name: String,
-    /// `--driver-name`.
     pub driver_name: String,
     /// `--pool`, in the order of the command line.
     pub pools: Vec<PoolDefinition>,
-    /// `--node-record`.
     pub node_record: PathBuf,
     /// `--state-dir`: for records that are valid until the next boot.
     pub state_dir: PathBuf,

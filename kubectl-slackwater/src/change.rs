@@ -13,7 +13,7 @@ use crate::text::escaped_lines;
 
 pub use permission::{Need, missing, require};
 pub use progress::{CHANGED, Progress, follow, until_end};
-pub use request::{create, delete, is_stored, name_prefix, patch};
+pub use request::{check_stored, create, delete, name_prefix, patch};
 
 /// Prints what will be done. Fails if the user has not confirmed it; a dry run needs no `--yes`.
 pub fn confirm(change: &Change, plan: &str) -> Result<()> {

@@ -29,7 +29,6 @@ const PAGE: u32 = 500;
 /// Which namespaces a command is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All.
     All,
     /// One.
     Namespace(String),

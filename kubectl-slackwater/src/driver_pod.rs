@@ -28,11 +28,8 @@ const MAX_NAMES: usize = 10;
 pub struct DriverPod {
     /// The namespace of the pod.
     pub namespace: String,
-    /// The pod.
     pub pod: String,
-    /// Its node.
     pub node: String,
-    /// The container.
     pub container: &'static str,
     /// The arguments of the driver in it.
     arguments: Vec<String>,

@@ -14,7 +14,6 @@ use crate::text::{escaped, escaped_json};
 /// A column of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
-    /// Its name.
     pub name: &'static str,
     /// It is only in the format `wide`.
     pub is_wide: bool,
@@ -47,12 +46,10 @@ pub struct Row {
     pub value: Value,
 }
 
-/// A list.
 #[derive(Debug)]
 pub struct Listing {
     /// What is listed, for an empty list.
     pub what: String,
-    /// The columns.
     pub columns: Vec<Column>,
     /// The lines.
     pub rows: Vec<Row>,

@@ -99,7 +99,6 @@ fn refusal(transfer: &Transfer<'_>, direction: Direction, why: &str) -> Failure 
     })
 }
 
-/// `--undo`.
 async fn run_undo(
     cluster: &Cluster,
     arguments: &TransferArguments,

@@ -11,7 +11,7 @@ impl From<CutStep> for Step {
     fn from(step: CutStep) -> Step {
         match step {
             CutStep::Ready(level) => Step::Ready(Ready {
-                level: level.word().to_string(),
+                level: level.as_str().to_string(),
             }),
             CutStep::Ahead { hooks } => Step::Ahead(Ahead { hooks }),
             CutStep::Prepare => Step::Prepare(Prepare {}),
@@ -28,7 +28,7 @@ impl TryFrom<Step> for CutStep {
 
     fn try_from(step: Step) -> Result<CutStep, Step> {
         Ok(match step {
-            Step::Ready(ready) => match Level::of_word(&ready.level) {
+            Step::Ready(ready) => match Level::parse(&ready.level) {
                 Some(level) => CutStep::Ready(level),
                 None => return Err(Step::Ready(ready)),
             },

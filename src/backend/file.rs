@@ -329,7 +329,7 @@ impl Store for FileStore {
                 .and_then(|()| self.perform(Effect::Truncate { path, size: 0 })),
             Wipe::Discard => self.perform(Effect::Discard { path, from: 0 }),
         };
-        wiped.context(|| format!("wipe an image ({})", wipe.word()))?;
+        wiped.context(|| format!("wipe an image ({})", wipe.as_str()))?;
         Ok(wipe == Wipe::Discard)
     }
 

@@ -378,7 +378,7 @@ impl Store for ThinStore {
     /// A thin pool does not discard the blocks of a thin device that is deleted, so they are
     /// discarded before. Zeroing is refused when a volume is created.
     fn wipe(&self, dir: &Path, wipe: Wipe) -> Result<bool> {
-        let doing = || format!("wipe an image ({})", wipe.word());
+        let doing = || format!("wipe an image ({})", wipe.as_str());
         match wipe {
             Wipe::None => return Ok(false),
             Wipe::Zero => {
@@ -422,7 +422,7 @@ impl Store for ThinStore {
     }
 }
 
-fn is_missing(uuid: Uuid) -> Error {
+fn missing_error(uuid: Uuid) -> Error {
     Error::Damaged {
         path: part(Image::Volume(uuid)),
         problem: "the thin device is missing".into(),

@@ -128,7 +128,7 @@ pub(super) fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("{sharing}");
-    let word = sharing.word();
+    let word = sharing.as_str();
     let made = match sharing {
         Sharing::Cloned(made) => made,
         Sharing::Possible | Sharing::Copied(_) => {

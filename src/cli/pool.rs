@@ -211,7 +211,7 @@ fn list(arguments: &PoolArguments) -> Result<ExitCode, Failure> {
                 };
                 json!({
                     "name": entry.name, "place": entry.place, "id": entry.id, "home": entry.home,
-                    "configured": entry.configured, "state": entry.state.word(), "problem": problem,
+                    "configured": entry.configured, "state": entry.state.as_str(), "problem": problem,
                 })
             })
             .collect();
@@ -224,7 +224,7 @@ fn list(arguments: &PoolArguments) -> Result<ExitCode, Failure> {
         .map(|entry| {
             [
                 entry.name,
-                entry.state.word().into(),
+                entry.state.as_str().into(),
                 entry.id.map_or_else(dash, |id| id.to_string()),
                 entry.home.map_or_else(dash, |home| home.to_string()),
                 entry.place,

@@ -86,7 +86,7 @@ fn why(state: &PoolPresence) -> &str {
         PoolPresence::Unreadable(problem) => problem,
         PoolPresence::Absent => "there is nothing at its path; is its disk mounted?",
         PoolPresence::Blank => "no pool was created there yet",
-        PoolPresence::Here | PoolPresence::OtherHome | PoolPresence::Forgotten => state.word(),
+        PoolPresence::Here | PoolPresence::OtherHome | PoolPresence::Forgotten => state.as_str(),
     }
 }
 
@@ -109,7 +109,7 @@ fn formatted_as(entry: &VolumeEntry) -> Option<&'static str> {
     let formatted = entry.record.formatted.as_ref()?;
     Some(match formatted.kind {
         FormattedAs::Raw => "block",
-        fs => fs.word(),
+        fs => fs.as_str(),
     })
 }
 
@@ -178,7 +178,7 @@ fn snapshot_json(entry: &SnapshotEntry) -> Value {
         "id": id, "name": record.name, "pool": entry.pool, "state": snapshot_state(entry),
         "source_volume_id": source, "size_bytes": record.size,
         "allocated_bytes": entry.allocated, "cut_at_ns": record.cut_at,
-        "level": record.level.word(), "reason": record.reason,
+        "level": record.level.as_str(), "reason": record.reason,
         "group_snapshot_id": record.group.as_ref().map(|group| group.id),
         "copied_bytes": record.copy.map(|copy| copy.copied),
     })
@@ -193,8 +193,8 @@ fn as_json(whole: &Inventory, unread: &[String]) -> Value {
             let mut listed = json!({
                 "id": id(entry), "name": record.name, "pool": entry.pool, "state": state(entry),
                 "size_bytes": record.size, "allocated_bytes": entry.allocated,
-                "allocation": record.allocation.word(), "block_size": record.block_size,
-                "wipe": record.wipe.word(), "formatted": formatted_as(entry),
+                "allocation": record.allocation.as_str(), "block_size": record.block_size,
+                "wipe": record.wipe.as_str(), "formatted": formatted_as(entry),
                 "ephemeral": record.ephemeral, "created_at": record.created_at, "claim": record.claim,
                 "last_staging_path": record.last_stage.as_ref().map(|stage| &stage.staging_path),
             });

@@ -22,11 +22,9 @@ use crate::tls::{Files, Name};
 pub struct Config {
     /// The CSI socket.
     pub endpoint: Endpoint,
-    /// Name of the driver.
     pub driver_name: String,
     /// The address at which metrics are served, if any.
     pub metrics_address: Option<SocketAddr>,
-    /// The log format.
     pub log_format: LogFormat,
     /// Alpha features of CSI that are enabled.
     pub alpha: Alpha,

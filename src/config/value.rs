@@ -228,9 +228,7 @@ impl FromStr for AgentAddress {
 /// A Service of Kubernetes: `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -115,7 +115,7 @@ pub trait Cluster: Send + Sync + 'static {
 
     /// Why a volume is no longer to be copied to a node, for a PVC ("namespace/name"). `None` if it
     /// is, or if that cannot be determined now.
-    async fn is_unwanted(&self, _node: &str, _claim: Option<&str>) -> Option<Unwanted> {
+    async fn find_unwanted(&self, _node: &str, _claim: Option<&str>) -> Option<Unwanted> {
         None
     }
 

@@ -120,7 +120,7 @@ impl Wanted {
             parameters: self.given.clone(),
             source_volume_ids: sources.to_vec(),
             all_source_volume_ids: self.sources.clone(),
-            level: now.level.word().to_string(),
+            level: now.level.as_str().to_string(),
             requisite_homes: self.requisite.clone(),
             early_failure: true,
             wait_millis: self.wait_millis(),
@@ -387,7 +387,7 @@ impl Router {
     ) -> Result<()> {
         let keep = Keep {
             cut_at: kept.cut_at,
-            level: kept.level.word().to_string(),
+            level: kept.level.as_str().to_string(),
             reason: kept.reason.clone(),
         };
         let kept = join_all(lines.iter().map(|line| line.keep(keep.clone()))).await;

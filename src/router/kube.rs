@@ -382,7 +382,7 @@ impl Cluster for InCluster {
         answer.await.is_ok()
     }
 
-    async fn is_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
+    async fn find_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
         placement::unwanted_copies::find(self, node, claim).await
     }
 

@@ -172,7 +172,7 @@ fn snapshot(group: GroupId, member: &GroupMember) -> Option<Snapshot> {
         source_volume_id: member.source_volume_id.parse().ok()?,
         size: u64::try_from(member.size_bytes).ok()?,
         cut_at: member.cut_at,
-        level: crate::model::Level::of_word(&member.level)?,
+        level: crate::model::Level::parse(&member.level)?,
         reason: member.reason.clone(),
         group: Some(group),
         independent: false,

@@ -17,7 +17,7 @@ const REASON_BYTES: usize = 1024;
 
 /// Adds the level, the reason, and how long file systems were frozen.
 pub(super) fn put(metadata: &mut MetadataMap, snapshot: &Snapshot) {
-    if let Ok(level) = snapshot.level.word().parse() {
+    if let Ok(level) = snapshot.level.as_str().parse() {
         metadata.insert(LEVEL, level);
     }
     // Metadata values must be ASCII; other text is left out.
@@ -32,7 +32,7 @@ pub(super) fn put(metadata: &mut MetadataMap, snapshot: &Snapshot) {
 
 /// Reads the level, and the reason why it is not higher; `None` if the agent does not send it.
 pub fn read(metadata: &MetadataMap) -> Option<(Level, String)> {
-    let level = Level::of_word(text(metadata, LEVEL)?)?;
+    let level = Level::parse(text(metadata, LEVEL)?)?;
     let mut reason = text(metadata, REASON).unwrap_or_default().to_string();
     reason.truncate(REASON_BYTES);
     Some((level, reason))

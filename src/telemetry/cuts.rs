@@ -52,7 +52,7 @@ pub(super) fn counts(encoder: &mut DescriptorEncoder<'_>, counts: &CutCounts) ->
     let mut metric = encoder.encode_descriptor("cuts", help, None, MetricType::Counter)?;
     for level in [Level::Application, Level::Filesystem, Level::Crash] {
         let value = ConstCounter::new(counts.reached(level));
-        value.encode(metric.encode_family(&[("level", level.word())])?)?;
+        value.encode(metric.encode_family(&[("level", level.as_str())])?)?;
     }
     let help = "Failed attempts to cut, by reason";
     let mut metric = encoder.encode_descriptor("cut_failures", help, None, MetricType::Counter)?;

@@ -10,7 +10,6 @@ use prometheus_client::registry::Unit;
 
 use crate::operation::VolumeReport;
 
-/// The claim of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeClaim {
     /// The ID of the volume.
@@ -60,7 +59,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeRepor
         let labels = [
             ("volume", id.as_str()),
             ("pool", volume.pool.as_str()),
-            ("level", cut.level.word()),
+            ("level", cut.level.as_str()),
         ];
         let seconds = cut.at as f64 / 1e9;
         ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;

@@ -85,7 +85,7 @@ impl AccessType {
     }
 
     /// The name in CSI.
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             AccessType::Block => "block",
             AccessType::Mount { .. } => "mount",

@@ -84,7 +84,7 @@ pub enum NameKind {
 }
 
 impl NameKind {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             NameKind::Volume => "volume",
             NameKind::Ephemeral => "ephemeral",
@@ -117,7 +117,7 @@ pub struct VolumeId {
 impl VolumeId {
     /// The ID of a volume, from its request name and its pool.
     pub fn of_name(pool: PoolId, kind: NameKind, name: &str) -> VolumeId {
-        let text = format!("{}\n{}", kind.word(), name);
+        let text = format!("{}\n{}", kind.as_str(), name);
         VolumeId {
             pool,
             uuid: Uuid::new_v5(&pool.0, text.as_bytes()),

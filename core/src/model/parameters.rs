@@ -31,7 +31,7 @@ pub enum Allocation {
 
 impl Allocation {
     /// The value in a class.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Allocation::Thin => "thin",
             Allocation::Thick => "thick",
@@ -54,7 +54,7 @@ pub enum Wipe {
 
 impl Wipe {
     /// The value in a class.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Wipe::None => "none",
             Wipe::Zero => "zero",
@@ -302,14 +302,14 @@ fn is_label(name: &str) -> bool {
 fn parse_allocation(field: &str, value: &str) -> Result<Allocation, Error> {
     [Allocation::Thin, Allocation::Thick]
         .into_iter()
-        .find(|allocation| allocation.word() == value)
+        .find(|allocation| allocation.as_str() == value)
         .ok_or_else(|| bad(field, "allocation", value, "thin or thick"))
 }
 
 fn parse_wipe(field: &str, value: &str) -> Result<Wipe, Error> {
     [Wipe::None, Wipe::Zero, Wipe::Discard]
         .into_iter()
-        .find(|wipe| wipe.word() == value)
+        .find(|wipe| wipe.as_str() == value)
         .ok_or_else(|| bad(field, "wipe", value, "none, zero or discard"))
 }
 

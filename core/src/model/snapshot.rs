@@ -29,7 +29,7 @@ pub enum Level {
 
 impl Level {
     /// The value in a class.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Level::Crash => "crash",
             Level::Filesystem => "filesystem",
@@ -40,16 +40,16 @@ impl Level {
 
 impl Level {
     /// The level for a value in a class.
-    pub fn of_word(word: &str) -> Option<Level> {
+    pub fn parse(word: &str) -> Option<Level> {
         [Level::Filesystem, Level::Application, Level::Crash]
             .into_iter()
-            .find(|level| level.word() == word)
+            .find(|level| level.as_str() == word)
     }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
@@ -151,7 +151,7 @@ impl fmt::Display for SnapshotParameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on_failure = match self.on_quiesce_failure {
             OnQuiesceFailure::Fail => "fail",
-            OnQuiesceFailure::Degrade(level) => level.word(),
+            OnQuiesceFailure::Degrade(level) => level.as_str(),
         };
         let shared = match self.shared_volume {
             SharedVolume::All => "all",
@@ -249,8 +249,7 @@ fn bad(key: &str, value: &str, right: &str) -> Error {
 }
 
 fn consistency(value: &str) -> Result<Level, Error> {
-    Level::of_word(value)
-        .ok_or_else(|| bad("consistency", value, "filesystem, application or crash"))
+    Level::parse(value).ok_or_else(|| bad("consistency", value, "filesystem, application or crash"))
 }
 
 fn on_quiesce_failure(value: &str) -> Result<OnQuiesceFailure, Error> {

@@ -287,7 +287,7 @@ impl FormattedAs {
     }
 
     /// The name used in messages.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         self.fs().map_or("a raw block device", FsType::name)
     }
 }

@@ -11,7 +11,6 @@ use crate::failure::{Failure, Result};
 
 /// A permission that a command needs.
 pub struct Need<'a> {
-    /// The verb.
     pub verb: &'a str,
     /// The kind of objects.
     pub kind: &'a Kind,

@@ -41,7 +41,7 @@ pub async fn patch(
 }
 
 /// A field that the CustomResourceDefinition of an older release does not have is not stored.
-pub fn is_stored(stored: bool, field: &str, file: &str) -> Result<()> {
+pub fn check_stored(stored: bool, field: &str, file: &str) -> Result<()> {
     match stored {
         true => Ok(()),
         false => Err(Failure::failed(format!(

@@ -127,7 +127,6 @@ pub const GROUP_CONTENT: Kind = Kind::of_group(
 pub trait Fields {
     /// The value at a JSON pointer.
     fn at(&self, pointer: &str) -> &Value;
-    /// Its name.
     fn name(&self) -> &str;
     /// Its namespace; empty if it has none.
     fn namespace(&self) -> &str;
@@ -160,7 +159,6 @@ pub trait Fields {
         self.at(pointer).as_array().map_or(&[], Vec::as_slice)
     }
 
-    /// A time.
     fn time(&self, pointer: &str) -> Option<Timestamp> {
         self.text(pointer).parse().ok()
     }

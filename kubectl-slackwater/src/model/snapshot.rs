@@ -33,7 +33,6 @@ pub struct Snapshot {
     /// The VolumeGroupSnapshot that owns it.
     #[serde(skip)]
     pub group_uid: String,
-    /// It is being deleted.
     #[serde(skip)]
     pub is_being_deleted: bool,
     /// `Filesystem` or `Block`, of the volume of which it was taken; empty if this is not known.

@@ -3,7 +3,7 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, is_stored, patch, print_lines};
+use crate::change::{Progress, check_stored, confirm, patch, print_lines};
 use crate::cli::Change;
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
@@ -110,7 +110,7 @@ pub async fn evacuate(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"evacuate": wanted}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
-    is_stored(
+    check_stored(
         now.is_true("/spec/evacuate") == wanted,
         "spec.evacuate",
         "pools.yaml",
@@ -185,7 +185,7 @@ pub async fn hand_over(
     confirm(change, &plan)?;
     let fields = json!({"spec": {"node": node}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
-    is_stored(now.text("/spec/node") == node, "spec.node", "pools.yaml")?;
+    check_stored(now.text("/spec/node") == node, "spec.node", "pools.yaml")?;
     print_done(pool, &format!("handed over to {node}"), change);
     Ok(())
 }

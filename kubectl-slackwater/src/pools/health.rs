@@ -5,7 +5,6 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::model::Pool;
 use crate::text::{age, size};
 
-/// The fullest first.
 pub fn sort_fullest_first(pools: &mut [Pool]) {
     pools.sort_by_key(|pool| {
         let fullness = pool.used_percent().unwrap_or(-1);

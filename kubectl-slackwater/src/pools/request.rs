@@ -4,7 +4,7 @@
 use kube::api::DynamicObject;
 use serde_json::json;
 
-use crate::change::{Progress, confirm, follow, is_stored, patch, print_lines};
+use crate::change::{Progress, check_stored, confirm, follow, patch, print_lines};
 use crate::cli::{Change, PoolAdoptArguments, PoolForgetArguments, Wait};
 use crate::cluster::Cluster;
 use crate::cluster::object::{self, Fields};
@@ -161,7 +161,7 @@ async fn request(
     confirm(change, plan)?;
     let fields = json!({"spec": {field: node}});
     let now = patch(cluster, change, &object::POOL, object, fields).await?;
-    is_stored(
+    check_stored(
         request.node(&now) == node,
         &format!("spec.{field}"),
         "pools.yaml",

@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::change::{
-    Need, Progress, confirm, follow, is_stored, mark, patch, print_lines, require,
+    Need, Progress, check_stored, confirm, follow, mark, patch, print_lines, require,
 };
 use crate::cli::{Change, Wait};
 use crate::cluster::object::{self, Fields, Kind};
@@ -57,7 +57,7 @@ pub async fn run(cluster: &Cluster, name: &str, change: &Change, wait: &Wait) ->
     let run = json!({"spec": {"runAt": slot.to_string()}});
     let now = patch(cluster, change, &object::SCHEDULE, &object, run).await?;
     let is_there = now.time("/spec/runAt") == Some(slot);
-    is_stored(is_there, "spec.runAt", "snapshotschedules.yaml")?;
+    check_stored(is_there, "spec.runAt", "snapshotschedules.yaml")?;
     print_lines(&format!(
         "snapshotschedule.slackwater.dev/{name} runs{}",
         mark(change)

@@ -7,9 +7,7 @@ use serde_json::Value;
 /// A claim by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespacedName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -24,7 +22,6 @@ impl std::fmt::Display for NamespacedName {
 pub struct Record {
     /// The claim that is deleted.
     pub from: NamespacedName,
-    /// Its UID.
     pub uid: String,
     /// The claim that is created.
     pub to: NamespacedName,
@@ -47,20 +44,15 @@ pub struct Volume {
     pub record: Option<Record>,
     /// The claim that it belongs to, and its UID; empty while it is only reserved.
     pub claim: Option<(NamespacedName, String)>,
-    /// It is being deleted.
     pub is_being_deleted: bool,
 }
 
-/// A claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its UID.
     pub uid: String,
     /// It names this PersistentVolume.
     pub is_of_volume: bool,
-    /// It is bound.
     pub is_bound: bool,
-    /// It is being deleted.
     pub is_being_deleted: bool,
     /// A transfer of the old claim has created it.
     pub is_transferred: bool,
@@ -81,7 +73,6 @@ pub struct View {
     pub blocker: Option<String>,
 }
 
-/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The PersistentVolume gets the record and the policy Retain, in one write.
@@ -378,7 +369,7 @@ mod tests {
                         let Next::Step(step) = next(&from, &to, &view) else {
                             continue;
                         };
-                        is_safe(step, &view);
+                        assert_safe(step, &view);
                         steps += 1;
                     }
                 }
@@ -388,7 +379,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn is_safe(step: Step, view: &View) {
+    fn assert_safe(step: Step, view: &View) {
         let volume = view.volume.as_ref().unwrap();
         let (old, new) = (view.old.as_ref(), view.new.as_ref());
         let is_recorded = volume.record == Some(record("shop", "other"));

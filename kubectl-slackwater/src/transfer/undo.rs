@@ -247,7 +247,7 @@ mod tests {
                     };
                     let next = next(&place("shop"), &place("other"), &view);
                     let Next::Step(step) = next else { continue };
-                    is_safe(step, &view);
+                    assert_safe(step, &view);
                     steps += 1;
                 }
             }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn is_safe(step: Step, view: &View) {
+    fn assert_safe(step: Step, view: &View) {
         let volume = view.volume.as_ref().unwrap();
         let (old, new) = (view.old.as_ref(), view.new.as_ref());
         let record = volume.record.as_ref().unwrap();

@@ -64,7 +64,7 @@ fn fill(world: &World) {
 
 /// Without what differs from run to run: times, and in names of sets the slot and the UID.
 fn plain(text: &str) -> String {
-    let of_word = |word: &str| {
+    let parse = |word: &str| {
         let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
         if bare.parse::<Timestamp>().is_ok() {
             return word.replace(bare, "SLOT");
@@ -79,7 +79,7 @@ fn plain(text: &str) -> String {
             _ => word.to_string(),
         }
     };
-    let of_line = |line: &str| line.split(' ').map(of_word).collect::<Vec<_>>().join(" ");
+    let of_line = |line: &str| line.split(' ').map(parse).collect::<Vec<_>>().join(" ");
     text.lines().map(of_line).collect::<Vec<_>>().join("\n")
 }
 

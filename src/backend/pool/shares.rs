@@ -19,7 +19,6 @@ const MAX_EXTENTS: usize = 1 << 20;
 /// Number of extents that are read at a time. A cut of the volume waits that long at most.
 const PAGE: usize = 4 << 10;
 
-/// The bytes of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeBytes {
     /// Blocks that no other image has.

@@ -238,7 +238,7 @@ impl<R: StoredRecord> RecordStore<R> {
             if !index.unsynced.contains_key(&uuid) {
                 return match entry {
                     Entry::Known(record) => Ok(Some(record.as_ref().clone())),
-                    Entry::Damaged(problem) => Err(self.is_damaged(uuid, problem.clone())),
+                    Entry::Damaged(problem) => Err(self.damaged_error(uuid, problem.clone())),
                 };
             }
             drop(index);
@@ -246,7 +246,7 @@ impl<R: StoredRecord> RecordStore<R> {
         }
     }
 
-    fn is_damaged(&self, uuid: Uuid, problem: String) -> Error {
+    fn damaged_error(&self, uuid: Uuid, problem: String) -> Error {
         Error::Damaged {
             path: self.folder.path.join(part(R::image(uuid))).join(RECORD),
             problem,

@@ -7,7 +7,7 @@ use std::sync::{MutexGuard, PoisonError};
 use nix::errno::Errno;
 use uuid::Uuid;
 
-use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, is_missing};
+use super::{DEVICE_PREFIX, ThinImage, ThinStore, check_identity, missing_error};
 use crate::backend::mapped::{
     clear_unused_table, object_of_device, suspended_by_others, suspended_error,
 };
@@ -336,7 +336,7 @@ impl Devices for ThinStore {
                 let created = self.activate(&self.device_uuid(uuid), image, mode);
                 created.map_err(|error| match &error {
                     Error::Host { source, .. } if source.code() == Some(Errno::ENODATA) => {
-                        is_missing(uuid)
+                        missing_error(uuid)
                     }
                     _ => error,
                 })

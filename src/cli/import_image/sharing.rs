@@ -58,7 +58,7 @@ impl Sharing {
     }
 
     /// One word, for programs.
-    pub(super) fn word(&self) -> &'static str {
+    pub(super) fn as_str(&self) -> &'static str {
         match self {
             Sharing::Cloned(_) | Sharing::Possible => "cloned",
             Sharing::Copied(_) => "copied",

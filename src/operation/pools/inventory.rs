@@ -55,7 +55,7 @@ pub enum PoolPresence {
 
 impl PoolPresence {
     /// The word for it in lists.
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             PoolPresence::Here => "here",
             PoolPresence::OtherHome => "other home",

@@ -65,7 +65,6 @@ impl Pool {
 /// A configured pool.
 #[derive(Clone)]
 pub enum ServingState {
-    /// Served.
     Serving(Arc<Pool>),
     /// Not served now. The driver tries again in the background.
     Refused {

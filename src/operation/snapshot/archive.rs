@@ -57,7 +57,6 @@ pub struct ArchivedGroup {
     pub members: Vec<String>,
 }
 
-/// A snapshot in an archive.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArchivedSnapshot {
     pub snapshot_id: String,

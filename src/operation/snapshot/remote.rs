@@ -44,7 +44,6 @@ pub struct Offer {
     pub formatted: Option<Formatted>,
 }
 
-/// A range of a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SnapshotRange {
     pub offset: u64,

@@ -407,7 +407,7 @@ fn fitting(formatted: &Formatted, capabilities: &[Capability]) -> Result<Formatt
             "volume_capabilities",
             format!(
                 "{wanted} does not match the source, which is formatted as {}",
-                formatted.kind.word()
+                formatted.kind.as_str()
             ),
         ))
     };

@@ -64,11 +64,11 @@ impl Usage {
             Err(Error::exists(Kind::Volume, there, mismatch))
         };
         let found_type = if bound_node { "block" } else { "mount" };
-        if found_type != request.capability.access_type.word() {
+        if found_type != request.capability.access_type.as_str() {
             return differ(
                 "volume_capability",
                 found_type,
-                request.capability.access_type.word(),
+                request.capability.access_type.as_str(),
             );
         }
         let found_ro = if bound_node {

@@ -26,7 +26,7 @@ impl Volumes {
             format!("volume {}", record.uuid),
             format!(
                 "it was used as {}, and access type {wanted} would destroy its data",
-                formatted.kind.word()
+                formatted.kind.as_str()
             ),
         ))
     }

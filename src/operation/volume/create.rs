@@ -295,8 +295,8 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
         ),
         (
             "parameters.allocation",
-            record.allocation.word().into(),
-            wanted.allocation.word().into(),
+            record.allocation.as_str().into(),
+            wanted.allocation.as_str().into(),
         ),
         (
             "parameters.blockSize",
@@ -310,8 +310,8 @@ fn differing(pool: &str, record: &VolumeRecord, request: &CreateVolume) -> Optio
         ),
         (
             "parameters.wipe",
-            record.created_wipe.word().into(),
-            wanted.wipe.word().into(),
+            record.created_wipe.as_str().into(),
+            wanted.wipe.as_str().into(),
         ),
         (
             "parameters.blockGroups",

@@ -191,8 +191,8 @@ fn fits(record: &VolumeRecord, capability: Option<&Capability>) -> Result<()> {
         "volume_capability",
         format!(
             "access type {} does not match a volume that is used as {}",
-            capability.access_type.word(),
-            formatted.kind.word()
+            capability.access_type.as_str(),
+            formatted.kind.as_str()
         ),
     ))
 }

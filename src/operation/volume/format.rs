@@ -109,12 +109,12 @@ fn plan(record: &VolumeRecord, signature: &Signature, fs: FsType, fresh: Uuid) -
         ) => Ok(Plan::Format(fresh)),
         (Some(formatted), _) if formatted.kind != FormattedAs::from(fs) => refuse(format!(
             "it is formatted as {}, but {fs} was requested",
-            formatted.kind.word()
+            formatted.kind.as_str()
         )),
         (Some(_), Signature::Fs { name, .. }) if name == fs.name() => Ok(Plan::Keep),
         (Some(formatted), found) => refuse(format!(
             "it was formatted as {}, but {} was found on it; it is never formatted again, so repair or restore it",
-            formatted.kind.word(),
+            formatted.kind.as_str(),
             name(found)
         )),
     }

@@ -118,7 +118,7 @@ impl Volumes {
                 let wanted = wanted.map_or("block", |fs| fs.name());
                 return Err(format!(
                     "the volume is used as {}, so it cannot be used as {wanted}",
-                    formatted.kind.word()
+                    formatted.kind.as_str()
                 ));
             }
         }
@@ -134,7 +134,7 @@ impl Volumes {
                 ));
             }
             if parameters.allocation != record.allocation {
-                let (found, wanted) = (record.allocation.word(), parameters.allocation.word());
+                let (found, wanted) = (record.allocation.as_str(), parameters.allocation.as_str());
                 return Err(format!("the volume's allocation is {found}, not {wanted}"));
             }
         }

@@ -94,7 +94,6 @@ pub struct VolumeRevertStatus {
     pub unfit: Option<String>,
 }
 
-/// A fence of a revert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RevertFence {
     pub volume: VolumeId,

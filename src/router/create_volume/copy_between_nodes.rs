@@ -213,17 +213,17 @@ impl Router {
             purpose: Purpose::Restore,
         };
         let claim = asked.parameters.claim.as_deref();
-        let is_unwanted = || self.cluster.is_unwanted(agent.node(), claim);
+        let find_unwanted = || self.cluster.find_unwanted(agent.node(), claim);
         let ended = async {
             loop {
                 tokio::time::sleep(UNWANTED_POLL_INTERVAL).await;
-                if let Some(why) = is_unwanted().await {
+                if let Some(why) = find_unwanted().await {
                     return why;
                 }
                 self.tell_progress(agent, asked);
             }
         };
-        let why = match is_unwanted().await {
+        let why = match find_unwanted().await {
             Some(why) => why,
             None => tokio::select! {
                 received = self.receive(call, agent, message, &from) => return received,

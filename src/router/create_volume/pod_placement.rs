@@ -36,7 +36,6 @@ pub struct PodClaims {
     pub volumes: Vec<PersistentVolume>,
 }
 
-/// A claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// "namespace/name".

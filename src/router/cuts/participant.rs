@@ -152,7 +152,7 @@ impl ParticipantStream {
     /// Sends one step and returns its answer. After an error the participation has ended, or must
     /// be ended.
     async fn step(&self, step: Step, limit: Duration) -> Result<Answer> {
-        fault::reach("router", word(&step));
+        fault::reach("router", step_name(&step));
         let mut state = self.state.lock().await;
         let lost = || self.agent.unreachable("its part in the cut has ended");
         let steps = self.steps().clone().ok_or_else(lost)?;
@@ -219,7 +219,7 @@ impl ParticipantStream {
 }
 
 /// The name of a step, for fault injection.
-fn word(step: &Step) -> &'static str {
+fn step_name(step: &Step) -> &'static str {
     match step {
         Step::Begin(_) => "begin",
         Step::Ready(_) => "ready",

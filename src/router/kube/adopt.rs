@@ -207,7 +207,7 @@ fn adopted(pool: &Pool, now: Timestamp) -> Result<Adopted> {
     if !matches!(status.health, Health::Healthy | Health::Degraded) {
         return refuse(format!(
             "it is {}, so its home is unknown: {}",
-            status.health.word(),
+            status.health.as_str(),
             status.message
         ));
     }

@@ -98,7 +98,7 @@ impl InCluster {
         let moves = self.moves();
         let phases = moves.values().map(|object| {
             let status = object.status.as_ref();
-            status.map(|it| it.phase).unwrap_or_default().word()
+            status.map(|it| it.phase).unwrap_or_default().as_str()
         });
         self.count_phases(MOVES, phases)
     }

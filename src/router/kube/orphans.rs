@@ -91,7 +91,6 @@ pub struct StoredSnapshot {
     pub group: Option<GroupId>,
 }
 
-/// A kind of orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OrphanKind {
     Volume,

@@ -74,7 +74,7 @@ fn pool(pool: &Pool, volumes: &Volumes) -> world::Pool {
         id: pool.name_any(),
         name: status.name,
         node: status.node,
-        health: status.health.word(),
+        health: status.health.as_str(),
         is_well: status.health == Health::Healthy,
         is_gone: matches!(status.health, Health::Lost | Health::Forgotten),
         message: status.message,

@@ -110,7 +110,6 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub struct PopulatorOptions {
     pub settings: Settings,
-    /// Its namespace.
     pub namespace: String,
     /// The name of its pod.
     pub me: String,
@@ -256,7 +255,7 @@ impl Populators {
     fn has_read_objects(&self) -> bool {
         let mut all = [CLAIMS, CLASSES]
             .into_iter()
-            .chain(Kind::ALL.map(Kind::word));
+            .chain(Kind::ALL.map(Kind::as_str));
         all.all(|what| self.following.is_complete(what))
     }
 
@@ -315,12 +314,12 @@ fn is_same(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
 /// Watches the sources of a kind, once the cluster has their CRD.
 async fn follow(populators: Arc<Populators>, kind: Kind) {
     let api = Api::<Source>::all_with(populators.client.clone(), &kind);
-    until_served(&api, kind.word()).await;
+    until_served(&api, kind.as_str()).await;
     let (states, all) = (
         Arc::clone(&populators.following),
         watcher::Config::default(),
     );
-    watch(api, all, kind.word(), states, move |event| {
+    watch(api, all, kind.as_str(), states, move |event| {
         let Some(sources) = populators.sources.get(&kind) else {
             return;
         };

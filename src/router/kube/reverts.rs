@@ -73,7 +73,7 @@ impl InCluster {
         let reverts = self.reverts();
         let phases = reverts.values().map(|object| {
             let status = object.status.as_ref();
-            status.map(|it| it.phase).unwrap_or_default().word()
+            status.map(|it| it.phase).unwrap_or_default().as_str()
         });
         self.count_phases(REVERTS, phases)
     }

@@ -87,7 +87,7 @@ fn annotations(note: &Note) -> BTreeMap<String, String> {
             let at = Timestamp::from_nanosecond(i128::from(reached.cut_at));
             let frozen = reached.frozen.iter();
             let mut all = vec![
-                ("level", reached.level.word().to_string()),
+                ("level", reached.level.as_str().to_string()),
                 ("cut-at", at.map(|at| at.to_string()).unwrap_or_default()),
                 ("reason", reached.reason.clone()),
             ];

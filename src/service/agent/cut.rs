@@ -257,7 +257,7 @@ fn attempt(field: &str, text: &str) -> Result<Uuid> {
 }
 
 fn level(text: &str) -> Result<Level> {
-    Level::of_word(text).ok_or_else(|| {
+    Level::parse(text).ok_or_else(|| {
         Error::invalid(
             "level",
             format!("{text:?} is not a level that this agent supports"),
@@ -296,7 +296,7 @@ pub(super) fn step(step: Option<Step>) -> Option<ParticipationStep> {
 fn keep(kept: cut_request::Keep) -> Option<VerifiedCut> {
     Some(VerifiedCut {
         cut_at: kept.cut_at,
-        level: Level::of_word(&kept.level)?,
+        level: Level::parse(&kept.level)?,
         reason: kept.reason,
     })
 }

@@ -126,8 +126,8 @@ fn response(found: VolumeMoveStatus) -> LookForMoveResponse {
 fn message(asked: &CreateVolume) -> csi::CreateVolumeRequest {
     let of = &asked.parameters;
     let mut parameters: HashMap<String, String> = [
-        ("allocation", of.allocation.word().to_string()),
-        ("wipe", of.wipe.word().to_string()),
+        ("allocation", of.allocation.as_str().to_string()),
+        ("wipe", of.wipe.as_str().to_string()),
         ("blockGroups", of.block_groups.to_string()),
     ]
     .map(|(key, value)| (key.to_string(), value))

@@ -50,7 +50,6 @@ pub struct View {
     pub claims: Listed<ClaimRow>,
 }
 
-/// A pool.
 #[derive(Clone, Debug, Serialize)]
 pub struct PoolRow {
     pub id: String,
@@ -88,7 +87,6 @@ pub struct PoolRow {
     pub(super) promised_part: u64,
 }
 
-/// A node.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeRow {
     pub node: String,

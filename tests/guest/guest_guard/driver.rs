@@ -68,7 +68,7 @@ impl Driver {
     }
 
     /// Its next output line; `None` if it has ended.
-    pub fn word(&self) -> Option<String> {
+    pub fn as_str(&self) -> Option<String> {
         match self.words.recv_timeout(WAIT_TIMEOUT) {
             Ok(word) => Some(word),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -79,7 +79,7 @@ impl Driver {
     /// Waits until it prints this line.
     pub fn await_word(&self, expected: &str) {
         loop {
-            let word = self.word();
+            let word = self.as_str();
             match word.as_deref() {
                 Some(word) if word == expected => return,
                 Some(_) => {}
@@ -96,7 +96,7 @@ impl Driver {
     /// Lets it run to its end. Returns its output.
     pub fn run(&mut self) -> Vec<String> {
         self.go_on();
-        let lines = std::iter::from_fn(|| self.word()).collect();
+        let lines = std::iter::from_fn(|| self.as_str()).collect();
         self.child.wait().unwrap();
         lines
     }

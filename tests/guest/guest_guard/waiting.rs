@@ -104,7 +104,7 @@ fn a_guard_that_is_killed_while_a_suspend_waits_leaves_nothing_suspended() {
         let guard = fixture.guard_pid();
         super::fixture::signal(guard, nix::sys::signal::Signal::SIGKILL);
         eventually("the guard's end", || !guards().contains(&guard));
-        let failed = driver.word().unwrap();
+        let failed = driver.as_str().unwrap();
         assert!(failed.contains("failed"), "{failed}");
         ProbeWrite::start(&fixture.volumes[0]).goes_on();
         assert!(!fixture.volumes[1].is_suspended());

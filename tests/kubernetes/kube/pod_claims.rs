@@ -354,7 +354,7 @@ fn a_node_is_examined_with_its_pods() {
 fn a_copy_is_wanted_until_its_node_is_cordoned_or_gone_or_its_claim_is_deleted() {
     let shop = Shop::new();
     let found = |node: &str, claim: Option<&str>| {
-        let found = shop.cluster.is_unwanted(node, claim);
+        let found = shop.cluster.find_unwanted(node, claim);
         shop.api.runtime.block_on(found)
     };
     let node = |spec: Value| {

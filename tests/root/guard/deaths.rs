@@ -125,7 +125,7 @@ fn a_guard_that_is_killed_or_stopped_at_the_deadline_leaves_nothing_frozen() {
         let mut driver = frozen_shortly(&fixture, &faults);
         ProbeWrite::start(&fixture.volumes[0].target).goes_on();
         driver.go_on();
-        assert_eq!(driver.word().as_deref(), Some("[false]"));
+        assert_eq!(driver.as_str().as_deref(), Some("[false]"));
         assert!(driver.wait().success());
         fixture.assert_all_thawed();
     }

@@ -130,7 +130,7 @@ impl Driver {
     }
 
     /// Its next output line; `None` if it has ended.
-    pub fn word(&self) -> Option<String> {
+    pub fn as_str(&self) -> Option<String> {
         match self.words.recv_timeout(WAIT_TIMEOUT) {
             Ok(word) => Some(word),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -140,7 +140,7 @@ impl Driver {
 
     /// Whether it prints this line before its end.
     pub fn says(&self, expected: &str) -> bool {
-        while let Some(word) = self.word() {
+        while let Some(word) = self.as_str() {
             if word == expected {
                 return true;
             }
@@ -156,7 +156,7 @@ impl Driver {
     /// Lets it run to its end. Returns its output.
     pub fn run(&mut self) -> Vec<String> {
         self.go_on();
-        let lines = std::iter::from_fn(|| self.word()).collect();
+        let lines = std::iter::from_fn(|| self.as_str()).collect();
         self.wait();
         lines
     }

@@ -327,7 +327,7 @@ impl Cluster for Kubernetes {
         Ok(node.starts_with("node-") && !self.0.lock().unwrap().gone.contains(node))
     }
 
-    async fn is_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
+    async fn find_unwanted(&self, node: &str, claim: Option<&str>) -> Option<Unwanted> {
         let state = self.0.lock().unwrap();
         if state.gone.contains(node) {
             let gone = "it is no longer in the cluster";

@@ -28,11 +28,9 @@ pub struct Record {
     pub source: String,
     /// The content of the snapshot.
     pub content: String,
-    /// Its UID.
     pub uid: String,
     /// The namespace of the claim.
     pub namespace: String,
-    /// The claim.
     pub claim: String,
     /// What the claim is like. The content and the PersistentVolume may be gone later.
     pub restore_bytes: i64,

@@ -10,7 +10,6 @@ const MAX_ORDINALS: i64 = 10_000;
 /// What names the claims of a StatefulSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name.
     pub name: String,
     /// The ordinal of its first pod.
     pub start: i64,

@@ -39,7 +39,6 @@ pub enum HeaderState {
     Ready = 2,
 }
 
-/// The header of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolHeader {
     pub state: HeaderState,

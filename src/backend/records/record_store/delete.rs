@@ -23,7 +23,7 @@ impl<R: StoredRecord> RecordStore<R> {
                         what: format!("{} {uuid} (another call has just completed it)", R::NOUN),
                     });
                 }
-                Some(Entry::Damaged(problem)) => return Err(self.is_damaged(*uuid, problem)),
+                Some(Entry::Damaged(problem)) => return Err(self.damaged_error(*uuid, problem)),
                 Some(Entry::Known(_)) | None => {}
             }
         }

@@ -186,7 +186,7 @@ fn a_volume_in_use_is_not_fenced() {
         for how in [ext4(), block()] {
             let asked = CreateVolume {
                 capabilities: vec![how.clone()],
-                ..new_volume(how.access_type.word())
+                ..new_volume(how.access_type.as_str())
             };
             let id = volumes.create_volume(&asked).unwrap().id.to_string();
             let refused = || {

@@ -318,7 +318,7 @@ fn a_volume_in_use_and_a_foreign_snapshot_are_refused() {
         let driver = start(&host, kind);
         let volumes = &driver.volumes;
         for how in [ext4(), block()] {
-            let name = how.access_type.word();
+            let name = how.access_type.as_str();
             let made = asked(name, &how, VolumeParameters::default());
             let id = volumes.create_volume(&made).unwrap().id.to_string();
             let old = snapshot(&driver, name, &id);

@@ -43,7 +43,7 @@ pub(in crate::router) fn fits(
         Some(peers) => peers.allow(pod, spec, node)?,
         None => depends_on_no_others(spec)?,
     }
-    is_known(spec)?;
+    check_claims_evaluated(spec)?;
     let repels = |other: &&Pod| is_running(other) && repels(other, pod);
     if let Some(other) = here.iter().find(repels) {
         let other = other.metadata.name.as_deref().unwrap_or_default();
@@ -51,7 +51,7 @@ pub(in crate::router) fn fits(
             "pod {other} on node {name} does not allow the pod beside it"
         ));
     }
-    has_resources(spec, node, name, here)
+    check_resources(spec, node, name, here)
 }
 
 /// The node is Ready and not cordoned.
@@ -199,7 +199,7 @@ pub(in crate::router) fn depends_on_no_others(spec: &PodSpec) -> Fit {
 }
 
 /// The pod has no condition whose evaluation needs objects that the router does not read.
-fn is_known(spec: &PodSpec) -> Fit {
+fn check_claims_evaluated(spec: &PodSpec) -> Fit {
     let claims = spec.resource_claims.as_ref();
     if claims.is_some_and(|claims| !claims.is_empty()) {
         return Err("the pod has resource claims, which are not evaluated".into());
@@ -272,7 +272,7 @@ fn has(selector: &LabelSelector, labels: &Labels) -> bool {
 }
 
 /// Everything that the pod requests, CPU and memory and others, is free on the node.
-fn has_resources(spec: &PodSpec, node: &Node, name: &str, here: &[Pod]) -> Fit {
+fn check_resources(spec: &PodSpec, node: &Node, name: &str, here: &[Pod]) -> Fit {
     let asked = requests(spec)?;
     let allocatable = node
         .status

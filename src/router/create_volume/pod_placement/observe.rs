@@ -269,7 +269,7 @@ impl Router {
                 ))
             }),
             room: self.room(question, siblings, place),
-            is_alone: self.is_alone(question, place).await,
+            is_alone: self.check_alone(question, place).await,
         }
     }
 
@@ -311,7 +311,7 @@ impl Router {
     }
 
     /// Whether no other claim of the controller has, or is getting, its volume on a node.
-    async fn is_alone(&self, question: &Question<'_>, place: &Place) -> Fit {
+    async fn check_alone(&self, question: &Question<'_>, place: &Place) -> Fit {
         let node = &place.node;
         let agents: Vec<_> = self
             .agents

@@ -179,7 +179,7 @@ impl Phase {
     }
 
     /// The value in the API.
-    pub(in crate::router::kube) fn word(self) -> &'static str {
+    pub(in crate::router::kube) fn as_str(self) -> &'static str {
         match self {
             Phase::Pending => "Pending",
             Phase::Copying => "Copying",
@@ -328,7 +328,7 @@ mod tests {
             still_ms: Some(1500),
             conditions: vec![condition.clone()],
         };
-        let names = PHASES.map(|phase| format!("{}.json", phase.word().to_lowercase()));
+        let names = PHASES.map(|phase| format!("{}.json", phase.as_str().to_lowercase()));
         let mut expected = vec![("new.json", new.clone())];
         expected.extend(names.iter().zip(PHASES).map(|(name, phase)| {
             let moved = VolumeMove {

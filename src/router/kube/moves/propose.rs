@@ -75,7 +75,7 @@ impl Question<'_> {
         if let Some(problem) = &target.problem {
             return Err(problem.clone());
         }
-        self.is_allowed(target)?;
+        self.check_target(target)?;
         let room = self.rooms.get(&target.node);
         let room = room.ok_or("its node could not be read")?;
         let node = room.node.as_ref().ok_or("its node does not exist")?;
@@ -104,7 +104,7 @@ impl Question<'_> {
     }
 
     /// Whether the class of the claim could have created the volume there.
-    fn is_allowed(&self, target: &TargetPool) -> Result<(), String> {
+    fn check_target(&self, target: &TargetPool) -> Result<(), String> {
         let parameters = self.class.parameters.as_ref();
         let named = parameters.and_then(|parameters| parameters.get("pool"));
         let wanted = named.map_or("default", String::as_str);

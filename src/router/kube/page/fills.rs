@@ -31,7 +31,7 @@ pub(super) async fn read(client: &Client) -> Fills {
             let api = api.clone();
             async move { api.list(&params).await }
         };
-        let what = format!("{}s", kind.word());
+        let what = format!("{}s", kind.as_str());
         let params = ListParams::default().limit(PER_PAGE);
         match first_pages(&what, params, MAX_PAGES, list).await {
             Ok(Some((sources, has_more))) => {
@@ -72,7 +72,7 @@ fn fill(kind: Kind, source: &Source, claim: &ClaimStatus) -> Work {
             "claim {}/{} is filled from {}",
             claim.namespace,
             claim.name,
-            kind.word()
+            kind.as_str()
         ),
         phase: claim.phase.clone(),
         message: claim.message.clone(),

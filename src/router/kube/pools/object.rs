@@ -18,7 +18,6 @@ use crate::router::kube::custom_resource::own_kind;
 /// The label with the driver's name. Several drivers may share a cluster.
 pub const DRIVER_LABEL: &str = "slackwater.dev/driver";
 
-/// A pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
     /// Absent from objects in lists.
@@ -101,13 +100,11 @@ pub struct PoolStatus {
     pub volumes: i64,
     /// The number of its snapshots.
     pub snapshots: i64,
-    /// Its health.
     pub health: Health,
     /// Why it is not healthy, and what to do; empty if it is healthy.
     pub message: String,
     /// When `health` changed last.
     pub since: Option<Time>,
-    /// The version of its agent.
     pub agent_version: String,
     /// When its agent answered last; updated once a minute while nothing else changes.
     pub last_seen: Option<Time>,
@@ -185,7 +182,6 @@ pub struct PoolGrowth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrownVolume {
-    /// Its ID.
     pub id: String,
     pub grown_bytes: i64,
     pub since: Time,
@@ -195,7 +191,6 @@ pub struct GrownVolume {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrozenVolume {
-    /// Its ID.
     pub id: String,
     /// When it was frozen.
     pub since: Time,
@@ -223,7 +218,6 @@ pub struct PoolOrphans {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolOrphan {
-    /// Its ID.
     pub id: String,
     /// `Volume` or `Snapshot`.
     pub kind: String,
@@ -323,7 +317,7 @@ impl Health {
     ];
 
     /// The value in the API.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         &self.event_reason()["Pool".len()..]
     }
 
@@ -623,7 +617,7 @@ mod tests {
             adopt: None,
             forget: None,
         };
-        let names = Health::ALL.map(|health| format!("{}.json", health.word().to_lowercase()));
+        let names = Health::ALL.map(|health| format!("{}.json", health.as_str().to_lowercase()));
         let mut expected = vec![("new.json", new.clone())];
         expected.extend(names.iter().zip(Health::ALL).map(|(name, health)| {
             let pool = Pool {

@@ -79,7 +79,7 @@ fn copy(copy: &RunningCopy, at: Timestamp) -> Option<PoolCopy> {
     let number = |number: u64| i64::try_from(number).ok();
     let age = SignedDuration::from_secs(number(copy.running_seconds)?);
     Some(PoolCopy {
-        kind: word(copy.kind).into(),
+        kind: kind_name(copy.kind).into(),
         id: copy.id.clone(),
         claim: some(&copy.claim),
         source_node: some(&copy.source_node),
@@ -90,7 +90,7 @@ fn copy(copy: &RunningCopy, at: Timestamp) -> Option<PoolCopy> {
     })
 }
 
-fn word(kind: i32) -> &'static str {
+fn kind_name(kind: i32) -> &'static str {
     match Kind::try_from(kind) {
         Ok(Kind::Restore) => "Restore",
         Ok(Kind::Clone) => "Clone",

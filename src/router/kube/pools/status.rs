@@ -288,7 +288,7 @@ impl PoolStatuses {
             status.conditions = with_transitions(status.conditions, earlier, generation);
         }
         let mut lost = before.is_some_and(|pool| pool.spec.lost);
-        let lose = (!lost).then(|| self.is_to_be_lost(&status)).flatten();
+        let lose = (!lost).then(|| self.find_loss_reason(&status)).flatten();
         lost |= lose.is_some();
         match (lost, is_shown && status.health != Health::Forgotten) {
             (true, true) => {
@@ -334,7 +334,7 @@ impl PoolStatuses {
     }
 
     /// Why the policy marks it as lost.
-    fn is_to_be_lost(&self, status: &PoolStatus) -> Option<String> {
+    fn find_loss_reason(&self, status: &PoolStatus) -> Option<String> {
         let after = SignedDuration::try_from(self.lost_after?).ok()?;
         let gone = |since: &Option<Time>| {
             let since = since.as_ref()?;

@@ -107,7 +107,6 @@ impl Key {
         source.spec.cache.as_deref() == Some(PER_NODE)
     }
 
-    /// The name of the snapshot.
     pub(super) fn snapshot_name(&self) -> String {
         format!("{NAME_PREFIX}{}", &self.0[..40])
     }

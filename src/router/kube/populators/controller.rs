@@ -147,7 +147,7 @@ impl PopulateController {
             let state = State::of(claim);
             let phase = match memory.shown(uid(claim)) {
                 _ if state.is_done => "Populated",
-                Some(shown) => shown.phase.word(),
+                Some(shown) => shown.phase.as_str(),
                 None => "Waiting",
             };
             Count {

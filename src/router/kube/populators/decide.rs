@@ -144,7 +144,7 @@ impl Phase {
         Phase::Populated,
     ];
 
-    pub(super) fn word(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Phase::Failed => "Failed",
             Phase::Waiting => "Waiting",

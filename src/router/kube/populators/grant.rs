@@ -45,7 +45,7 @@ fn grants_it(grant: &Value, source: &SourceName, from: &str) -> bool {
         // An empty name is none: all sources of the kind.
         let name = one["name"].as_str().unwrap_or_default();
         let is_named = name.is_empty() || name == source.name;
-        one["group"] == GROUP && one["kind"] == source.kind.word() && is_named
+        one["group"] == GROUP && one["kind"] == source.kind.as_str() && is_named
     });
     is_from && is_to
 }

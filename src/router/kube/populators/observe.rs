@@ -66,7 +66,7 @@ pub(super) fn known_source(
     let source = populators.source(name.kind, &name.path());
     let source = source.filter(|source| source.metadata.deletion_timestamp.is_none());
     source.map(|source| (name.kind, source)).ok_or_else(|| {
-        let message = format!("{} {} does not exist", name.kind.word(), name.path());
+        let message = format!("{} {} does not exist", name.kind.as_str(), name.path());
         ("SourceMissing", message)
     })
 }
@@ -203,7 +203,7 @@ impl Reader<'_> {
                 "namespace {} has no ReferenceGrant that allows claims of namespace {} to use {} {}",
                 name.namespace,
                 self.namespace,
-                name.kind.word(),
+                name.kind.as_str(),
                 name.name
             );
             return Ok(Err((NOT_GRANTED, message)));

@@ -26,7 +26,7 @@ impl Kind {
     pub(in crate::router::kube) const ALL: [Kind; 3] = [Kind::Http, Kind::Oci, Kind::S3];
 
     /// Its name in the API.
-    pub(in crate::router::kube) fn word(self) -> &'static str {
+    pub(in crate::router::kube) fn as_str(self) -> &'static str {
         match self {
             Kind::Http => "HttpSource",
             Kind::Oci => "OciSource",
@@ -170,7 +170,7 @@ impl Resource for Source {
     type Scope = DynamicResourceScope;
 
     fn kind(kind: &Kind) -> Cow<'_, str> {
-        kind.word().into()
+        kind.as_str().into()
     }
 
     fn group(_: &Kind) -> Cow<'_, str> {
@@ -194,7 +194,6 @@ impl Resource for Source {
     }
 }
 
-/// The name of a source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SourceName {
     pub(super) kind: Kind,
@@ -216,7 +215,7 @@ pub(super) fn source_of(claim: &PersistentVolumeClaim) -> Option<SourceName> {
         return None;
     }
     let mut kinds = Kind::ALL.into_iter();
-    let kind = kinds.find(|kind| kind.word() == reference.kind)?;
+    let kind = kinds.find(|kind| kind.as_str() == reference.kind)?;
     let own = claim.metadata.namespace.clone().unwrap_or_default();
     let other = reference.namespace.clone().filter(|name| !name.is_empty());
     Some(SourceName {
@@ -348,7 +347,7 @@ mod tests {
             let claim = json!({"metadata": {"namespace": "shop", "name": "data"},
                 "spec": {"dataSourceRef": reference}});
             let claim = serde_json::from_value(claim).unwrap();
-            source_of(&claim).map(|name| format!("{} {}", name.kind.word(), name.path()))
+            source_of(&claim).map(|name| format!("{} {}", name.kind.as_str(), name.path()))
         };
         let group = "slackwater.dev";
         let own = json!({"apiGroup": group, "kind": "HttpSource", "name": "base"});

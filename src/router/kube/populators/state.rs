@@ -205,7 +205,6 @@ pub(super) fn is_block(claim: &PersistentVolumeClaim) -> bool {
     spec.and_then(|spec| spec.volume_mode.as_deref()) == Some("Block")
 }
 
-/// The phase of a pod.
 pub(super) fn pod_phase(pod: &Pod) -> &str {
     let status = pod.status.as_ref();
     status

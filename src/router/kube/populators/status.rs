@@ -35,7 +35,7 @@ pub(super) struct Reported {
 
 impl fmt::Display for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.word(), self.source.path())
+        write!(f, "{} {}", self.kind.as_str(), self.source.path())
     }
 }
 
@@ -128,7 +128,7 @@ fn wanted(
                 if let Some(old) = before.claims.iter().find(same) {
                     let phase = Phase::ALL
                         .into_iter()
-                        .find(|phase| phase.word() == old.phase);
+                        .find(|phase| phase.as_str() == old.phase);
                     each.push((phase.unwrap_or(Phase::Waiting), false, old.clone()));
                 }
             }
@@ -207,7 +207,7 @@ fn entry(claim: &PersistentVolumeClaim, state: &State, shown: &Shown) -> ClaimSt
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
         uid: uid(claim).into(),
-        phase: shown.phase.word().into(),
+        phase: shown.phase.as_str().into(),
         reason: shown.reason.into(),
         message: shown.message.clone(),
         failures: state.failures,

@@ -117,7 +117,6 @@ pub enum MemberState {
     Other,
 }
 
-/// The phase of a revert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RevertPhase {
     /// Its members are not known yet.
@@ -156,7 +155,7 @@ impl RevertPhase {
     }
 
     /// The value in the API.
-    pub(in crate::router::kube) fn word(self) -> &'static str {
+    pub(in crate::router::kube) fn as_str(self) -> &'static str {
         match self {
             RevertPhase::Pending => "Pending",
             RevertPhase::Waiting => "Waiting",

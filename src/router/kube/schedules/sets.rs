@@ -124,7 +124,7 @@ pub(super) fn volumes_of(content: &DynamicObject) -> BTreeSet<String> {
 
 /// The level in the annotations of a content.
 pub(super) fn level_of(content: &DynamicObject) -> Option<Level> {
-    Level::of_word(content.annotations().get("slackwater.dev/level")?)
+    Level::parse(content.annotations().get("slackwater.dev/level")?)
 }
 
 /// The objects of a slot, with the kind and version that they have.

@@ -26,7 +26,7 @@ impl Peers {
             name: node.metadata.name.as_deref().unwrap_or_default(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
         };
-        view.is_repelled()?;
+        view.check_not_repelled()?;
         let terms = affinity(spec);
         terms.iter().try_for_each(|term| view.attracts(term))?;
         let spread = spec.topology_spread_constraints.iter().flatten();
@@ -69,9 +69,9 @@ impl View<'_> {
     }
 
     /// A term of the pod, and one of another pod that means it.
-    fn is_repelled(&self) -> Fit {
+    fn check_not_repelled(&self) -> Fit {
         for term in anti_affinity(self.spec) {
-            is_evaluated(term)?;
+            check_evaluated(term)?;
             let Some(value) = self.labels.get(&term.topology_key) else {
                 continue;
             };
@@ -105,7 +105,7 @@ impl View<'_> {
     /// Whether a term of the required affinity is satisfied. The first pod of a group, which means
     /// itself, may be anywhere.
     fn attracts(&self, term: &PodAffinityTerm) -> Fit {
-        is_evaluated(term)?;
+        check_evaluated(term)?;
         let value = self.domain(&term.topology_key, "the required affinity")?;
         let meant = |other: &Pod| means(term, self.pod, other);
         if self
@@ -192,7 +192,7 @@ impl View<'_> {
 }
 
 /// Terms that depend on labels of namespaces, or on labels that are not in their selector.
-fn is_evaluated(term: &PodAffinityTerm) -> Fit {
+fn check_evaluated(term: &PodAffinityTerm) -> Fit {
     let by_labels = term.namespace_selector.as_ref().is_some_and(|selector| {
         let labels = selector.match_labels.iter().flatten().count();
         labels + selector.match_expressions.iter().flatten().count() > 0

@@ -84,7 +84,6 @@ pub(super) enum Change {
         /// The policy that is restored if this is undone.
         before: String,
     },
-    /// The claim is deleted.
     DeleteClaim {
         claim: PersistentVolumeClaim,
         /// The pool whose node must still be lost then.

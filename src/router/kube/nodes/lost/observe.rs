@@ -36,7 +36,7 @@ fn find_sign_of_life(cluster: &InCluster, pool: &Pool) -> Option<String> {
     let status = pool.status.clone().unwrap_or_default();
     let (id, node) = (pool.name_any(), &status.node);
     if !matches!(status.health, Health::Unreachable | Health::Lost) {
-        return Some(format!("pool {id} is {}", status.health.word()));
+        return Some(format!("pool {id} is {}", status.health.as_str()));
     }
     if node.is_empty() {
         return Some(format!("it is not known which node has pool {id}"));

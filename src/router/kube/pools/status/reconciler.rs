@@ -43,10 +43,12 @@ impl InCluster {
 
 /// The number of pools with each health, also of those that no pool has.
 fn count_by_health<'a>(pools: impl Iterator<Item = &'a Pool>) -> BTreeMap<&'static str, u64> {
-    let mut counts: BTreeMap<_, _> = Health::ALL.map(|health| (health.word(), 0)).into();
+    let mut counts: BTreeMap<_, _> = Health::ALL.map(|health| (health.as_str(), 0)).into();
     for pool in pools {
         let health = pool.status.as_ref().map(|status| status.health);
-        *counts.entry(health.unwrap_or_default().word()).or_default() += 1;
+        *counts
+            .entry(health.unwrap_or_default().as_str())
+            .or_default() += 1;
     }
     counts
 }
@@ -151,7 +153,7 @@ impl Reconciler for PoolController {
             };
             tracing::info!(
                 pool = name,
-                health = health.word(),
+                health = health.as_str(),
                 message,
                 "recorded a change of a pool's health"
             );

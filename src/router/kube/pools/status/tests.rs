@@ -623,7 +623,7 @@ fn bytes_are_written_in_three_digits() {
 fn every_word_of_health_is_read_back() {
     for health in Health::ALL {
         let text = serde_json::to_value(health).unwrap();
-        assert_eq!(text, health.word());
+        assert_eq!(text, health.as_str());
         assert_eq!(serde_json::from_value::<Health>(text).unwrap(), health);
     }
     let later = serde_json::from_value::<Health>("Sleeping".into()).unwrap();

@@ -100,7 +100,7 @@ impl Executor<'_> {
                 "annotations": places.collect::<BTreeMap<_, _>>(),
                 // It is deleted with the source.
                 "ownerReferences": [{"apiVersion": format!("{GROUP}/{VERSION}"),
-                    "kind": kind.word(), "name": source.metadata.name, "uid": uid(source)}],
+                    "kind": kind.as_str(), "name": source.metadata.name, "uid": uid(source)}],
             },
             "spec": {
                 "volumeSnapshotClassName": self.populators.options.settings.cache_class,

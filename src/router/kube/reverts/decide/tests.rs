@@ -16,7 +16,6 @@ const OTHER: Uuid = Uuid::from_u128(8);
 enum Content {
     /// What its application has written.
     Own,
-    /// That of the snapshot.
     Snapshot,
 }
 

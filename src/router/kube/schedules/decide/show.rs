@@ -188,7 +188,7 @@ impl<'a> Shown<'a> {
         let is_same = status.last_cut_slot == slot;
         let levels: Option<Vec<_>> = good.iter().map(|set| set.level).collect();
         status.level = match levels.and_then(|levels| levels.into_iter().min()) {
-            Some(level) => Some(level.word().into()),
+            Some(level) => Some(level.as_str().into()),
             // It was read before.
             None => status.level.take().filter(|_| is_same),
         };
