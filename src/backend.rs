@@ -134,7 +134,7 @@ impl MetadataSpace {
     /// Bytes that nothing new may take: without free metadata the pool could not create snapshots,
     /// and writes to shared blocks would fail.
     pub fn kept(&self) -> u64 {
-        self.total / thin::RESERVED_METADATA
+        self.total / thin::METADATA_RESERVE_DIVISOR
     }
 
     /// The size of the largest image whose map fits in the worst case.

@@ -1,10 +1,9 @@
 //! `slackwater demo`: the real driver on a temporary pool, used as a CSI client uses it.
 //!
 //! *Expected flow*: a sparse image becomes a pool on a loop device, or a thin pool of LVM that was
-//! never used is taken; the driver is started on it as
-//! a separate process; over its socket, volumes of each kind are created, mounted, written,
-//! expanded, unmounted, mounted again, compared and deleted. Finally three of them are cut together
-//! under writers, and restored.
+//! never used is taken; the driver is started on it as a separate process; over its socket, volumes of
+//! each kind are created, mounted, written, expanded, unmounted, mounted again, compared and deleted.
+//! Finally three of them are cut together under writers, and restored.
 //!
 //! *Guarantees*: everything is in one directory and is removed at the end, also after an error or a
 //! signal. Then the demo *checks* loop devices, mounts, files and processes, and reports whether

@@ -1,8 +1,8 @@
 //! `slackwater doctor`: what this host and its pools support.
 //!
-//! It makes no lasting change, except that it stores whether LVM ignores raw block volumes: temporary images are attached to a loop device, a file system of
-//! each kind is mounted on one, one of them is frozen, and everything is removed again. A running
-//! driver is not disturbed, and no pool is locked. The checks return [`Check`]s; only `Display` and
+//! It makes one lasting change: it records whether LVM ignores raw block volumes. Everything else is
+//! temporary: images are attached to a loop device, a file system of each kind is mounted on one, one
+//! of them is frozen, and everything is removed again. A running driver is not disturbed, and no pool is locked. The checks return [`Check`]s; only `Display` and
 //! JSON define their format.
 
 mod checksums;
@@ -22,6 +22,9 @@ use serde::Serialize;
 
 use crate::host::{Freezer, Host};
 use crate::model::PoolDefinition;
+
+/// A pool with less free space than this gets a warning, earlier than the alert of the chart.
+const LOW_SPACE_PERCENT: u64 = 10;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -303,7 +303,7 @@ pub trait Host: Send + Sync + 'static {
     /// of a killed process can stay taken for a moment: a program that it was just starting
     /// inherits them between fork and exec.
     fn lock_file(&self, path: &Path, max_wait: Duration) -> Result<Option<Kept>> {
-        const STEP: Duration = Duration::from_millis(50);
+        const RETRY_INTERVAL: Duration = Duration::from_millis(50);
         let mut waited = Duration::ZERO;
         loop {
             let lock = self.try_lock_file(path)?;
@@ -313,8 +313,8 @@ pub trait Host: Send + Sync + 'static {
             if waited.is_zero() {
                 tracing::info!(path = %path.display(), "waiting for a lock");
             }
-            self.pause(STEP);
-            waited += STEP;
+            self.pause(RETRY_INTERVAL);
+            waited += RETRY_INTERVAL;
         }
     }
     /// Reads a whole small file; `None` if it does not exist.

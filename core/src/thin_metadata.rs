@@ -162,7 +162,8 @@ impl<'a> Metadata<'a> {
         self.superblock
     }
 
-    /// All thin devices by their ID. A device that has only mappings, or none, is damage.
+    /// All thin devices by their ID. A device that is in only one of the two
+    /// trees, of details and of mappings, is damage.
     pub fn devices(&self) -> Result<BTreeMap<u32, ThinDevice>> {
         let mut found = BTreeMap::new();
         let root = self.superblock.details_root;

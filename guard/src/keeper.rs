@@ -23,7 +23,7 @@ const THAW_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a FITHAW is repeated if it failed, or was called before the guard had exited.
 const THAW_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// After this many attempts the sweep takes over what is in the journal.
-const TRIES: u32 = 300;
+const MAX_ATTEMPTS: u32 = 300;
 
 /// Why the keeper stopped reading answers.
 enum Ending {
@@ -378,7 +378,7 @@ fn is_foreign(shared: &Shared, at: usize) -> bool {
 /// not suspended and the file system is not frozen.
 fn thaw_one(shared: &Shared, at: usize) -> bool {
     let member = &shared.members[at];
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         if is_foreign(shared, at) {
             return true;
         }

@@ -435,7 +435,7 @@ impl Freezer for GuardClient {
                 Ok(session) => return Ok(Box::new(session)),
                 // Nothing is frozen yet, so another guard can be used.
                 Err(error) if is_gone(&error) && Instant::now() < until => {
-                    tracing::warn!(error = %slackwater_core::error::chain(&error), "looking for another freeze guard");
+                    tracing::warn!(error = %slackwater_core::error::chain(&error), "failed to hand file systems over to the freeze guard, will retry");
                     if error.code() == Some(Errno::EPROTO) {
                         thread::sleep(RESTART_DELAY);
                     }

@@ -188,7 +188,7 @@ pub struct Watched {
 
 /// The state of a device at the time when a pod got it.
 pub trait Watch: Send + Sync {
-    /// What is different now and cannot be corrected. Corrects the rest.
+    /// Corrects what is different now, and returns what cannot be corrected.
     fn examine(&self) -> Result<Option<String>>;
     /// Detaches the device if it shows another image now, because it is no longer found as the
     /// device of its volume. The device must still be open.

@@ -38,7 +38,7 @@ pub const DEVICE_PREFIX: &str = host::mapper::UUID_PREFIX;
 
 /// The share of its metadata that a thin pool keeps free: without free metadata it could not create
 /// snapshots, and writes to shared blocks would fail.
-pub const RESERVED_METADATA: u64 = 10;
+pub const METADATA_RESERVE_DIVISOR: u64 = 10;
 
 /// The transaction ID of a thin pool that this driver uses: the bytes of "slackwtr", so that no other
 /// program arrives at it. LVM counts from 0, Docker from 1, and containerd leaves 0. LVM creates no
@@ -208,7 +208,7 @@ impl Store for ThinStore {
     /// Without enough free metadata nothing is available.
     fn space(&self) -> host::Result<Space> {
         let status = status(self.host.as_ref(), &self.pool)?;
-        let is_short = status.metadata.free() < status.metadata.total / RESERVED_METADATA;
+        let is_short = status.metadata.free() < status.metadata.total / METADATA_RESERVE_DIVISOR;
         let free = if is_short { 0 } else { status.data.free() };
         Ok(Space {
             total: status.data.total,

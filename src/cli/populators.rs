@@ -126,17 +126,17 @@ impl FromStr for Proxy {
 }
 
 /// The most bytes of certificates in a pod. A variable of a process has at most 128 KiB.
-const MAX_CA_BUNDLE: usize = 64 << 10;
+const MAX_CA_BUNDLE_BYTES: usize = 64 << 10;
 
 /// The certificates of `--ca-bundle`, without the comments and keys that a bundle may have: all users of
 /// a namespace can read the pod. The command line's own parser would show a bundle that it refuses.
 fn ca_bundle(text: &str) -> Result<String, BadConfig> {
     let found = tls::authorities(text, "--ca-bundle")
         .map_err(|error| BadConfig(one_line(&chain(&error))))?;
-    match found.len() <= MAX_CA_BUNDLE {
+    match found.len() <= MAX_CA_BUNDLE_BYTES {
         true => Ok(found),
         false => Err(BadConfig(format!(
-            "--ca-bundle has more than {MAX_CA_BUNDLE} bytes of certificates; those of public authorities are in the image"
+            "--ca-bundle has more than {MAX_CA_BUNDLE_BYTES} bytes of certificates; those of public authorities are in the image"
         ))),
     }
 }
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(found, format!("{certificate}{certificate}"));
         let cut = certificate.replace("-----END", "");
         let not_a_certificate = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
-        let large = certificate.repeat(MAX_CA_BUNDLE / certificate.len() + 1);
+        let large = certificate.repeat(MAX_CA_BUNDLE_BYTES / certificate.len() + 1);
         let partly = format!("{certificate}{not_a_certificate}");
         for wrong in ["", &key, &cut, not_a_certificate, &partly, &large] {
             let BadConfig(message) = ca_bundle(wrong).expect_err(wrong);

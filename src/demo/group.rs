@@ -21,7 +21,7 @@ const KINDS: [(FsType, u64); 3] = [
 /// The name of this part in the output.
 const NAME: &str = "group";
 /// Minimum count of the writers before the cut.
-const LEAST: u64 = 1000;
+const MIN_COUNT: u64 = 1000;
 
 struct Volume {
     id: String,
@@ -118,7 +118,7 @@ impl Group {
                 let Some(writers) = &self.writers else {
                     return Err(Failed::new("cut", "no writer is running"));
                 };
-                while writers.counts() < LEAST {
+                while writers.counts() < MIN_COUNT {
                     tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                 }
                 writers.reset_stall();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Result;
 
 /// Width of the bar.
-const BAR: usize = 24;
+const BAR_WIDTH: usize = 24;
 
 pub(super) struct Progress {
     terminal: bool,
@@ -72,11 +72,11 @@ impl Progress {
     }
 
     fn bar(&self) -> (String, String) {
-        let filled = (self.done * BAR)
+        let filled = (self.done * BAR_WIDTH)
             .checked_div(self.steps)
             .unwrap_or(0)
-            .min(BAR);
-        ("=".repeat(filled), " ".repeat(BAR - filled))
+            .min(BAR_WIDTH);
+        ("=".repeat(filled), " ".repeat(BAR_WIDTH - filled))
     }
 
     fn paint(&self, colour: &str, text: &str) -> String {

@@ -12,7 +12,7 @@ use crate::model::size::{HumanBytes, MIB};
 /// Number of steps of one volume, for the progress bar.
 const STEPS: usize = 7;
 /// Number of the other steps: pool, driver, stop.
-const AROUND: usize = 3;
+const OTHER_STEPS: usize = 3;
 /// Bytes written to each volume.
 const WRITTEN: u64 = 32 * MIB;
 
@@ -58,7 +58,7 @@ pub(super) fn trials(callers: &Path) -> Vec<Trial> {
 
 /// Total number of steps.
 pub(super) fn steps() -> usize {
-    KINDS.len() * STEPS + AROUND + super::group::STEPS
+    KINDS.len() * STEPS + OTHER_STEPS + super::group::STEPS
 }
 
 impl Trial {

@@ -17,8 +17,6 @@ use crate::model::{PoolDefinition, ThinPoolName};
 use crate::operation::pools::inventory::{self, Inventory};
 use crate::record::NodeRecord;
 
-/// A pool should be extended before less of it is free.
-const LITTLE_ROOM_PERCENT: u64 = 10;
 /// The module of the kernel, loaded or built in.
 const MODULE: &str = "/sys/module/dm_thin_pool";
 
@@ -132,7 +130,7 @@ fn room(pool: &PoolDefinition, (what, usage, reserved): (&str, Usage, u64), fix:
         found += &format!(", of which thick volumes and their snapshots may take {reserved}");
     }
     let available = usage.free().saturating_sub(reserved);
-    match available < usage.total / 100 * LITTLE_ROOM_PERCENT {
+    match available < usage.total / 100 * super::LOW_SPACE_PERCENT {
         true => Check::warn(subject, found, fix),
         false => Check::ok(subject, found),
     }

@@ -17,10 +17,10 @@ use crate::model::size::MIB;
 use crate::record::{self, LvmFilterRecord};
 
 /// The size of the device.
-const BYTES: u64 = 4 * MIB;
+const TRIAL_BYTES: u64 = 4 * MIB;
 /// How often udev is asked for the device, which it creates after the kernel has.
-const TRIES: usize = 20;
-const STEP: Duration = Duration::from_millis(100);
+const MAX_ATTEMPTS: usize = 20;
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Tries it, and stores the result where the driver reads it. `subject` is that of the check.
 pub(super) fn examine(
@@ -110,7 +110,7 @@ fn write_label(host: &dyn Host, name: &ThinPoolName, uuid: &str) -> Result<Strin
     let table = &ThinTable {
         pool: pool.into(),
         id: TRIAL_ID,
-        bytes: BYTES,
+        bytes: TRIAL_BYTES,
     };
     let sent = host.perform(&Effect::ThinMessage { pool, message });
     sent.and_then(|_| create_mapped(host, uuid, table))
@@ -133,11 +133,11 @@ fn is_ignored(host: &dyn Host, volume: &str) -> Result<bool> {
         let listed = host.is_listed_by_lvm(volume, ignore_nothing);
         listed.context(|| "list physical volumes".into())
     };
-    for _ in 0..TRIES {
+    for _ in 0..MAX_ATTEMPTS {
         if lists(true)? {
             return lists(false).map(|listed| !listed);
         }
-        host.pause(STEP);
+        host.pause(RETRY_INTERVAL);
     }
     Err(Error::refused(
         "the trial",
@@ -171,7 +171,7 @@ fn label(volume: &str) -> Vec<u8> {
     put(20, &(HEADER as u32).to_le_bytes());
     put(24, b"LVM2 001");
     put(HEADER, volume.replace('-', "").as_bytes());
-    put(HEADER + 32, &BYTES.to_le_bytes());
+    put(HEADER + 32, &TRIAL_BYTES.to_le_bytes());
     // One area of data from the first MiB to the end; then the ends of both lists of areas.
     put(HEADER + 40, &MIB.to_le_bytes());
     let checksum = crc(&bytes[SECTOR + 20..2 * SECTOR]);

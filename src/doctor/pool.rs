@@ -8,15 +8,12 @@ use crate::backend::place::{image, make, pool_fs};
 use crate::backend::records::VOLUMES;
 use crate::error::{Result, chain};
 use crate::host::{BackingFs, Host};
-use crate::model::pool::WAY_OUT;
+use crate::model::pool::SHARING_ADVICE;
 use crate::model::size::HumanBytes;
 use crate::model::{MountRule, PoolDefinition, PoolPlace};
 use crate::operation::pools::inventory::{self, Inventory};
 use crate::operation::pools::node_record;
 use crate::record::{ImageRecord, NodeRecord, PoolRecord};
-
-/// Below this share of free space a warning is reported.
-const LITTLE_ROOM_PERCENT: u64 = 10;
 
 pub(super) fn examine(host: &dyn Host, examined: &Subject) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -329,7 +326,7 @@ fn snapshots(pool: &PoolDefinition, pool_fs: &BackingFs) -> Check {
                 pool_fs.fs_name
             ),
         ),
-        Some(what) => Check::warn(subject, what, WAY_OUT),
+        Some(what) => Check::warn(subject, what, SHARING_ADVICE),
     }
 }
 
@@ -342,7 +339,7 @@ fn room(host: &dyn Host, pool: &PoolDefinition, path: &Path) -> Check {
                 HumanBytes(space.available),
                 HumanBytes(space.total)
             );
-            if space.available < space.total / 100 * LITTLE_ROOM_PERCENT {
+            if space.available < space.total / 100 * super::LOW_SPACE_PERCENT {
                 Check::warn(subject, found, "delete volumes, or enlarge the file system")
             } else {
                 Check::ok(subject, found)

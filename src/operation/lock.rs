@@ -56,7 +56,7 @@ pub struct Locks(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Each with what its operation takes long for, if it does.
+    /// Locks that are held, with the reason why the operation takes long, if it does.
     keys: Mutex<HashMap<Key, Option<String>>>,
     /// Notified when a lock is released.
     freed: Notify,

@@ -395,7 +395,7 @@ pub struct Import {
 /// Arguments of an import whose volume shares the blocks of a file of this node.
 #[derive(Clone, Debug)]
 pub struct ImportFile {
-    /// With a name.
+    /// Its `name` is set.
     pub import: Import,
     pub path: PathBuf,
     /// The number for the content that the caller has examined.

@@ -21,7 +21,7 @@ use crate::operation::{
 use archive::{Input, Output};
 
 /// Number of messages that may wait for the other side; each has about 1 MiB.
-const AHEAD: usize = 4;
+const MAX_QUEUED_MESSAGES: usize = 4;
 
 #[tonic::async_trait]
 impl Admin for Service {
@@ -64,7 +64,7 @@ impl Admin for Service {
     ) -> RpcResult<BoxStream<ExportResponse>> {
         let asked = export(request.into_inner());
         let asked = asked.map_err(|error| status(Rpc::CreateSnapshot, &error))?;
-        let (to, sent) = mpsc::channel(AHEAD);
+        let (to, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let mut output = Output::new(to.clone(), self.driver.clone());
         let driver = self.driver.clone();
         tokio::spawn(async move {
@@ -85,7 +85,7 @@ impl Admin for Service {
         let mut messages = request.into_inner();
         let first = messages.message().await?.unwrap_or_default();
         let asked = import(&first).map_err(|error| status(Rpc::CreateVolume, &error))?;
-        let (to, read) = mpsc::channel(AHEAD);
+        let (to, read) = mpsc::channel(MAX_QUEUED_MESSAGES);
         // Ends when the import does not read any more.
         tokio::spawn(async move {
             let mut next = Ok(Some(first.data));

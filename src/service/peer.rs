@@ -32,7 +32,7 @@ use crate::operation::{
 use client::PeerSource;
 
 /// Number of messages that may wait for the reader; each has at most 4 MiB of data.
-const AHEAD: usize = 2;
+const MAX_QUEUED_MESSAGES: usize = 2;
 /// How long a reader may take to accept a message. A reader that hangs would prevent the deletion of
 /// the snapshot.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ impl Peer for PeerService {
         };
         let loan = self.driver.run_blocking(lend).await;
         let loan = loan.map_err(|error| status(Rpc::CreateVolume, &error))?;
-        let (to, sent) = mpsc::channel(AHEAD);
+        let (to, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
         tokio::spawn(send(self.driver.clone(), loan, message.crc32, to));
         answer(Box::pin(ReceiverStream::new(sent)))
     }

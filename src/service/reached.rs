@@ -1,5 +1,5 @@
-//! What a cut reached, which CSI's response has no fields for: an agent passes it to its router in the
-//! metadata of the response. Other callers ignore it.
+//! The level that a cut has reached. CSI's response has no fields for it, so an agent passes it to its
+//! router in the metadata of the response. Other callers ignore it.
 
 use std::time::Duration;
 

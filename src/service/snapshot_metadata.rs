@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::operation::{Driver, GetMetadata, MetadataPage};
 
 /// Number of messages that may wait for the caller; each may have some 100 KiB.
-const AHEAD: usize = 2;
+const MAX_QUEUED_MESSAGES: usize = 2;
 
 /// The messages of one stream.
 struct Messages<T> {
@@ -134,7 +134,7 @@ impl Service {
                 driver.snapshots.snapshot_metadata(args)
             })
             .await?;
-        let (to, incoming) = mpsc::channel(AHEAD);
+        let (to, incoming) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let filler = Filler {
             driver: self.driver.clone(),
             rpc,

@@ -114,7 +114,7 @@ pub struct JournaledFreeze {
 /// Freezes file systems, and suspends mapped devices.
 pub trait Freezer: Send + Sync + 'static {
     /// Checks that a guard accepts requests, or can be started; with `mapped`, also requests with
-    /// mapped devices: EPROTO if the guard is of a release that cannot suspend them. It is called
+    /// mapped devices: EPROTONOSUPPORT if the guard is of a release that cannot suspend them. It is called
     /// before an application is quiesced for a freeze; the result does not guarantee anything for
     /// later. Takes at most a second.
     fn ready(&self, mapped: bool) -> Result<()> {
@@ -125,7 +125,7 @@ pub trait Freezer: Send + Sync + 'static {
     /// Passes members to the guard, after they were written into the journal. The guard is started
     /// if it is not running. Nothing is frozen or suspended yet.
     ///
-    /// Of a mapped device, EPROTO if the guard is of a release that cannot suspend it, EOPNOTSUPP if
+    /// Of a mapped device, EPROTONOSUPPORT if the guard is of a release that cannot suspend it, EOPNOTSUPP if
     /// the guard finds no device mapper, EPERM if the device is not one of this driver, and EBUSY if
     /// another program has suspended it, or has loaded a table that a resume would switch to.
     fn begin(&self, members: Vec<FreezeMember>, limits: FreezeLimits) -> Result<Box<dyn Freeze>>;

@@ -18,7 +18,7 @@ use super::difference::Differences;
 /// map is read, the previous one is in memory too). For images beyond that, both maps are read.
 const MAX_RUNS: usize = 2 << 20;
 /// Smallest number of extents for which memory is reserved at once.
-const SOME_RUNS: usize = 4096;
+const MIN_RESERVED_EXTENTS: usize = 4096;
 
 /// How many extents the images of one cut may still remember.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Map {
     /// Appends an extent.
     pub(in crate::host) fn see(&mut self, run: &Extent) {
         if self.is_whole && self.runs.len() == self.taken {
-            let more = self.taken.max(SOME_RUNS);
+            let more = self.taken.max(MIN_RESERVED_EXTENTS);
             self.is_whole = self.budget.take(more);
             if self.is_whole {
                 self.taken += more;

@@ -195,7 +195,11 @@ impl LinuxHost {
                 fs,
             } => growth::grow(&self.folders, device, mount_point, fs),
             Effect::GrowUnmounted { device } => growth::grow_unmounted(device),
-            _ => Err(HostError::unexpected("change", "", "no file system effect")),
+            _ => Err(HostError::unexpected(
+                "perform",
+                effect.name(),
+                "it changes no file system",
+            )),
         }
         .map(|()| Done::Plain)
     }

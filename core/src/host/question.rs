@@ -66,21 +66,25 @@ mod tests {
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(1);
-    const LONG: Duration = Duration::from_secs(600);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
     #[test]
     fn a_question_that_hangs_is_not_asked_again_until_it_ends() {
         let questions = TimedQueries::new();
-        assert_eq!(questions.ask("a", LONG, || 1), Some(1));
+        assert_eq!(questions.ask("a", LONG_TIMEOUT, || 1), Some(1));
         let (end, wait) = channel::<()>();
         assert_eq!(questions.ask("a", SHORT, move || wait.recv()), None);
         let asked = || panic!("it is asked while the first one hangs");
-        assert_eq!(questions.ask::<()>("a", LONG, asked), None);
-        assert_eq!(questions.ask("b", LONG, || 2), Some(2), "others are asked");
+        assert_eq!(questions.ask::<()>("a", LONG_TIMEOUT, asked), None);
+        assert_eq!(
+            questions.ask("b", LONG_TIMEOUT, || 2),
+            Some(2),
+            "others are asked"
+        );
         drop(end);
         while questions.hangs(&"a") {
             std::thread::yield_now();
         }
-        assert_eq!(questions.ask("a", LONG, || 3), Some(3));
+        assert_eq!(questions.ask("a", LONG_TIMEOUT, || 3), Some(3));
     }
 }

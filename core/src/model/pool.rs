@@ -121,7 +121,7 @@ pub struct NotAPool(String);
 
 /// What the user can do if a pool's file system cannot share blocks; appended to refusals after a
 /// semicolon.
-pub const WAY_OUT: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
+pub const SHARING_ADVICE: &str = "xfs and btrfs can share blocks; on this disk, a pool with an xfs in a reserved file can too: --pool NAME=file:/path/to/an/empty/folder,init,mount=any,image=SIZE";
 
 /// The grammar, for error messages.
 const GRAMMAR: &str = "NAME=file:/path[,init][,image=SIZE][,snapshots=reserved|best-effort][,extent=SIZE][,overcommit=N][,mount=required|any][,trim=7d] or NAME=lvm:VG/POOL[,init][,snapshots=...][,overcommit=N][,trim=7d][,rawBlock=unfiltered] or NAME=memory: or NAME=memory-thin:";

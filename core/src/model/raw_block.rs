@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RawBlock {
-    /// It may: the administrator vouches for LVM's filter.
+    /// Raw block volumes are allowed without a test of LVM's filter: the administrator vouches for it.
     Unfiltered,
 }
 

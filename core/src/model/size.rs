@@ -15,6 +15,15 @@ pub const GIB: u64 = 1 << 30;
 /// all of it.
 pub const GRAIN: u64 = 4 * KIB;
 
+/// A pool with less free space than this is nearly full: the health of its volumes, the status page, the
+/// cache of data sources and the alert of the chart agree on it.
+pub const LOW_SPACE_PERCENT: u64 = 5;
+
+/// Whether a pool is nearly full.
+pub fn is_low_space(available: u64, total: u64) -> bool {
+    available < total / 100 * LOW_SPACE_PERCENT
+}
+
 /// Upper limit of an image's size, which only prevents arithmetic overflow: with 4 KiB blocks,
 /// files on xfs can have almost 8 EiB, and on ext4 almost 16 TiB, beyond which the kernel returns
 /// EFBIG.

@@ -8,7 +8,7 @@ use crate::failure::{Failure, Result, TIMED_OUT};
 use crate::text::escaped;
 
 /// How often the progress of an operation is read.
-const INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A wait ends if this many polls one after another fail, after 45 seconds or more: an API server is
 /// restarted within this time.
 const MAX_FAILED: u32 = 10;
@@ -106,7 +106,7 @@ impl Polls {
 
     /// The time before the next poll, which is longer after each that has failed.
     fn pause(&self) -> Duration {
-        INTERVAL * (self.failed + 1)
+        POLL_INTERVAL * (self.failed + 1)
     }
 }
 
@@ -133,12 +133,12 @@ mod tests {
             }
             let running = Ok(Progress::Running(String::new()));
             assert!(polls.next("x", running).is_ok());
-            assert_eq!(polls.pause(), INTERVAL);
+            assert_eq!(polls.pause(), POLL_INTERVAL);
         }
         for _ in 1..MAX_FAILED {
             assert!(polls.next("x", away()).is_ok());
         }
-        assert!(polls.pause() > INTERVAL);
+        assert!(polls.pause() > POLL_INTERVAL);
         let Err(failure) = polls.next("the move", away()) else {
             panic!("it never ends")
         };

@@ -21,7 +21,7 @@ use crate::failure::{Failure, Result};
 /// Bytes of one message, as kubectl has it.
 const MESSAGE_BYTES: usize = 32 << 10;
 /// Messages that are read ahead.
-const AHEAD: usize = 4;
+const MAX_QUEUED_PIECES: usize = 4;
 /// The exit code of a program that Ctrl-C has ended, in shells.
 const INTERRUPTED: u8 = 130;
 
@@ -207,7 +207,7 @@ pub async fn import(cluster: &Cluster, arguments: &ImportArguments) -> Result<()
 /// Reads ahead by a few messages. The thread ends with the process: a read of stdin cannot be
 /// interrupted.
 fn pieces(mut source: impl Read + Send + 'static) -> Input {
-    let (to, input) = mpsc::channel(AHEAD);
+    let (to, input) = mpsc::channel(MAX_QUEUED_PIECES);
     std::thread::spawn(move || {
         loop {
             let mut data = vec![0; MESSAGE_BYTES];

@@ -37,7 +37,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const NAME_BYTES: usize = 128 << 20;
 const BUFFER_BYTES: usize = 256 << 10;
 /// openat2 fails with EAGAIN when something else is renamed at the same time.
-const TRIES: usize = 8;
+const MAX_ATTEMPTS: usize = 8;
 
 /// Whose rules the archives follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,7 +340,7 @@ impl<'a> Tree<'a> {
                 | ResolveFlag::RESOLVE_NO_XDEV,
         );
         let mut last = Err(Errno::EAGAIN);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             last = openat2(&self.root, path, how);
             if !matches!(last, Err(Errno::EAGAIN)) {
                 break;

@@ -287,7 +287,7 @@ fn claim_header<'a>(
     status: &ThinPoolStatus,
     max_wait: Duration,
 ) -> Result<HeaderDevice<'a>> {
-    const STEP: Duration = Duration::from_millis(50);
+    const RETRY_INTERVAL: Duration = Duration::from_millis(50);
     let mut waited = Duration::ZERO;
     loop {
         match HeaderDevice::open(host, mapped, status, true) {
@@ -308,8 +308,8 @@ fn claim_header<'a>(
             }
             Ok(None) | Err(_) => {}
         }
-        host.pause(STEP);
-        waited += STEP;
+        host.pause(RETRY_INTERVAL);
+        waited += RETRY_INTERVAL;
     }
 }
 
@@ -368,7 +368,9 @@ impl<'a> HeaderDevice<'a> {
     }
 
     fn read(&self) -> crate::host::Result<FoundHeader> {
-        let slots = self.host.read_blocks(self.device(), 0, header::SLOTS)?;
+        let slots = self
+            .host
+            .read_blocks(self.device(), 0, header::SLOTS_BYTES)?;
         Ok(header::decode(&slots))
     }
 

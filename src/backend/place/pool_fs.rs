@@ -92,11 +92,11 @@ pub fn check_mount(host: &dyn Host, pool: &PoolDefinition, folder: &Path) -> Res
 /// free: the kubelet evicts pods from a disk with less than 10 or 15 % of free space. Copies and
 /// snapshots of existing volumes are limited only by the reserve for metadata, so that a backup is
 /// still possible.
-const MACHINE_SHARE: u64 = 5;
+const MACHINE_RESERVE_DIVISOR: u64 = 5;
 
 /// Bytes that stay free for the machine on its own file system of this size.
 pub fn machine_reserve(total: u64) -> u64 {
-    total.div_ceil(MACHINE_SHARE)
+    total.div_ceil(MACHINE_RESERVE_DIVISOR)
 }
 
 /// Folders on the file systems that have the machine's own files. In a container, `/` is the file

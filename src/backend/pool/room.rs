@@ -79,7 +79,7 @@ struct Held {
 }
 
 impl Held {
-    /// What still has the blocks of a deleted image. Like one in progress, it may share them with a
+    /// The blocks that a deleted image still occupies. Like one in progress, it may share them with a
     /// thick volume.
     fn of_deleted(image: &DeletedImage) -> Held {
         Held {
@@ -423,8 +423,8 @@ struct Family {
 }
 
 /// A lower bound of the bytes of blocks that volumes have and no snapshot has, each block counted
-/// once, even if several volumes have it, and that no file of others has either. Images of two lineages share nothing. The images of one
-/// lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
+/// once, even if several volumes have it, and that no other file has either. Images of two lineages
+/// share nothing. The images of one lineage have at least the blocks of the largest one, and its snapshots have at most the sum of
 /// theirs. A thick volume shares only with copies and snapshots of it that are in progress.
 fn not_in_snapshots(held: &[Held]) -> u64 {
     let mut lineages: BTreeMap<Uuid, Family> = BTreeMap::new();

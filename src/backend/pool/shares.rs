@@ -42,7 +42,7 @@ pub struct LineageBytes {
     /// An upper bound of the blocks of images that may share some and were not compared. Then the other
     /// sums are 0.
     pub undivided: u64,
-    /// The blocks that each volume has to answer for; `None` if the images were not compared. Of the
+    /// The bytes that are attributed to each volume; `None` if the images were not compared. Of the
     /// volumes that have a block, or that have a snapshot with it, that is the oldest. So a write adds to
     /// the volume that was written, and a snapshot adds nothing.
     pub attributed: Option<BTreeMap<Uuid, u64>>,

@@ -181,10 +181,9 @@ impl PoolBackend {
     }
 
     /// Extends a filled image to its full length, syncs it and records it as `ready`, or as whole if it
-    /// is a spare. A thick
-    /// volume is first reserved and un-shared completely, or the caller has written all of it. A clone
-    /// of a thick volume is un-shared as well, so that no write to the source can fail; for this,
-    /// `admit` must have checked that the size of the clone is free. After an error the caller may
+    /// is a spare. A thick volume is first reserved and un-shared completely, or the caller has written
+    /// all of it. A clone of a thick volume is un-shared as well, so that no write to the source can
+    /// fail; for this, the call of `prepare` must have checked that the size of the clone is free. After an error the caller may
     /// continue, or deletes the volume.
     pub fn complete(&self, record: &VolumeRecord) -> Result<VolumeRecord> {
         let (image, length) = (Image::Volume(record.uuid), image_bytes(record.size));

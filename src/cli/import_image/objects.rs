@@ -44,7 +44,7 @@ impl Node {
         Ok(Node { driver, topology })
     }
 
-    /// A List of both objects. `kept` is the name of the PersistentVolume, and the StorageClass. A
+    /// A List of both objects. `name` is the PersistentVolume's, `class` the StorageClass's. A
     /// volume without a file system is a raw device.
     pub(super) fn objects(
         &self,

@@ -15,7 +15,7 @@ const FIRST_DELAY_SECONDS: u64 = 60;
 const MAX_DELAY_SECONDS: u64 = 30 * 60;
 /// Maximum number of entries. A node has far fewer volumes whose snapshots fail at the same time.
 /// At the limit, the entry whose pause ends first is dropped.
-const NAMES: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// The volumes whose last cut failed, each together with its class. A tenant who repeats the call
 /// under another name therefore disturbs no application, and a tenant who has corrected the class
@@ -91,7 +91,7 @@ impl Backoffs {
         };
         for key in keys {
             names.insert(key.clone(), pause.clone());
-            if names.len() > NAMES {
+            if names.len() > MAX_ENTRIES {
                 let others = names.iter().filter(|(name, _)| *name != key);
                 let first = others.min_by_key(|(_, pause)| pause.until());
                 if let Some(first) = first.map(|(name, _)| name.clone()) {
@@ -178,7 +178,7 @@ mod tests {
             for (now, name) in names.iter().enumerate() {
                 let (name, now) = (name.to_string(), now as u64);
                 let _ = backoffs.failed(std::slice::from_ref(&name), lost(now), now);
-                prop_assert!(backoffs.names().len() <= NAMES);
+                prop_assert!(backoffs.names().len() <= MAX_ENTRIES);
                 prop_assert!(backoffs.check(&[name], now).is_err(), "the newest is there");
             }
         }

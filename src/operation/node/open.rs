@@ -331,9 +331,9 @@ impl Driver {
 
     /// The only reference to a pool, after the probes of it have finished, which takes a moment.
     fn into_unshared(&self, mut pool: Arc<Pool>) -> Option<Pool> {
-        const TRIES: u32 = 200;
+        const MAX_ATTEMPTS: u32 = 200;
         const WAIT: Duration = Duration::from_millis(10);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             pool = match Arc::try_unwrap(pool) {
                 Ok(pool) => return Some(pool),
                 Err(shared) => shared,
@@ -366,7 +366,7 @@ fn absent(path: &Path, found: &make::Probe, last: Option<KnownPool>) -> String {
     )
 }
 
-/// Of a pool that was not found at its place, in which this is.
+/// The state of a pool whose place contains `found` instead.
 fn presence_of(found: &make::Probe) -> Presence {
     match found {
         // It is not known which pool is on an image before the image is mounted.

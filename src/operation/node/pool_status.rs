@@ -53,7 +53,7 @@ pub struct PoolStatus {
 }
 
 impl PoolStatus {
-    /// Of a pool of which only the definition is known, and why it is not served.
+    /// The status of a pool of which only the definition is known; `why` says why it is not served.
     fn unknown(definition: &PoolDefinition, id: Option<PoolId>, why: String) -> PoolStatus {
         PoolStatus {
             name: definition.name.clone(),
@@ -135,7 +135,7 @@ impl Driver {
     /// UIDs of pods whose volumes prevent the disk of a pool that is not served from being
     /// released, from the target paths of the kubelet. The number is limited.
     pub(in crate::operation) fn pods_on(&self, place: &Path, was: Option<&Former>) -> Vec<String> {
-        const MOST: usize = 16;
+        const MAX_LISTED: usize = 16;
         let mut pods = BTreeSet::new();
         for mount in self.usage.mounts().unwrap_or_default() {
             let Some(shown) = find_shown(self.host.as_ref(), &mount) else {
@@ -146,6 +146,6 @@ impl Driver {
                 pods.extend(usage::pods_of(&mount).map(str::to_string));
             }
         }
-        pods.into_iter().take(MOST).collect()
+        pods.into_iter().take(MAX_LISTED).collect()
     }
 }

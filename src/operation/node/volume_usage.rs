@@ -22,7 +22,7 @@ use crate::operation::{Driver, Pool, ServingState};
 use growth::{GrownVolume, Growth};
 
 /// Volumes that are written to change their numbers without a cut.
-const MEASURING_INTERVAL: Duration = Duration::from_secs(3600);
+const MEASUREMENT_INTERVAL: Duration = Duration::from_secs(3600);
 /// After a measurement, the next one waits for this many times as long.
 const PAUSE_FACTOR: u32 = 19;
 
@@ -79,7 +79,7 @@ struct PoolStatistics {
     cuts: BTreeMap<(Uuid, Uuid), LastCut>,
     /// The next measurement does not begin before.
     paused_until: Option<Instant>,
-    /// The number of volumes when it was last looked for what is to be measured.
+    /// The number of volumes when the volumes to measure were last selected.
     volumes: usize,
     /// When the first pass and the last one began that have ended.
     passes: Option<(Moment, Moment)>,
@@ -139,7 +139,7 @@ impl PoolStatistics {
         }
         usage.unmeasured = self.volumes.saturating_sub(volumes) as u64;
         // By then, everything was measured twice.
-        let is_known = last.at.saturating_duration_since(first.at) >= MEASURING_INTERVAL;
+        let is_known = last.at.saturating_duration_since(first.at) >= MEASUREMENT_INTERVAL;
         usage.grown = is_known.then(|| {
             let each = each.flat_map(|measured| &measured.growth);
             growth::most(pool, each)
@@ -168,7 +168,7 @@ impl VolumeStatistics {
         lineages.retain(|lineage, family| {
             numbers.measured.get(lineage).is_none_or(|measured| {
                 measured.family != *family
-                    || now.saturating_duration_since(measured.at.at) >= MEASURING_INTERVAL
+                    || now.saturating_duration_since(measured.at.at) >= MEASUREMENT_INTERVAL
             })
         });
         Some(lineages.into_iter().collect())
@@ -269,7 +269,7 @@ impl Driver {
                     numbers.insert(lineage, family, at, bytes);
                 }
                 Ok(None) => by_size.push((lineage, family)),
-                Err(error) => failed(&pool, &error),
+                Err(error) => log_failure(&pool, &error),
             }
         }
         self.estimate(&pool, by_size, at);
@@ -293,7 +293,7 @@ impl Driver {
                     numbers.insert(lineage, family, at, bytes);
                 }
             }
-            Err(error) if lineages.len() == 1 => failed(pool, &error),
+            Err(error) if lineages.len() == 1 => log_failure(pool, &error),
             Err(_) => {
                 for one in lineages {
                     self.estimate(pool, vec![one], at);
@@ -338,8 +338,8 @@ impl Driver {
     }
 }
 
-/// Usually an image was deleted at the same time, or is used by a call.
-fn failed(pool: &Pool, error: &Error) {
+/// Logged for developers only: usually an image was deleted at the same time, or is used by a call.
+fn log_failure(pool: &Pool, error: &Error) {
     tracing::debug!(pool = %pool.definition.name, error = %chain(error), "failed to measure volumes, will retry");
 }
 

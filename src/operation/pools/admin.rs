@@ -18,7 +18,7 @@ use crate::backend::place::make::{self, Probe};
 use crate::backend::place::pool_fs::{self, machine_folders};
 use crate::error::{Error, ErrorContext, Kind, Result};
 use crate::host::{Host, Kept};
-use crate::model::pool::WAY_OUT;
+use crate::model::pool::SHARING_ADVICE;
 use crate::model::{HomeId, MountRule, PoolDefinition, PoolId, PoolPlace};
 use crate::record::node::KnownPool;
 use crate::record::{NodeRecord, PoolRecord};
@@ -87,7 +87,7 @@ fn init_inside(
     let mut warnings = make::check_pool_fs(host, path)?;
     make::check_extent(host, pool, path)?;
     let without = make::find_without_sharing(host, path)?;
-    warnings.extend(without.map(|what| format!("{what}; {WAY_OUT}")));
+    warnings.extend(without.map(|what| format!("{what}; {SHARING_ADVICE}")));
     warnings.extend(admin_pool.warnings(host, pool)?);
     if pool.mount.is_none()
         && let Some(what) = pool_fs::without_mount(host, file_folder(pool)?)?

@@ -16,13 +16,13 @@ use crate::record::SnapshotRecord;
 /// The share that is reserved for the pool's own metadata: extent maps of images, records, logs. An
 /// xfs whose images are all fully fragmented into extents of 64 KiB needs 16 bytes for each extent;
 /// 1/64 of the pool is more than 60 times that.
-const HEADROOM_SHARE: u64 = 64;
+const HEADROOM_DIVISOR: u64 = 64;
 /// The minimum of the reserve in bytes: the log and the directories of a small pool.
-const HEADROOM_LEAST: u64 = 8 * MIB;
+const MIN_HEADROOM_BYTES: u64 = 8 * MIB;
 
 /// Bytes that stay reserved on a file system of this size.
 pub(in crate::operation) fn headroom(total: u64) -> u64 {
-    (total / HEADROOM_SHARE).max(HEADROOM_LEAST)
+    (total / HEADROOM_DIVISOR).max(MIN_HEADROOM_BYTES)
 }
 
 /// Bytes that new volumes and growth leave free.

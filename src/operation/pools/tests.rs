@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use crate::backend::place::lvm::header::SLOTS;
+use crate::backend::place::lvm::header::SLOTS_BYTES;
 use crate::backend::place::lvm::{HeaderDevice, find_pool, folder, raw_block, release, thin_pool};
 use crate::backend::thin::device_uuid;
 use crate::backend::thin::{HEADER_ID, RECORDS_ID, TRANSACTION_ID, records_device};
@@ -394,7 +394,7 @@ fn a_pool_that_cannot_be_read_is_not_absent() {
         |host| {
             let status = host.thin_pool(NAME).unwrap().unwrap();
             let device = HeaderDevice::open(host, NAME, &status, true).unwrap();
-            device.unwrap().overwrite(&[0; SLOTS]);
+            device.unwrap().overwrite(&[0; SLOTS_BYTES]);
         },
     ];
     for damage in damages {

@@ -28,12 +28,12 @@ const MAGIC: [u8; 14] = *b"SLACKWATER\r\n\x1a\n";
 /// The version of the layout. Another one is refused.
 const VERSION: u16 = 1;
 /// Bytes of the image of a segment in an archive without a base, except for the last one.
-pub(super) const SEGMENT: u64 = 4 * MIB;
+pub(super) const SEGMENT_BYTES: u64 = 4 * MIB;
 /// Maximum length of the body of a frame: 4 MiB of data, and the lists of parts that differ.
-const MAX_BODY: u64 = 16 * MIB;
+const MAX_BODY_BYTES: u64 = 16 * MIB;
 /// Maximum number of snapshots of an archive.
 const MAX_MEMBERS: usize = 1024;
-const DIGEST: usize = 32;
+const DIGEST_BYTES: usize = 32;
 
 const MANIFEST_FRAME: u32 = 1;
 const SEGMENT_FRAME: u32 = 2;
@@ -99,18 +99,18 @@ struct Head {
     length: u64,
 }
 
-const HEAD: usize = 20;
+const HEADER_BYTES: usize = 20;
 
 impl Head {
-    fn bytes(self) -> [u8; HEAD] {
-        let mut bytes = [0; HEAD];
+    fn bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
         bytes[4..12].copy_from_slice(&self.number.to_le_bytes());
         bytes[12..].copy_from_slice(&self.length.to_le_bytes());
         bytes
     }
 
-    fn parse(bytes: [u8; HEAD]) -> Option<Head> {
+    fn parse(bytes: [u8; HEADER_BYTES]) -> Option<Head> {
         let mut fields = Fields(&bytes);
         Some(Head {
             kind: fields.u32()?,
@@ -120,7 +120,7 @@ impl Head {
     }
 
     /// `manifest` is the digest of the manifest's frame; for that frame it is zeros.
-    fn digest(self, manifest: &[u8; DIGEST], body: &[u8]) -> [u8; DIGEST] {
+    fn digest(self, manifest: &[u8; DIGEST_BYTES], body: &[u8]) -> [u8; DIGEST_BYTES] {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(manifest);
         context.update(&self.bytes());
@@ -129,8 +129,8 @@ impl Head {
     }
 }
 
-fn finish(context: digest::Context) -> [u8; DIGEST] {
-    let mut result = [0; DIGEST];
+fn finish(context: digest::Context) -> [u8; DIGEST_BYTES] {
+    let mut result = [0; DIGEST_BYTES];
     result.copy_from_slice(context.finish().as_ref());
     result
 }
@@ -169,7 +169,7 @@ impl<'a> Fields<'a> {
 pub struct ArchiveWriter<W> {
     to: W,
     whole: digest::Context,
-    manifest: [u8; DIGEST],
+    manifest: [u8; DIGEST_BYTES],
     number: u64,
 }
 
@@ -178,7 +178,7 @@ impl<W: Write> ArchiveWriter<W> {
         let mut writer = ArchiveWriter {
             to,
             whole: digest::Context::new(&digest::SHA256),
-            manifest: [0; DIGEST],
+            manifest: [0; DIGEST_BYTES],
             number: 0,
         };
         let body = serde_json::to_vec(manifest);
@@ -212,7 +212,7 @@ impl<W: Write> ArchiveWriter<W> {
         self.to.flush().map_err(|error| cannot_write(&error))
     }
 
-    fn frame(&mut self, kind: u32, body: &[u8]) -> Result<[u8; DIGEST]> {
+    fn frame(&mut self, kind: u32, body: &[u8]) -> Result<[u8; DIGEST_BYTES]> {
         let head = Head {
             kind,
             number: self.number,
@@ -250,7 +250,7 @@ pub struct ArchiveReader<R> {
     from: R,
     pub manifest: Manifest,
     whole: digest::Context,
-    digest: [u8; DIGEST],
+    digest: [u8; DIGEST_BYTES],
     number: u64,
     /// Bytes that were read.
     at: u64,
@@ -268,7 +268,7 @@ impl<R: Read> ArchiveReader<R> {
                 members: Vec::new(),
             },
             whole: digest::Context::new(&digest::SHA256),
-            digest: [0; DIGEST],
+            digest: [0; DIGEST_BYTES],
             number: 0,
             at: 0,
             member: 0,
@@ -346,12 +346,12 @@ impl<R: Read> ArchiveReader<R> {
     }
 
     /// Reads the next frame, of this kind. Returns its body and its digest.
-    fn frame(&mut self, kind: u32) -> Result<(Vec<u8>, [u8; DIGEST])> {
+    fn frame(&mut self, kind: u32) -> Result<(Vec<u8>, [u8; DIGEST_BYTES])> {
         let (number, at) = (self.number, self.at);
         let what = format!("frame {number}, which begins at byte {at}");
-        let mut head = [0; HEAD];
+        let mut head = [0; HEADER_BYTES];
         self.fill(&mut head, &what)?;
-        let head = Head::parse(head).filter(|head| head.length <= MAX_BODY);
+        let head = Head::parse(head).filter(|head| head.length <= MAX_BODY_BYTES);
         let Some(head) = head.filter(|head| (1..=END_FRAME).contains(&head.kind)) else {
             return Err(bad(format!("is damaged: {what}, is not a frame")));
         };
@@ -363,7 +363,7 @@ impl<R: Read> ArchiveReader<R> {
         }
         let mut body = vec![0; head.length as usize];
         self.fill(&mut body, &what)?;
-        let mut digest = [0; DIGEST];
+        let mut digest = [0; DIGEST_BYTES];
         self.fill(&mut digest, &what)?;
         if head.digest(&self.digest, &body) != digest {
             return Err(bad(format!(
@@ -462,8 +462,10 @@ fn check_range(range: &SnapshotRange, end: u64, has_base: bool) -> std::result::
         }
         at = piece.end();
     }
-    if !range.changed.is_empty() || range.length != SEGMENT.min(end - range.offset) {
-        return Err(format!("a segment of a whole snapshot has {SEGMENT} bytes"));
+    if !range.changed.is_empty() || range.length != SEGMENT_BYTES.min(end - range.offset) {
+        return Err(format!(
+            "a segment of a whole snapshot has {SEGMENT_BYTES} bytes"
+        ));
     }
     Ok(())
 }

@@ -3,8 +3,7 @@
 //!
 //! A volume is copied only while it is not in use, and never under a freeze: NodeStageVolume aborts
 //! the copy. Copies log their progress, have a limited rate, and continue after a restart if the
-//! source has not changed. It is not known of a volume in a thin pool whether it has: a copy of one
-//! begins again, a copy of a snapshot continues.
+//! source has not changed. For a volume in a thin pool this is unknown, so its copy starts again.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -18,7 +17,7 @@ use super::source::Source;
 use crate::backend::{Image, ImageHandle};
 use crate::cut::Use;
 use crate::error::{Error, ErrorContext, Result};
-use crate::model::pool::WAY_OUT;
+use crate::model::pool::SHARING_ADVICE;
 use crate::model::size::MIB;
 use crate::model::{Level, PoolId, SnapshotId};
 use crate::operation::lock::Key;
@@ -28,9 +27,9 @@ use crate::record::{CopyProgress, SnapshotState};
 
 /// Bytes of one effect. Between two effects, a copy checks whether it was aborted or the driver
 /// stops.
-const STEP: u64 = 16 * MIB;
+const STEP_BYTES: u64 = 16 * MIB;
 /// Bytes after which the progress is made durable and logged.
-const SAVE: u64 = 512 * MIB;
+const SAVE_INTERVAL_BYTES: u64 = 512 * MIB;
 
 /// The error for a volume that is in use and therefore not copied, with the alternatives.
 pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
@@ -39,7 +38,7 @@ pub(in crate::operation) fn no_sharing(pool: &Pool, volume_id: &str) -> Error {
         "it is in use, and cloning it into another pool would copy a volume that changes during the copy; take a snapshot and restore it there, or unstage the volume first".to_string()
     } else {
         format!(
-            "it is in use, and pool {name} cannot share blocks, so a snapshot or clone would copy a volume that changes during the copy; unstage it first; {WAY_OUT}"
+            "it is in use, and pool {name} cannot share blocks, so a snapshot or clone would copy a volume that changes during the copy; unstage it first; {SHARING_ADVICE}"
         )
     };
     Error::refused(format!("volume {volume_id}"), why)
@@ -109,7 +108,7 @@ impl Filling<'_> {
                 difference: Some(range),
             });
         }
-        let bytes = STEP.min(self.range.end - at);
+        let bytes = STEP_BYTES.min(self.range.end - at);
         Ok(Step {
             end: at + bytes,
             bytes,
@@ -210,7 +209,7 @@ impl Snapshots {
             if self.pools.in_flight.is_stopping() {
                 ending = Some(Error::Stopping);
             }
-            if ending.is_some() || unsaved >= SAVE {
+            if ending.is_some() || unsaved >= SAVE_INTERVAL_BYTES {
                 filling.target.sync().context(doing)?;
                 save(at)?;
                 unsaved = 0;

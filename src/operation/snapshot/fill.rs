@@ -18,7 +18,7 @@ use crate::operation::{Pool, Snapshots, Volume};
 use crate::record::{ContentSource, CopyProgress, VolumeRecord};
 
 /// Maximum length of a range that is read back at once.
-const MAX_VERIFIED: u64 = 16 * MIB;
+const MAX_VERIFIED_BYTES: u64 = 16 * MIB;
 
 /// The copy that fills a planned volume, or writes its blocks if it has no content.
 pub(super) fn what_fills(pool: &Pool, record: &VolumeRecord, content: Option<&Content>) -> CopyOf {
@@ -222,7 +222,7 @@ impl Snapshots {
             let range =
                 range.ok_or_else(|| remote.failed("it did not send all digests of a snapshot"))?;
             let length = range.length;
-            if range.offset != at || length == 0 || length > MAX_VERIFIED {
+            if range.offset != at || length == 0 || length > MAX_VERIFIED_BYTES {
                 return Err(remote.failed("it sent digests of other ranges of a snapshot"));
             }
             let pieces = target.read(at, length).context(doing)?;

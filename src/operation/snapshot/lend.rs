@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::lent::{Grant, Reader, TICKET_SECONDS};
-use super::metadata::{GRAIN, Side, Walk, are_of_one_volume};
+use super::metadata::{RANGE_ALIGNMENT_BYTES, Side, Walk, are_of_one_volume};
 use super::remote::{Checksum, Offer, SnapshotRange, Ticket, Wanted, cost, data};
 use crate::backend::Image;
 use crate::error::{Error, ErrorContext, Kind, Result};
@@ -19,10 +19,10 @@ use crate::operation::{Pool, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Bytes of the image that one message covers, or bytes of data of a message with differences.
-const RANGE: u64 = 4 * MIB;
+const RANGE_BYTES: u64 = 4 * MIB;
 /// Maximum number of bytes that are read for a message with differences. Those that are zeros are
 /// not sent.
-const MAX_READ: u64 = 256 * MIB;
+const MAX_READ_BYTES: u64 = 256 * MIB;
 
 /// A snapshot that is being read from its beginning or from an offset on.
 pub struct OutgoingRead {
@@ -164,7 +164,7 @@ impl Snapshots {
                 (sent, bytes)
             }
             None => {
-                let length = RANGE.min(end - offset);
+                let length = RANGE_BYTES.min(end - offset);
                 let sent = read_all(&loan.snapshot, (offset, length), loan.wanted)?;
                 let bytes = cost(&sent.pieces, sent.length);
                 (sent, bytes)
@@ -205,8 +205,8 @@ pub(in crate::operation) fn identity(record: &SnapshotRecord) -> u64 {
 
 /// The ID of a base that was granted.
 fn granted_base(grant: &Grant, identity: u64, from: u64) -> Result<&str> {
-    if !from.is_multiple_of(GRAIN) {
-        let problem = format!("is not a multiple of {GRAIN}");
+    if !from.is_multiple_of(RANGE_ALIGNMENT_BYTES) {
+        let problem = format!("is not a multiple of {RANGE_ALIGNMENT_BYTES}");
         return Err(Error::invalid("from", problem));
     }
     let mut bases = grant.bases.iter();
@@ -254,8 +254,8 @@ fn read_differences(
     let (mut sent, mut total) = (0, 0);
     for (start, end) in &mut walk.ranges {
         let begin = *start;
-        while *start < *end && sent < RANGE && total < MAX_READ {
-            let length = (RANGE - sent).min(*end - *start);
+        while *start < *end && sent < RANGE_BYTES && total < MAX_READ_BYTES {
+            let length = (RANGE_BYTES - sent).min(*end - *start);
             let found = read(snapshot, *start, length)?;
             sent += data(&found);
             pieces.extend(found);

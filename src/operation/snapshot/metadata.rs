@@ -19,14 +19,14 @@ use crate::operation::{GetMetadata, MetadataOf, MetadataPage, Pool, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// Ranges begin and end at multiples of this, or at the end of the volume. In bytes.
-pub(super) const GRAIN: u64 = 4096;
+pub(super) const RANGE_ALIGNMENT_BYTES: u64 = 4096;
 /// Maximum number of extents of a map that one step reads: a few MiB, and some ten milliseconds.
-const STEP: usize = 16 << 10;
+const EXTENTS_PER_STEP: usize = 16 << 10;
 /// Maximum number of steps of one page, so that a reply takes less than a second even where nothing
 /// differs.
-const STEPS: usize = 8;
+const STEPS_PER_PAGE: usize = 8;
 /// How often a step is tried if blocks are moved while it runs.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 /// A snapshot that is compared, with its open image.
 pub(super) struct Side {
@@ -66,7 +66,7 @@ impl Snapshots {
         }
         let mut walk = Walk::new(request.starting_offset, capacity);
         let most = request.max_results.max(1);
-        for _ in 0..STEPS {
+        for _ in 0..STEPS_PER_PAGE {
             if walk.at >= walk.end || walk.ranges.len() > most {
                 break;
             }
@@ -84,7 +84,7 @@ impl Snapshots {
             base_snapshot_id: Some(base.to_string()),
             snapshot_id: snapshot.to_string(),
             starting_offset: 0,
-            max_results: STEP,
+            max_results: EXTENTS_PER_STEP,
             of: None,
         };
         let mut bytes = 0;
@@ -116,7 +116,7 @@ fn side((pool, id, record): (Arc<Pool>, SnapshotId, SnapshotRecord)) -> Result<S
 }
 
 fn extents(side: &Side, from: u64) -> Result<Vec<Extent>> {
-    let found = side.image.extents(from, STEP);
+    let found = side.image.extents(from, EXTENTS_PER_STEP);
     found.context(|| format!("read the extent map of snapshot {}", side.record.uuid))
 }
 
@@ -158,7 +158,9 @@ type Known = (Vec<(u64, u64)>, u64);
 /// its last extent.
 fn horizon(runs: &[Extent], end: u64) -> u64 {
     match runs.last() {
-        Some(last) if runs.len() >= STEP => last.logical.saturating_add(last.length).min(end),
+        Some(last) if runs.len() >= EXTENTS_PER_STEP => {
+            last.logical.saturating_add(last.length).min(end)
+        }
         Some(_) | None => end,
     }
 }
@@ -201,7 +203,7 @@ pub(super) struct Walk {
 impl Walk {
     pub(super) fn new(from: u64, end: u64) -> Walk {
         Walk {
-            at: from - from % GRAIN,
+            at: from - from % RANGE_ALIGNMENT_BYTES,
             end,
             ranges: Vec::new(),
         }
@@ -211,7 +213,7 @@ impl Walk {
     pub(super) fn step(&mut self, base: Option<&Side>, target: &Side) -> Result<()> {
         let from = self.at;
         let look = |side: &Side| extents(side, from);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let before = base.map(look).transpose()?;
             let runs = look(target)?;
             let ranges = match &before {
@@ -235,7 +237,7 @@ impl Walk {
     fn take(&mut self, (ranges, known): Known, base_size: Option<u64>) {
         // An extent ends within a block only at the end of the file.
         let known = if known < self.end {
-            known - known % GRAIN
+            known - known % RANGE_ALIGNMENT_BYTES
         } else {
             known
         };
@@ -243,7 +245,7 @@ impl Walk {
         // advance.
         let short = known <= self.at;
         let known = if short {
-            (self.at + GRAIN).min(self.end)
+            (self.at + RANGE_ALIGNMENT_BYTES).min(self.end)
         } else {
             known
         };
@@ -266,8 +268,8 @@ impl Walk {
         if start >= end {
             return;
         }
-        let mut start = start - start % GRAIN;
-        let mut end = end.next_multiple_of(GRAIN).min(self.end);
+        let mut start = start - start % RANGE_ALIGNMENT_BYTES;
+        let mut end = end.next_multiple_of(RANGE_ALIGNMENT_BYTES).min(self.end);
         while let Some((before, last)) = self.ranges.last().copied()
             && last >= start
         {

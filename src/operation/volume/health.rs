@@ -3,12 +3,9 @@
 use crate::backend::PoolSpace;
 use crate::error::{Result, chain};
 use crate::model::VolumeId;
+use crate::model::size::is_low_space;
 use crate::operation::{Finding, ListVolumes, Pool, ServingState, Severity, VolumeHealth, Volumes};
 use crate::record::VolumeRecord;
-
-/// A pool is reported as nearly full if less than 1/20 of its space is available, so that the alert
-/// fires before writes fail.
-const LOW_SPACE_DIVISOR: u64 = 20;
 
 impl Volumes {
     /// Health of one volume; a volume without findings is healthy.
@@ -115,7 +112,7 @@ fn pool_findings(pool: &Pool) -> Vec<Finding> {
         }),
         Ok(PoolSpace {
             total, available, ..
-        }) if available < total / LOW_SPACE_DIVISOR => findings.push(Finding {
+        }) if is_low_space(available, total) => findings.push(Finding {
             severity: Severity::Degraded,
             reason: "PoolNearlyFull",
             message: format!("pool {name} has {available} of {total} bytes left"),

@@ -43,7 +43,7 @@ pub struct VolumeMoveStatus {
     pub user: Option<String>,
     /// With what it is being filled.
     pub content: Option<MoveContentStatus>,
-    /// Those of the snapshots in the question that exist.
+    /// The requested snapshots that exist.
     pub snapshots: Vec<MoveSnapshotStatus>,
 }
 

@@ -52,7 +52,7 @@ impl Failure {
         self.unreachable(format!("it sent nothing for {seconds} s"))
     }
 
-    /// That a snapshot does not exist is final, so it must be an answer of the source.
+    /// Only the source itself may report NOT_FOUND, because it is final.
     fn of(&self, status: &Status) -> Error {
         let from_connection = std::error::Error::source(status).is_some();
         match status.code() {

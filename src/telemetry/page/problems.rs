@@ -1,5 +1,6 @@
 //! What is wrong, since when, and the command that shows more of it.
 
+use crate::model::size::is_low_space;
 use jiff::{SignedDuration, Timestamp};
 
 use super::text::{When, command, duration, shown};
@@ -8,12 +9,10 @@ use serde::Serialize;
 
 /// A Pool object is written at least once a minute while a router leads and its agent answers.
 pub(super) const STALE: SignedDuration = SignedDuration::from_mins(3);
-/// The free space below which the chart has an alert, in thousandths.
-const LOW_SPACE_PER_MILLE: u64 = 50;
 /// A pool that will be full within this time is a problem, as for the alert SlackwaterPoolWillBeFull.
 const FULL_SOON: SignedDuration = SignedDuration::from_hours(24);
-/// But not while at least this part of it is free, in thousandths, as for that alert.
-const ENOUGH_SPACE_PER_MILLE: u64 = 400;
+/// But not while at least this part of it is free, in percent, as for that alert.
+const ENOUGH_SPACE_PERCENT: u64 = 40;
 
 /// A freeze that had lasted for this time when it was reported is a problem: a cut takes milliseconds, and
 /// at most seconds.
@@ -111,7 +110,7 @@ fn of_frozen(world: &World, pool: &Pool) -> Option<Problem> {
 /// When a pool is full, if that is so soon that it is a problem.
 fn full_soon(world: &World, pool: &Pool, free: u64) -> Option<Timestamp> {
     let at = pool.full_at?;
-    (free < ENOUGH_SPACE_PER_MILLE && at.duration_since(world.now) < FULL_SOON).then_some(at)
+    (free < ENOUGH_SPACE_PERCENT && at.duration_since(world.now) < FULL_SOON).then_some(at)
 }
 
 fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
@@ -119,7 +118,7 @@ fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
         true => format!("pool {}", pool.id),
         false => format!("pool {} of node {}", pool.name, pool.node),
     };
-    let free = pool.available_bytes.saturating_mul(1000) / pool.total_bytes.max(1);
+    let free = pool.available_bytes.saturating_mul(100) / pool.total_bytes.max(1);
     let (rank, text, since) = if pool.is_gone {
         return None;
     } else if !pool.is_well {
@@ -128,7 +127,7 @@ fn of_pool(world: &World, pool: &Pool) -> Option<Problem> {
     } else if is_stale(pool, world.now) {
         let text = format!("{name} was {}, but is not reported any more", pool.health);
         (1, text, pool.seen)
-    } else if pool.total_bytes > 0 && free < LOW_SPACE_PER_MILLE {
+    } else if pool.total_bytes > 0 && is_low_space(pool.available_bytes, pool.total_bytes) {
         (2, format!("less than 5 % of {name} is free"), None)
     } else if let Some(at) = full_soon(world, pool, free) {
         let time = duration(at.duration_since(world.now).as_secs().max(0));

@@ -249,6 +249,6 @@ pub struct Work {
     pub reported: Option<Timestamp>,
     /// The UUIDs of pools by whose agents its progress is reported.
     pub pools: Vec<String>,
-    /// What has not begun to change anything by then fails.
+    /// Work that has changed nothing by this time fails.
     pub deadline: Option<Timestamp>,
 }

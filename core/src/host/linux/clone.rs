@@ -26,7 +26,7 @@ const CLONE_PIECE: u64 = 8 << 20;
 const UNSHARE_PIECE: u64 = 4 << 20;
 /// A source changes its length between two reads of the length only once, at an expansion or its
 /// undo, and not repeatedly.
-const RACES: u32 = 8;
+const MAX_LENGTH_CHANGES: u32 = 8;
 
 /// The two files of a clone.
 struct Pair<'a> {
@@ -148,7 +148,7 @@ pub(super) fn ahead(source: &Path, target: &Path) -> Result<Done> {
         // The source has grown since its length was read.
         if start >= end || !pair.range(start, end, size)? {
             races += 1;
-            if races > RACES {
+            if races > MAX_LENGTH_CHANGES {
                 let what = "its length keeps changing";
                 return Err(HostError::unexpected("clone", source, what));
             }

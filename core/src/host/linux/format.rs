@@ -15,7 +15,7 @@ use crate::host::{Device, Result, Signature};
 use crate::model::FsType;
 
 /// blkid finds most signatures in the first MiB and some (RAID, ZFS, the backup GPT) at the end.
-const HEAD: u64 = 1 << 20;
+const HEAD_BYTES: u64 = 1 << 20;
 const TAIL: u64 = 64 << 10;
 
 /// blkid's exit status when it finds nothing, and when it finds several conflicting signatures.
@@ -159,7 +159,7 @@ fn read_ends_of(open: &File, size: u64, path: &Path) -> Result<Vec<u8>> {
             .map_err(failed("read", path))
     };
     read(size - size.min(TAIL), size.min(TAIL))?;
-    read(0, size.min(HEAD))
+    read(0, size.min(HEAD_BYTES))
 }
 
 /// Parses the `KEY=value` lines of `blkid -o export`.

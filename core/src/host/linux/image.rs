@@ -311,10 +311,10 @@ pub(super) fn free(file: &File, path: &Path, range: Range<u64>) -> Result<()> {
 
 /// The kernel frees the blocks of one request under a lock for the whole thin pool, so each is short.
 fn discard_device(device: &File, path: &Path, range: Range<u64>) -> Result<()> {
-    const STEP: u64 = 1 << 30;
+    const STEP_BYTES: u64 = 1 << 30;
     let mut at = range.start;
     while at < range.end {
-        let length = STEP.min(range.end - at);
+        let length = STEP_BYTES.min(range.end - at);
         sys::block_discard(device, at, length)
             .map_err(|errno| HostError::errno("discard the blocks of", path, errno))?;
         at += length;

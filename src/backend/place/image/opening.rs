@@ -35,7 +35,7 @@ use std::path::PathBuf;
 
 /// Bytes that stay free next to an image that is created or grown: for the records, and for the
 /// extent maps of the reserved blocks.
-const HEAD_ROOM: u64 = 64 << 20;
+const IMAGE_HEADROOM_BYTES: u64 = 64 << 20;
 
 /// No file on it is a program or a device node of this machine, and no program reads access times.
 const OPTIONS: [&str; 4] = ["nosuid", "nodev", "noexec", "noatime"];
@@ -157,8 +157,8 @@ impl Opening<'_> {
             .mount_of(self.path)
             .context(|| format!("find the mount of {}", self.path.display()))?;
         let kept = match is_of_machine(self.host, mount.mount.device, self.machine) {
-            true => machine_reserve(space.total).max(HEAD_ROOM),
-            false => HEAD_ROOM,
+            true => machine_reserve(space.total).max(IMAGE_HEADROOM_BYTES),
+            false => IMAGE_HEADROOM_BYTES,
         };
         let most = (space.available + allocated).saturating_sub(kept);
         if size <= most {

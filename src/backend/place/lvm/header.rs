@@ -22,13 +22,13 @@ use crate::crc32c::crc32c;
 use crate::model::{HomeId, PoolId};
 
 /// Bytes of a slot. A disk with sectors of 4096 bytes writes a slot as a whole.
-pub const SLOT: usize = 4096;
+pub const SLOT_BYTES: usize = 4096;
 /// Bytes of both slots.
-pub const SLOTS: usize = 2 * SLOT;
+pub const SLOTS_BYTES: usize = 2 * SLOT_BYTES;
 
 const MAGIC: &[u8; 16] = b"SLACKWATER POOL\n";
 const VERSION: u32 = 1;
-const CHECKSUM: usize = SLOT - 4;
+const CHECKSUM_OFFSET: usize = SLOT_BYTES - 4;
 
 /// How far the creation of the pool has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +66,11 @@ pub enum FoundHeader {
 impl PoolHeader {
     /// The slot in which this header is stored, as its offset.
     pub fn offset(&self) -> u64 {
-        (self.written % 2) * SLOT as u64
+        (self.written % 2) * SLOT_BYTES as u64
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![0; SLOT];
+        let mut bytes = vec![0; SLOT_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         put(0, MAGIC);
         put(16, &VERSION.to_le_bytes());
@@ -80,15 +80,15 @@ impl PoolHeader {
         put(48, self.home.0.as_bytes());
         put(64, self.fs.as_bytes());
         put(80, &self.records_bytes.to_le_bytes());
-        let checksum = crc32c(&bytes[..CHECKSUM]);
-        bytes[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
+        let checksum = crc32c(&bytes[..CHECKSUM_OFFSET]);
+        bytes[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 }
 
 /// Reads both slots.
 pub fn decode(slots: &[u8]) -> FoundHeader {
-    let found = slots.chunks_exact(SLOT).filter_map(decode_slot);
+    let found = slots.chunks_exact(SLOT_BYTES).filter_map(decode_slot);
     let mut newest = FoundHeader::Incomplete;
     for found in found {
         newest = match (newest, found) {
@@ -108,7 +108,8 @@ fn decode_slot(slot: &[u8]) -> Option<FoundHeader> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(slot.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_le_bytes(slot.get(at..at + 8)?.try_into().ok()?));
     let uuid_at = |at: usize| Uuid::from_slice(slot.get(at..at + 16)?).ok();
-    let is_whole = slot.starts_with(MAGIC) && u32_at(CHECKSUM)? == crc32c(slot.get(..CHECKSUM)?);
+    let is_whole =
+        slot.starts_with(MAGIC) && u32_at(CHECKSUM_OFFSET)? == crc32c(slot.get(..CHECKSUM_OFFSET)?);
     if !is_whole {
         return None;
     }
@@ -143,10 +144,10 @@ mod tests {
     }
 
     fn slots(headers: &[PoolHeader]) -> Vec<u8> {
-        let mut bytes = vec![0; SLOTS];
+        let mut bytes = vec![0; SLOTS_BYTES];
         for header in headers {
             let at = header.offset() as usize;
-            bytes[at..at + SLOT].copy_from_slice(&header.encode());
+            bytes[at..at + SLOT_BYTES].copy_from_slice(&header.encode());
         }
         bytes
     }
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn each_changed_bit_of_a_header_is_noticed() {
         let bytes = slots(&[header(0)]);
-        for bit in 0..SLOT * 8 {
+        for bit in 0..SLOT_BYTES * 8 {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(decode(&bytes), FoundHeader::Incomplete, "bit {bit}");
@@ -177,9 +178,9 @@ mod tests {
     fn a_header_of_a_newer_program_is_not_overwritten_as_incomplete() {
         let mut slot = header(0).encode();
         slot[16] = 2;
-        let checksum = crc32c(&slot[..CHECKSUM]);
-        slot[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
-        slot.resize(SLOTS, 0);
+        let checksum = crc32c(&slot[..CHECKSUM_OFFSET]);
+        slot[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
+        slot.resize(SLOTS_BYTES, 0);
         assert_eq!(decode(&slot), FoundHeader::Newer(2));
     }
 

@@ -24,9 +24,9 @@ use crate::model::size::{HumanBytes, MIB};
 use crate::model::{FsType, HomeId, PoolDefinition, PoolId, ThinPoolName};
 
 /// The least size of the device with the records: room for some 20,000 volumes and snapshots.
-const MIN_RECORDS: u64 = 256 * MIB;
+const MIN_RECORDS_BYTES: u64 = 256 * MIB;
 /// The share of a pool that is the size of the device with the records.
-const PER_RECORDS: u64 = 256;
+const RECORDS_DIVISOR: u64 = 256;
 
 /// No file on it is a program or a device node of this machine, no program reads access times, and
 /// no block is given back.
@@ -169,8 +169,8 @@ impl Opening<'_> {
     }
 
     fn records_bytes(&self) -> u64 {
-        let share = self.status.data.total / PER_RECORDS;
-        share.max(MIN_RECORDS).next_multiple_of(MIB)
+        let share = self.status.data.total / RECORDS_DIVISOR;
+        share.max(MIN_RECORDS_BYTES).next_multiple_of(MIB)
     }
 
     fn check_room(&self) -> Result<()> {
@@ -266,7 +266,7 @@ impl Opening<'_> {
     }
 
     /// Allocates all blocks of the records and creates their file system, which has never been
-    /// mounted. Only after that the header says so.
+    /// mounted. The header becomes `ready` afterwards.
     fn complete(
         &self,
         device: &HeaderDevice<'_>,

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::host::{Effect, Host, MappedDevice, Mount, ThinTable};
 use crate::model::PoolDefinition;
 
-/// Who holds records that are in use, although this process sees no mount of them.
+/// The holder in the error for records that are mounted in another mount namespace.
 const MOUNTED_ELSEWHERE: &str = "its records are mounted, perhaps in the mount namespace of a container; stop the driver that serves it";
 
 /// Unmounts the records of a pool and removes their device, after which LVM can deactivate the thin

@@ -13,9 +13,9 @@ use crate::backend::{Family, LineageBytes};
 use crate::model::{PoolId, VolumeId};
 
 /// The least time between two samples.
-const INTERVAL: Duration = Duration::from_secs(3600);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Older samples are dropped. It is the time for which a Pool object has samples, too.
-const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
+const SAMPLE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Volumes of a pool that are reported.
 const MAX_REPORTED: usize = 10;
 
@@ -49,9 +49,10 @@ impl Growth {
     fn add(&mut self, bytes: i128, now: Moment) {
         self.total += bytes;
         let age = |at: Instant| now.at.saturating_duration_since(at);
-        self.samples.retain(|(taken, _)| age(taken.at) <= KEPT_FOR);
+        self.samples
+            .retain(|(taken, _)| age(taken.at) <= SAMPLE_RETENTION);
         let last = self.samples.last().map(|(taken, _)| age(taken.at));
-        if last.is_none_or(|age| age >= INTERVAL) {
+        if last.is_none_or(|age| age >= SAMPLE_INTERVAL) {
             self.samples.push((now, self.total));
         }
     }

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use ring::digest;
 
-use super::{ArchiveWriter, ArchivedSnapshot, Manifest, SEGMENT};
+use super::{ArchiveWriter, ArchivedSnapshot, Manifest, SEGMENT_BYTES};
 use crate::error::{Error, Result};
 use crate::host::Piece;
 use crate::host::piece::ZERO_BLOCK;
@@ -84,8 +84,8 @@ pub fn archive_content(
     };
     let mut archive = ArchiveWriter::begin(to, &manifest)?;
     let (is_read_twice, mut checksums) = (content.is_read_twice(), Vec::new());
-    for offset in (0..image_bytes).step_by(SEGMENT as usize) {
-        let length = SEGMENT.min(image_bytes - offset);
+    for offset in (0..image_bytes).step_by(SEGMENT_BYTES as usize) {
+        let length = SEGMENT_BYTES.min(image_bytes - offset);
         let pieces = read_blocks(content, offset, length)?;
         if is_read_twice {
             checksums.push(Checksum::sha256(&[], &pieces));
@@ -100,8 +100,11 @@ pub fn archive_content(
         archive.segment(0, &range)?;
     }
     if is_read_twice {
-        for (offset, first) in (0..image_bytes).step_by(SEGMENT as usize).zip(checksums) {
-            let pieces = read_blocks(content, offset, SEGMENT.min(image_bytes - offset))?;
+        for (offset, first) in (0..image_bytes)
+            .step_by(SEGMENT_BYTES as usize)
+            .zip(checksums)
+        {
+            let pieces = read_blocks(content, offset, SEGMENT_BYTES.min(image_bytes - offset))?;
             if !first.is_of(&[], &pieces) {
                 let why = format!("its bytes from {offset} on changed while it was read");
                 return Err(Error::refused(source, why));
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     /// The last block is not whole.
-    const BYTES: u64 = 2 * SEGMENT + 100;
+    const BYTES: u64 = 2 * SEGMENT_BYTES + 100;
 
     /// A block at the beginning of each segment; `changes` is the number of a read that differs.
     struct Blocks {
@@ -177,7 +180,10 @@ mod tests {
         let mut archive = Vec::new();
         let done = archive_content(&mut content, facts, &mut archive);
         let mut reader = ArchiveReader::begin(&archive[..]).unwrap();
-        assert_eq!(reader.manifest.members[0].size, 2 * SEGMENT + ZERO_BLOCK);
+        assert_eq!(
+            reader.manifest.members[0].size,
+            2 * SEGMENT_BYTES + ZERO_BLOCK
+        );
         while let Some(range) = reader.range(0).unwrap() {
             let whole = range.pieces.iter().map(|piece| piece.bytes.len() as u64);
             assert_eq!(whole.collect::<Vec<_>>(), [ZERO_BLOCK], "{}", range.offset);

@@ -90,12 +90,12 @@ fn piece(offset: u64, byte: u8, length: usize) -> Piece {
 fn whole() -> Contents {
     let manifest = Manifest {
         group: None,
-        members: vec![snapshot(1, SEGMENT + 8192)],
+        members: vec![snapshot(1, SEGMENT_BYTES + 8192)],
     };
-    let pieces = vec![piece(SEGMENT + 4096, 5, 600)];
+    let pieces = vec![piece(SEGMENT_BYTES + 4096, 5, 600)];
     let ranges = vec![
-        (0, range(0, SEGMENT, Vec::new(), Vec::new())),
-        (0, range(SEGMENT, 8192, pieces, Vec::new())),
+        (0, range(0, SEGMENT_BYTES, Vec::new(), Vec::new())),
+        (0, range(SEGMENT_BYTES, 8192, pieces, Vec::new())),
     ];
     (manifest, ranges)
 }
@@ -133,8 +133,8 @@ fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut begins = vec![MAGIC.len() + 2];
     while begins[begins.len() - 1] < bytes.len() {
         let at = begins[begins.len() - 1];
-        let head = Head::parse(bytes[at..at + HEAD].try_into().unwrap()).unwrap();
-        begins.push(at + HEAD + head.length as usize + DIGEST);
+        let head = Head::parse(bytes[at..at + HEADER_BYTES].try_into().unwrap()).unwrap();
+        begins.push(at + HEADER_BYTES + head.length as usize + DIGEST_BYTES);
     }
     begins
 }
@@ -215,7 +215,7 @@ fn an_end_with_the_digest_of_other_data_is_refused() {
     for (member, range) in &ranges {
         archive.segment(*member, range).unwrap();
     }
-    archive.frame(END_FRAME, &[0; DIGEST]).unwrap();
+    archive.frame(END_FRAME, &[0; DIGEST_BYTES]).unwrap();
     assert!(refusal(&bytes).contains("SHA-256 of the archive does not match"));
 }
 
@@ -274,7 +274,11 @@ fn ranges(base: bool) -> impl Strategy<Value = (u64, Vec<SnapshotRange>)> {
         let last = segments.len() - 1;
         for (n, blocks) in segments.iter().enumerate() {
             let used = blocks.len() as u64 * 4096;
-            let length = if base || n == last { used } else { SEGMENT };
+            let length = if base || n == last {
+                used
+            } else {
+                SEGMENT_BYTES
+            };
             let (mut pieces, mut changed) = (Vec::new(), Vec::new());
             for (at, (is_data, byte)) in (offset..).step_by(4096).zip(blocks) {
                 if *is_data {
@@ -312,12 +316,13 @@ fn bodies(kind: u32) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for file in files("archive").into_values() {
         for begin in frames(&file) {
-            let Some(Ok(head)) = file.get(begin..begin + HEAD).map(TryInto::try_into) else {
+            let Some(Ok(head)) = file.get(begin..begin + HEADER_BYTES).map(TryInto::try_into)
+            else {
                 continue;
             };
             let head = Head::parse(head).unwrap();
             if head.kind == kind {
-                let body = begin + HEAD;
+                let body = begin + HEADER_BYTES;
                 found.push(file[body..body + head.length as usize].to_vec());
             }
         }

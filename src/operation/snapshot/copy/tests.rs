@@ -205,14 +205,14 @@ fn copies_of_a_pool_share_its_rate() {
     let rate = 64 * MIB;
     let copies = Copies::new(Some(rate));
     let [a, b, c] = [1, 2, 3].map(|n| PoolId(Uuid::from_u128(n)));
-    let step = Duration::from_secs_f64(STEP as f64 / rate as f64);
-    let first = copies.step(Instant::now(), [a, a], STEP);
-    let second = copies.step(Instant::now(), [a, b], STEP);
+    let step = Duration::from_secs_f64(STEP_BYTES as f64 / rate as f64);
+    let first = copies.step(Instant::now(), [a, a], STEP_BYTES);
+    let second = copies.step(Instant::now(), [a, b], STEP_BYTES);
     assert!(second >= first + step, "the pool that both read");
-    assert!(copies.step(Instant::now(), [c, b], STEP) >= second + step);
+    assert!(copies.step(Instant::now(), [c, b], STEP_BYTES) >= second + step);
     assert!(
-        copies.step(Instant::now(), [a, a], STEP)
-            < copies.step(Instant::now(), [c, b], STEP) + step
+        copies.step(Instant::now(), [a, a], STEP_BYTES)
+            < copies.step(Instant::now(), [c, b], STEP_BYTES) + step
     );
 }
 

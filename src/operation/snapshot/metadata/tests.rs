@@ -2,7 +2,7 @@
 
 use super::*;
 
-const END: u64 = 100 * GRAIN;
+const END: u64 = 100 * RANGE_ALIGNMENT_BYTES;
 
 fn walk() -> Walk {
     Walk {
@@ -22,62 +22,111 @@ fn page(walk: Walk, starting_offset: u64, most: usize) -> (Vec<(u64, u64)>, Opti
 fn ranges_are_rounded_outward_and_merged() {
     let mut walk = walk();
     walk.take(
-        (vec![(5, 6), (GRAIN + 1, GRAIN + 2), (9 * GRAIN, END)], END),
+        (
+            vec![
+                (5, 6),
+                (RANGE_ALIGNMENT_BYTES + 1, RANGE_ALIGNMENT_BYTES + 2),
+                (9 * RANGE_ALIGNMENT_BYTES, END),
+            ],
+            END,
+        ),
         None,
     );
-    let expected = vec![(0, 2 * GRAIN), (9 * GRAIN, 91 * GRAIN)];
+    let expected = vec![
+        (0, 2 * RANGE_ALIGNMENT_BYTES),
+        (9 * RANGE_ALIGNMENT_BYTES, 91 * RANGE_ALIGNMENT_BYTES),
+    ];
     assert_eq!(page(walk, 0, 10), (expected, None));
 }
 
 #[test]
 fn a_volumes_end_within_a_block_is_the_last_ranges_end() {
     let mut walk = Walk {
-        end: GRAIN + 512,
+        end: RANGE_ALIGNMENT_BYTES + 512,
         ..walk()
     };
-    walk.take((vec![(GRAIN, GRAIN + 512)], GRAIN + 512), None);
+    walk.take(
+        (
+            vec![(RANGE_ALIGNMENT_BYTES, RANGE_ALIGNMENT_BYTES + 512)],
+            RANGE_ALIGNMENT_BYTES + 512,
+        ),
+        None,
+    );
     assert_eq!(
         walk.page(0, 1, MetadataOf::default()).ranges,
-        [(GRAIN, 512)]
+        [(RANGE_ALIGNMENT_BYTES, 512)]
     );
 }
 
 #[test]
 fn what_the_base_did_not_have_is_reported_whatever_it_is() {
     let mut walk = walk();
-    walk.take((vec![(0, 1)], 50 * GRAIN), Some(40 * GRAIN));
-    walk.take((vec![(60 * GRAIN, 61 * GRAIN)], END), Some(40 * GRAIN));
-    let expected = vec![(0, GRAIN), (40 * GRAIN, 60 * GRAIN)];
+    walk.take(
+        (vec![(0, 1)], 50 * RANGE_ALIGNMENT_BYTES),
+        Some(40 * RANGE_ALIGNMENT_BYTES),
+    );
+    walk.take(
+        (
+            vec![(60 * RANGE_ALIGNMENT_BYTES, 61 * RANGE_ALIGNMENT_BYTES)],
+            END,
+        ),
+        Some(40 * RANGE_ALIGNMENT_BYTES),
+    );
+    let expected = vec![
+        (0, RANGE_ALIGNMENT_BYTES),
+        (40 * RANGE_ALIGNMENT_BYTES, 60 * RANGE_ALIGNMENT_BYTES),
+    ];
     assert_eq!(page(walk, 0, 10), (expected, None));
 }
 
 #[test]
 fn a_full_page_goes_on_with_the_first_range_that_it_has_no_room_for() {
-    let ranges = || vec![(0, 1), (10 * GRAIN, 11 * GRAIN), (20 * GRAIN, 21 * GRAIN)];
+    let ranges = || {
+        vec![
+            (0, 1),
+            (10 * RANGE_ALIGNMENT_BYTES, 11 * RANGE_ALIGNMENT_BYTES),
+            (20 * RANGE_ALIGNMENT_BYTES, 21 * RANGE_ALIGNMENT_BYTES),
+        ]
+    };
     let mut all = walk();
     all.take((ranges(), END), None);
-    let first = vec![(0, GRAIN), (10 * GRAIN, GRAIN)];
-    assert_eq!(page(all, 0, 2), (first, Some(20 * GRAIN)));
+    let first = vec![
+        (0, RANGE_ALIGNMENT_BYTES),
+        (10 * RANGE_ALIGNMENT_BYTES, RANGE_ALIGNMENT_BYTES),
+    ];
+    assert_eq!(page(all, 0, 2), (first, Some(20 * RANGE_ALIGNMENT_BYTES)));
     let mut part = walk();
-    part.take((ranges(), 50 * GRAIN), None);
-    assert_eq!(page(part, 0, 3).1, Some(50 * GRAIN));
+    part.take((ranges(), 50 * RANGE_ALIGNMENT_BYTES), None);
+    assert_eq!(page(part, 0, 3).1, Some(50 * RANGE_ALIGNMENT_BYTES));
 }
 
 #[test]
 fn nothing_is_reported_that_ends_before_the_offset() {
     let mut walk = Walk {
-        at: 3 * GRAIN,
+        at: 3 * RANGE_ALIGNMENT_BYTES,
         ..walk()
     };
-    walk.take((vec![(3 * GRAIN, 5 * GRAIN)], END), None);
-    assert_eq!(page(walk, 3 * GRAIN + 1, 9).0, [(3 * GRAIN, 2 * GRAIN)]);
+    walk.take(
+        (
+            vec![(3 * RANGE_ALIGNMENT_BYTES, 5 * RANGE_ALIGNMENT_BYTES)],
+            END,
+        ),
+        None,
+    );
+    assert_eq!(
+        page(walk, 3 * RANGE_ALIGNMENT_BYTES + 1, 9).0,
+        [(3 * RANGE_ALIGNMENT_BYTES, 2 * RANGE_ALIGNMENT_BYTES)]
+    );
 }
 
 #[test]
 fn a_step_that_knows_less_than_a_block_still_goes_on() {
     let mut walk = walk();
     walk.take((vec![], 100), None);
-    assert_eq!((walk.at, walk.ranges.clone()), (GRAIN, vec![(0, GRAIN)]));
+    assert_eq!(
+        (walk.at, walk.ranges.clone()),
+        (RANGE_ALIGNMENT_BYTES, vec![(0, RANGE_ALIGNMENT_BYTES)])
+    );
 }
 
 fn run(logical: u64, physical: u64, length: u64, unwritten: bool) -> Extent {
@@ -102,8 +151,10 @@ fn reserved_blocks_are_not_allocated_and_ranges_are_cut_to_the_volume() {
 
 #[test]
 fn beyond_a_full_look_nothing_is_known() {
-    let full: Vec<_> = (0..STEP as u64).map(|n| run(2 * n, n, 1, false)).collect();
-    let known = 2 * STEP as u64 - 1;
+    let full: Vec<_> = (0..EXTENTS_PER_STEP as u64)
+        .map(|n| run(2 * n, n, 1, false))
+        .collect();
+    let known = 2 * EXTENTS_PER_STEP as u64 - 1;
     let (ranges, end) = differing(&full, &full, 0, u64::MAX);
     assert_eq!((ranges, end), (vec![], known));
     assert_eq!(differing(&full, &[], 0, u64::MAX).1, known);

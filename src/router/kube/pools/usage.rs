@@ -6,9 +6,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// The least time between two samples.
-const INTERVAL: SignedDuration = SignedDuration::from_hours(1);
+const SAMPLE_INTERVAL: SignedDuration = SignedDuration::from_hours(1);
 /// Older samples are dropped. It is the time in which most loads repeat.
-const KEPT_FOR: SignedDuration = SignedDuration::from_hours(24);
+const SAMPLE_RETENTION: SignedDuration = SignedDuration::from_hours(24);
 /// A time that is further away says nothing.
 const MAX_AHEAD: SignedDuration = SignedDuration::from_hours(90 * 24);
 
@@ -35,11 +35,11 @@ pub(super) fn sampled(
     // A clock that was wrong has left samples of the future.
     let is_kept = |sample: &&UsageSample| {
         let age = now.0.duration_since(sample.time.0);
-        age <= KEPT_FOR && age >= SignedDuration::ZERO
+        age <= SAMPLE_RETENTION && age >= SignedDuration::ZERO
     };
     let mut kept: Vec<_> = samples.iter().filter(is_kept).cloned().collect();
     let last = kept.last().map(|last| now.0.duration_since(last.time.0));
-    if last.is_none_or(|age| age >= INTERVAL) {
+    if last.is_none_or(|age| age >= SAMPLE_INTERVAL) {
         let time = now;
         kept.push(UsageSample { time, used_bytes });
     }
@@ -57,7 +57,7 @@ pub(super) fn full_at(
     let first = samples.first()?;
     let time = now.duration_since(first.time.0);
     let grown = used_bytes.checked_sub(first.used_bytes)?;
-    if time < INTERVAL || grown <= 0 || available_bytes < 0 {
+    if time < SAMPLE_INTERVAL || grown <= 0 || available_bytes < 0 {
         return None;
     }
     let seconds = i128::from(available_bytes) * i128::from(time.as_secs()) / i128::from(grown);
@@ -84,9 +84,12 @@ mod tests {
         }
         assert_eq!(samples.len(), 24);
         for pair in samples.windows(2) {
-            assert_eq!(pair[1].time.0.duration_since(pair[0].time.0), INTERVAL);
+            assert_eq!(
+                pair[1].time.0.duration_since(pair[0].time.0),
+                SAMPLE_INTERVAL
+            );
         }
-        assert!(at(3 * 24 * 60).duration_since(samples[0].time.0) <= KEPT_FOR);
+        assert!(at(3 * 24 * 60).duration_since(samples[0].time.0) <= SAMPLE_RETENTION);
     }
 
     #[test]

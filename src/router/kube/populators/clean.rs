@@ -13,14 +13,13 @@ use super::source::Kind;
 use super::state::uid;
 use super::{Populators, snapshots};
 use crate::error::Result;
+use crate::model::size::is_low_space;
 use crate::router::kube::ask;
 use crate::router::kube::pools::object::Pool;
 use crate::router::kube::reconcile::{Controller, Next, Outcome, Reconciler, written};
 
 /// A snapshot that is not recorded after this time was left by an interrupted or failed attempt.
 const RECORD_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
-/// A pool lacks space if less than one part in this number is free. The alert of the chart begins there.
-const LOW_SPACE_PART: i64 = 20;
 
 /// The cache of a namespace.
 pub(super) struct Cache {
@@ -89,8 +88,9 @@ impl CacheController {
         let api = Api::<Pool>::all(self.0.client.clone());
         let pool = ask(&format!("Pool {pool}"), api.get_opt(pool)).await?;
         let status = pool.and_then(|pool| pool.status);
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
         Ok(status.is_some_and(|status| {
-            status.total_bytes > 0 && status.available_bytes < status.total_bytes / LOW_SPACE_PART
+            is_low_space(bytes(status.available_bytes), bytes(status.total_bytes))
         }))
     }
 }

@@ -266,7 +266,7 @@ pub(super) struct Ending {
 }
 
 /// The longest message of a pod that is shown.
-const MAX_MESSAGE: usize = 512;
+const MAX_MESSAGE_BYTES: usize = 512;
 
 /// The end of a pod with the phase Failed. Its message is written by the program in it.
 pub(super) fn ending(pod: &Pod) -> Ending {
@@ -294,7 +294,7 @@ pub(super) fn ending(pod: &Pod) -> Ending {
 /// Text of a pod without control characters, and not too long.
 fn printable(text: &str) -> String {
     let plain = text.chars().filter(|c| !c.is_control());
-    plain.take(MAX_MESSAGE).collect()
+    plain.take(MAX_MESSAGE_BYTES).collect()
 }
 
 /// Why a pod has not begun yet.

@@ -18,7 +18,7 @@ use crate::router::kube::custom_resource::{own_kind, path};
 /// The finalizer of reverts that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/revert";
 /// Until when a revert must have begun to switch if `deadline` does not say otherwise.
-const DEADLINE: Duration = Duration::from_secs(10 * 60);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(10 * 60);
 
 /// A revert of claims to snapshots of their volumes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -194,7 +194,7 @@ impl VolumeRevert {
     /// Until when it must have begun to switch, after its creation; or why that is not known.
     pub(in crate::router::kube) fn deadline(&self) -> Result<Duration, String> {
         let Some(text) = &self.spec.deadline else {
-            return Ok(DEADLINE);
+            return Ok(DEFAULT_DEADLINE);
         };
         duration(text).ok_or_else(|| {
             format!("deadline {text:?} is not a duration of at most 365 days; give one such as 10m")

@@ -97,7 +97,7 @@ pub(super) fn targets(bytes: &[u8], count: u32) -> Option<Vec<Target>> {
     Some(found)
 }
 
-/// What the word behind the event number of a listed device says: it has a UUID, which follows.
+/// The flag after the event number of a listed device: its UUID follows.
 const HAS_UUID: u32 = 1;
 
 /// The list of all devices; `None` if the kernel's answer is not understood.

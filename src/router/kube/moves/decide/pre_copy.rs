@@ -19,7 +19,7 @@ const SMALL_BYTES: u64 = 256 * MIB;
 const MAX_ROUNDS: u32 = 5;
 /// While a move waits for pods, a round is made this often: an agent deletes an incomplete copy that no
 /// call has named for an hour.
-const INTERVAL: SignedDuration = SignedDuration::from_mins(10);
+const MIN_ROUND_INTERVAL: SignedDuration = SignedDuration::from_mins(10);
 
 /// The number of the snapshot of a round.
 fn snapshot_of_round(round: u32) -> u32 {
@@ -44,7 +44,7 @@ impl Begun<'_> {
         let other = snapshot_of_round(pre_copy.round + 1);
         let [taken, base] = [own, other].map(|round| seen.snapshots.get(&Some(round)));
         let begun_at = pre_copy.begun_at.as_ref();
-        let is_due = begun_at.is_none_or(|at| seen.now.duration_since(at.0) >= INTERVAL);
+        let is_due = begun_at.is_none_or(|at| seen.now.duration_since(at.0) >= MIN_ROUND_INTERVAL);
         let was_taken = pre_copy.bytes.is_some();
         if pre_copy.problem.is_some() || (was_taken && taken.is_none()) {
             let again = match (taken, base) {

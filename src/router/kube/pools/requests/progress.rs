@@ -11,7 +11,7 @@ use crate::router::kube::InCluster;
 use crate::router::kube::pools::object::{Pool, PoolSpec};
 
 /// Bytes of the message of a condition. What agents report may be longer.
-const MAX_MESSAGE: usize = 1024;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// A request about a pool to the agent of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,8 +94,11 @@ pub(in crate::router::kube) fn shown(
 }
 
 fn clipped(message: &str) -> String {
-    match message.len() > MAX_MESSAGE {
-        true => format!("{}…", &message[..message.floor_char_boundary(MAX_MESSAGE)]),
+    match message.len() > MAX_MESSAGE_BYTES {
+        true => format!(
+            "{}…",
+            &message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)]
+        ),
         false => message.into(),
     }
 }
