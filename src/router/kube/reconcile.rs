@@ -1,4 +1,6 @@
-//! The reconciler: the one pattern of everything that the leading router does in loops.
+//! The reconciler: the one pattern of what the leading router does in loops. Two loops have no object and
+//! no state, so they are simpler: `resolve/reported.rs` resolves the groups that agents report as in
+//! doubt, and `events/warnings.rs` records events.
 //!
 //! A [`Reconciler`] brings objects of one kind into the state that they should have. It has three
 //! parts: `observe` reads an object, `next` decides what is to be done, and `execute` does that one
@@ -9,8 +11,11 @@
 //!
 //! - `next` is a pure function of the observed object. It remembers nothing, reads no clock, and
 //!   sends no request. So a router or a command that was interrupted anywhere is continued by the
-//!   next one, and each decision is tested without a cluster.
-//! - `execute` does one step. A step may be interrupted at any point and may be done twice, because
+//!   next one, and each decision is tested without a cluster. Orphans are found by comparing all
+//!   pools with all that names their contents; so their pure function, `plan` in
+//!   `orphans/deletion.rs`, decides in `list`, and what it decides are the objects.
+//! - `execute` does one step. It may go on with the next one if it observes the object again and
+//!   decides by `next`. A step may be interrupted at any point and may be done twice, because
 //!   the router can crash or lose its leadership during it. A step that would do harm if its object
 //!   has changed since it was observed names the object by uid and version ([`written`]).
 //! - An object that has changed or is gone when its step arrives is no error ([`Outcome::Stale`]):
@@ -19,7 +24,8 @@
 //!   needs has been read, and an error of `observe` is a failed step.
 //! - State of a later step is kept in objects and records, never in the reconciler. A reconciler
 //!   may keep what is only for people: since when something is so, and which events it has
-//!   recorded.
+//!   recorded. It may also wait until it has seen something itself for some time, as the controllers
+//!   of fences do: a new leader then waits for the whole time again, which is always safe.
 //! - A status is written as a step too, by [`write_status`], with conditions of
 //!   [`with_transitions`].
 //!
