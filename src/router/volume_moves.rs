@@ -18,8 +18,8 @@ pub type Round = Option<u32>;
 pub const ROUNDS: [u32; 2] = [1, 2];
 
 /// A snapshot of a move.
-pub fn snapshot_of(source: VolumeId, mover: Uuid, round: Round) -> SnapshotId {
-    let name = snapshot_name(mover, round);
+pub fn snapshot_of(source: VolumeId, move_uid: Uuid, round: Round) -> SnapshotId {
+    let name = snapshot_name(move_uid, round);
     SnapshotId::of_name(source.pool, NameKind::Snapshot, &name)
 }
 
@@ -40,7 +40,7 @@ pub struct TargetPool {
 /// A copy of a volume that moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveCopy {
-    pub mover: Uuid,
+    pub move_uid: Uuid,
     pub source: VolumeId,
     /// The name and the ID of its copy.
     pub name: String,
@@ -75,7 +75,7 @@ pub trait MovingVolumes: Send + Sync + 'static {
     async fn look(&self, volume: VolumeId, snapshots: &[SnapshotId]) -> Result<VolumeMoveStatus>;
 
     /// Sets the fence of a move, or lifts it.
-    async fn fence(&self, volume: VolumeId, mover: Uuid, lift: bool) -> Result<()>;
+    async fn fence(&self, volume: VolumeId, move_uid: Uuid, lift: bool) -> Result<()>;
 
     /// Takes a snapshot of a volume before the fence, unless it exists. Returns the bytes in which it
     /// differs from that of another round; all bytes of the volume if there is none.
@@ -86,7 +86,7 @@ pub trait MovingVolumes: Send + Sync + 'static {
     async fn copy(&self, copy: &MoveCopy) -> Result<Copied>;
 
     /// Deletes the source of a move, which it has fenced.
-    async fn delete_source(&self, volume: VolumeId, mover: Uuid) -> Result<()>;
+    async fn delete_source(&self, volume: VolumeId, move_uid: Uuid) -> Result<()>;
 
     /// Deletes the copy of a move.
     async fn delete_copy(&self, volume: VolumeId) -> Result<()>;

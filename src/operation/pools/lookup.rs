@@ -89,11 +89,11 @@ impl Pools {
     pub(in crate::operation) fn get_volume_for(
         &self,
         volume_id: &str,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
         let found = self.get_volume_even_if_fenced(volume_id)?;
-        check_fence(volume_id, &found.2, mover)?;
-        if mover.is_some() && found.2.lifted == mover {
+        check_fence(volume_id, &found.2, move_uid)?;
+        if move_uid.is_some() && found.2.lifted == move_uid {
             let reason = "the fence of this move was lifted for good";
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
@@ -105,13 +105,13 @@ impl Pools {
     pub(in crate::operation) fn get_volume_to_read(
         &self,
         volume_id: &str,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<(Arc<Pool>, VolumeId, VolumeRecord)> {
         let found = self.get_volume_even_if_fenced(volume_id)?;
         let reverting = found.2.reverting.as_ref();
-        match reverting.is_some_and(|it| !it.is_switched) && mover.is_none() {
+        match reverting.is_some_and(|it| !it.is_switched) && move_uid.is_none() {
             true => Ok(found),
-            false => self.get_volume_for(volume_id, mover),
+            false => self.get_volume_for(volume_id, move_uid),
         }
     }
 
@@ -273,7 +273,7 @@ impl Pools {
 pub(in crate::operation) fn check_fence(
     volume: &str,
     record: &VolumeRecord,
-    mover: Option<Uuid>,
+    move_uid: Option<Uuid>,
 ) -> Result<()> {
     let busy = |holder: String| {
         let subject = format!("volume {volume}");
@@ -288,7 +288,7 @@ pub(in crate::operation) fn check_fence(
         return busy("it is the new image of a volume that is being reverted".into());
     }
     match record.fenced {
-        Some(fenced) if mover != Some(fenced) => {
+        Some(fenced) if move_uid != Some(fenced) => {
             let reason = format!(
                 "the VolumeMove with UID {fenced} is moving it to another pool; wait until that move has ended, or delete it to abort the move"
             );

@@ -114,12 +114,12 @@ impl Snapshots {
     /// next start deletes.
     pub(in crate::operation) fn begin_participation(
         &self,
-        (volume_ids, mover): (&[String], Option<Uuid>),
+        (volume_ids, move_uid): (&[String], Option<Uuid>),
         level: Level,
         parameters: &SnapshotParameters,
         plan: impl Fn(&Source) -> SnapshotRecord,
     ) -> Result<Participation> {
-        let (locks, sources) = self.lock_sources(volume_ids, mover)?;
+        let (locks, sources) = self.lock_sources(volume_ids, move_uid)?;
         let copies = |source: &&Source| !source.pool.backend.facts.shares_blocks;
         if let Some(source) = sources.iter().find(copies) {
             return Err(no_sharing(&source.pool, &source.text));

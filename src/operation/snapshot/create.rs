@@ -39,7 +39,7 @@ impl Snapshots {
     pub(in crate::operation) fn create_snapshot_for(
         &self,
         request: &CreateSnapshot,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<Snapshot> {
         let name = &request.name;
         let _name = self.pools.locks.acquire(Key::SnapshotName(name.clone()))?;
@@ -47,7 +47,7 @@ impl Snapshots {
             same_request(request, &pool, &record)?;
             return Ok(self.pools.snapshot(&pool, &record));
         }
-        let source = self.source_of(name, &request.source_volume_id, mover)?;
+        let source = self.source_of(name, &request.source_volume_id, move_uid)?;
         self.check_requisite(&request.requisite)?;
         let id = SnapshotId::of_name(source.pool.id(), NameKind::Snapshot, name);
         let _snapshot = self.pools.locks.acquire(Key::Snapshot(id.uuid))?;
@@ -65,7 +65,7 @@ impl Snapshots {
             let parameters = &request.parameters;
             let plan = |source: &Source| self.plan_single(source, id, name, parameters, attempt);
             let participation =
-                self.begin_participation((&ids, mover), now.level, parameters, plan)?;
+                self.begin_participation((&ids, move_uid), now.level, parameters, plan)?;
             self.make(participation, now, parameters)
         })?;
         let one = made.snapshots.first().ok_or_else(|| Error::Bug {
@@ -83,9 +83,9 @@ impl Snapshots {
         &self,
         name: &str,
         volume_id: &str,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<Source> {
-        let absent = match self.source(volume_id, mover) {
+        let absent = match self.source(volume_id, move_uid) {
             Err(absent @ Error::NotFound { .. }) => absent,
             found => return found,
         };

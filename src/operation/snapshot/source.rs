@@ -23,7 +23,7 @@ pub(in crate::operation) struct Source {
     pub(in crate::operation) id: VolumeId,
     pub(in crate::operation) record: VolumeRecord,
     /// The move that reads it, whose fence does not count.
-    mover: Option<Uuid>,
+    move_uid: Option<Uuid>,
 }
 
 impl Snapshots {
@@ -31,23 +31,23 @@ impl Snapshots {
     pub(in crate::operation) fn source(
         &self,
         volume_id: &str,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<Source> {
-        let (pool, id, record) = self.pools.get_volume_to_read(volume_id, mover)?;
+        let (pool, id, record) = self.pools.get_volume_to_read(volume_id, move_uid)?;
         let text = volume_id.to_string();
         Ok(Source {
             text,
             pool,
             id,
             record,
-            mover,
+            move_uid,
         })
     }
 
     /// Checks that a volume has not changed between the plan and its lock: a stage may have
     /// formatted it, and an expansion may have grown it.
     pub(in crate::operation) fn check_unchanged(&self, source: &Source) -> Result<()> {
-        if self.source(&source.text, source.mover)?.record == source.record {
+        if self.source(&source.text, source.move_uid)?.record == source.record {
             return Ok(());
         }
         Err(Error::Pending {
@@ -59,14 +59,14 @@ impl Snapshots {
     pub(in crate::operation) fn lock_sources(
         &self,
         volume_ids: &[String],
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<(Vec<LockGuard>, Vec<Source>)> {
         let mut locks = Vec::new();
         let mut sources = Vec::new();
         for volume_id in volume_ids {
-            let (_, id, _) = self.pools.get_volume_to_read(volume_id, mover)?;
+            let (_, id, _) = self.pools.get_volume_to_read(volume_id, move_uid)?;
             locks.push(self.pools.locks.acquire(Key::Volume(id.uuid))?);
-            sources.push(self.source(volume_id, mover)?);
+            sources.push(self.source(volume_id, move_uid)?);
         }
         Ok((locks, sources))
     }

@@ -21,7 +21,7 @@ impl Volumes {
     pub(in crate::operation) fn delete_for(
         &self,
         volume_id: &str,
-        mover: Option<Uuid>,
+        move_uid: Option<Uuid>,
     ) -> Result<()> {
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
@@ -39,7 +39,7 @@ impl Volumes {
             });
         }
         if let Some(record) = pool.backend.volumes.get(id.uuid)? {
-            check_fence(volume_id, &record, mover)?;
+            check_fence(volume_id, &record, move_uid)?;
             self.refuse_if_used(&pool, &record, volume_id)?;
         }
         let _base = self.snapshots.delete_base_of(&pool, id.uuid)?;

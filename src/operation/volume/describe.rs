@@ -70,9 +70,9 @@ fn problem(record: &VolumeRecord) -> Option<String> {
     if let Some(revert) = &record.reverting {
         return Some(format!("VolumeRevert {} replaces its content", revert.name));
     }
-    let mover = record.fenced?;
+    let move_uid = record.fenced?;
     Some(format!(
-        "the VolumeMove with UID {mover} has fenced it: its data may be in use at another place"
+        "the VolumeMove with UID {move_uid} has fenced it: its data may be in use at another place"
     ))
 }
 
@@ -154,12 +154,12 @@ mod tests {
     fn a_volume_that_a_move_has_fenced_has_a_problem() {
         let driver = driver(&MemoryHost::new());
         let id = volume(&driver, "v", new_volume("v"));
-        let mover = Uuid::from_u128(9);
+        let move_uid = Uuid::from_u128(9);
         let volumes = &driver.volumes;
-        volumes.fence_volume(&id.to_string(), mover).unwrap();
+        volumes.fence_volume(&id.to_string(), move_uid).unwrap();
         let found = volumes.describe_volumes(&[id.to_string()]).unwrap();
         let problem = found[0].problem.as_deref().unwrap();
-        assert!(problem.contains(&mover.to_string()), "{problem}");
+        assert!(problem.contains(&move_uid.to_string()), "{problem}");
         let wrong = volumes.describe_volumes(&["x".into()]);
         assert_eq!(wrong.unwrap(), []);
     }

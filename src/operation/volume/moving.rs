@@ -20,10 +20,10 @@ use crate::record::{CopyProgress, VolumeRecord, VolumeState};
 
 /// The name of a snapshot that a move copies: one of those before the fence, or the last one, which is
 /// taken under the fence.
-pub fn snapshot_name(mover: Uuid, round: Option<u32>) -> String {
+pub fn snapshot_name(move_uid: Uuid, round: Option<u32>) -> String {
     match round {
-        Some(round) => format!("move-{mover}-{round}"),
-        None => format!("move-{mover}"),
+        Some(round) => format!("move-{move_uid}-{round}"),
+        None => format!("move-{move_uid}"),
     }
 }
 
@@ -76,10 +76,10 @@ pub enum MovingState {
 
 impl Volumes {
     /// Fences a volume for a move, durably. It is refused while the volume is in use.
-    pub fn fence_volume(&self, volume_id: &str, mover: Uuid) -> Result<()> {
-        let (pool, id, _) = self.pools.get_volume_for(volume_id, Some(mover))?;
+    pub fn fence_volume(&self, volume_id: &str, move_uid: Uuid) -> Result<()> {
+        let (pool, id, _) = self.pools.get_volume_for(volume_id, Some(move_uid))?;
         let _lock = self.pools.locks.acquire(Key::Volume(id.uuid))?;
-        let (_, _, record) = self.pools.get_volume_for(volume_id, Some(mover))?;
+        let (_, _, record) = self.pools.get_volume_for(volume_id, Some(move_uid))?;
         if record.fenced.is_some() {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Volumes {
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
         // It would be copied as if it had been taken under this fence.
-        let last = snapshot_name(mover, None);
+        let last = snapshot_name(move_uid, None);
         let last = SnapshotId::of_name(pool.id(), NameKind::Snapshot, &last);
         if pool.backend.snapshots.get(last.uuid)?.is_some() {
             let reason = format!("snapshot {last} of an earlier fence of this move exists");
@@ -96,14 +96,14 @@ impl Volumes {
         }
         self.refuse_if_used(&pool, &record, volume_id)?;
         pool.backend.update(&VolumeRecord {
-            fenced: Some(mover),
+            fenced: Some(move_uid),
             ..record
         })
     }
 
     /// Lifts the fence of a move, durably and for good: a request for a fence that was delayed on its
     /// way has no effect any more. A volume that does not exist has none.
-    pub fn lift_fence(&self, volume_id: &str, mover: Uuid) -> Result<()> {
+    pub fn lift_fence(&self, volume_id: &str, move_uid: Uuid) -> Result<()> {
         let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)? else {
             return Ok(());
         };
@@ -111,13 +111,13 @@ impl Volumes {
         let Some(record) = pool.backend.volumes.get(id.uuid)? else {
             return Ok(());
         };
-        let others = record.fenced.filter(|fenced| *fenced != mover);
-        if record.fenced == others && record.lifted == Some(mover) {
+        let others = record.fenced.filter(|fenced| *fenced != move_uid);
+        if record.fenced == others && record.lifted == Some(move_uid) {
             return Ok(());
         }
         pool.backend.update(&VolumeRecord {
             fenced: others,
-            lifted: Some(mover),
+            lifted: Some(move_uid),
             ..record
         })
     }
@@ -128,10 +128,10 @@ impl Volumes {
     pub fn snapshot_for_move(
         &self,
         volume_id: &str,
-        mover: Uuid,
+        move_uid: Uuid,
         round: Option<u32>,
     ) -> Result<(Snapshot, CreateVolume)> {
-        let (pool, _, record) = self.pools.get_volume_for(volume_id, Some(mover))?;
+        let (pool, _, record) = self.pools.get_volume_for(volume_id, Some(move_uid))?;
         let facts = &pool.backend.facts;
         let is_thick = record.allocation == Allocation::Thick;
         let is_full_copy = !facts.shares_blocks || (is_thick && facts.unshares);
@@ -146,7 +146,7 @@ impl Volumes {
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
         let request = CreateSnapshot {
-            name: snapshot_name(mover, round),
+            name: snapshot_name(move_uid, round),
             source_volume_id: volume_id.to_string(),
             parameters: SnapshotParameters {
                 consistency: Level::Crash,
@@ -154,28 +154,30 @@ impl Volumes {
             },
             requisite: Vec::new(),
         };
-        let made = self.snapshots.create_snapshot_for(&request, Some(mover))?;
+        let made = self
+            .snapshots
+            .create_snapshot_for(&request, Some(move_uid))?;
         Ok((made, like(record)))
     }
 
     /// The number of bytes in which a snapshot of a move before the fence may differ from another one.
-    pub fn changed_for_move(&self, made: &Snapshot, mover: Uuid, base: u32) -> Result<u64> {
-        let name = snapshot_name(mover, Some(base));
+    pub fn changed_for_move(&self, made: &Snapshot, move_uid: Uuid, base: u32) -> Result<u64> {
+        let name = snapshot_name(move_uid, Some(base));
         let base = SnapshotId::of_name(made.id.pool, NameKind::Snapshot, &name);
         let (base, made) = (base.to_string(), made.id.to_string());
         self.snapshots.changed_bytes(&base, &made)
     }
 
     /// Deletes a volume that this move has fenced. One that does not exist counts as deleted.
-    pub fn delete_moved(&self, volume_id: &str, mover: Uuid) -> Result<()> {
+    pub fn delete_moved(&self, volume_id: &str, move_uid: Uuid) -> Result<()> {
         if let PoolLookup::Pool(pool, id) = self.pools.owner(volume_id)?
             && let Some(record) = pool.backend.volumes.get(id.uuid)?
-            && record.fenced != Some(mover)
+            && record.fenced != Some(move_uid)
         {
-            let reason = format!("the VolumeMove with UID {mover} has not fenced it");
+            let reason = format!("the VolumeMove with UID {move_uid} has not fenced it");
             return Err(Error::refused(format!("volume {volume_id}"), reason));
         }
-        self.delete_for(volume_id, Some(mover))
+        self.delete_for(volume_id, Some(move_uid))
     }
 
     /// The state of a volume that a move copies, or fills, and which of these snapshots exist.

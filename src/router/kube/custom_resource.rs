@@ -46,6 +46,33 @@ macro_rules! own_kind {
 
 pub(super) use own_kind;
 
+/// Implements what the controllers of a namespaced kind with a finalizer ask of an object.
+macro_rules! with_finalizer {
+    ($kind:ident, $finalizer:ident) => {
+        impl $kind {
+            pub(in crate::router::kube) fn uid(&self) -> Option<uuid::Uuid> {
+                self.metadata.uid.as_deref()?.parse().ok()
+            }
+
+            /// "namespace/name".
+            pub(in crate::router::kube) fn path(&self) -> String {
+                $crate::router::kube::custom_resource::path(self)
+            }
+
+            pub(in crate::router::kube) fn is_leaving(&self) -> bool {
+                self.metadata.deletion_timestamp.is_some()
+            }
+
+            pub(in crate::router::kube) fn has_finalizer(&self) -> bool {
+                let mut all = self.metadata.finalizers.iter().flatten();
+                all.any(|one| one == $finalizer)
+            }
+        }
+    };
+}
+
+pub(super) use with_finalizer;
+
 /// "namespace/name" of an object.
 pub(super) fn path<K: ResourceExt>(object: &K) -> String {
     let namespace = object.namespace().unwrap_or_default();

@@ -125,9 +125,9 @@ pub(super) fn failed_since(object: &VolumeMove) -> Option<Timestamp> {
 }
 
 /// All snapshots that a move may have.
-pub(super) fn snapshots_of(source: VolumeId, mover: Uuid) -> BTreeMap<Round, SnapshotId> {
+pub(super) fn snapshots_of(source: VolumeId, move_uid: Uuid) -> BTreeMap<Round, SnapshotId> {
     let rounds = ROUNDS.map(Some).into_iter().chain([None]);
-    let each = rounds.map(|round| (round, snapshot_of(source, mover, round)));
+    let each = rounds.map(|round| (round, snapshot_of(source, move_uid, round)));
     each.collect()
 }
 

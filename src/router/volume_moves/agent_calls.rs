@@ -61,13 +61,13 @@ impl MovingVolumes for Router {
         self.checked(&agent, seen(found))
     }
 
-    async fn fence(&self, volume: VolumeId, mover: Uuid, lift: bool) -> Result<()> {
+    async fn fence(&self, volume: VolumeId, move_uid: Uuid, lift: bool) -> Result<()> {
         let Owner::Agent(agent) = self.owner(&volume.to_string()).await? else {
             return Ok(());
         };
         let asked = FenceRequest {
             volume_id: volume.to_string(),
-            move_uid: mover.to_string(),
+            move_uid: move_uid.to_string(),
             lift,
         };
         let mut client = agent.client().await?;
@@ -100,7 +100,7 @@ impl MovingVolumes for Router {
             );
             self.refuse(&source, &why)
         })?;
-        let id = |round| snapshot_of(copy.source, copy.mover, round).to_string();
+        let id = |round| snapshot_of(copy.source, copy.move_uid, round).to_string();
         let others = ROUNDS
             .into_iter()
             .filter(|round| Some(*round) != copy.round);
@@ -120,13 +120,13 @@ impl MovingVolumes for Router {
         checked.await.map(|_| Copied::Complete)
     }
 
-    async fn delete_source(&self, volume: VolumeId, mover: Uuid) -> Result<()> {
+    async fn delete_source(&self, volume: VolumeId, move_uid: Uuid) -> Result<()> {
         let Owner::Agent(agent) = self.owner(&volume.to_string()).await? else {
             return Ok(());
         };
         let asked = DeleteMovedRequest {
             volume_id: volume.to_string(),
-            move_uid: mover.to_string(),
+            move_uid: move_uid.to_string(),
         };
         let mut client = agent.client().await?;
         answered(&agent, client.delete_moved(within(asked, STEP_TIMEOUT))).await?;
@@ -169,7 +169,7 @@ impl Router {
     ) -> Result<(CreateVolumeRequest, u64)> {
         let asked = SnapshotForMoveRequest {
             volume_id: copy.source.to_string(),
-            move_uid: copy.mover.to_string(),
+            move_uid: copy.move_uid.to_string(),
             round: copy.round.unwrap_or(0),
             base_round: base.unwrap_or(0),
         };
@@ -231,7 +231,7 @@ fn like(
     made: SnapshotForMoveResponse,
     copy: &MoveCopy,
 ) -> std::result::Result<CreateVolumeRequest, String> {
-    let name = snapshot_name(copy.mover, copy.round);
+    let name = snapshot_name(copy.move_uid, copy.round);
     let snapshot = named(Some(&made.snapshot_id), NameKind::Snapshot, &name)?;
     if snapshot.pool != copy.source.pool {
         return Err(format!("snapshot {snapshot} is on another pool"));
@@ -259,7 +259,7 @@ fn like(
     }
     // The same for every copy into the volume, so that one continues another.
     let source = SnapshotSource {
-        snapshot_id: snapshot_of(copy.source, copy.mover, None).to_string(),
+        snapshot_id: snapshot_of(copy.source, copy.move_uid, None).to_string(),
     };
     Ok(CreateVolumeRequest {
         name: copy.name.clone(),
@@ -315,7 +315,7 @@ mod tests {
             uuid: Uuid::from_u128(9),
         };
         MoveCopy {
-            mover: Uuid::from_u128(7),
+            move_uid: Uuid::from_u128(7),
             source: id(1),
             name: "move-7".into(),
             target: id(2),
@@ -344,7 +344,7 @@ mod tests {
             ..CreateVolumeRequest::default()
         };
         SnapshotForMoveResponse {
-            snapshot_id: snapshot_of(copy.source, copy.mover, copy.round).to_string(),
+            snapshot_id: snapshot_of(copy.source, copy.move_uid, copy.round).to_string(),
             create: create.encode_to_vec(),
             changed_bytes: 0,
         }
@@ -365,7 +365,7 @@ mod tests {
         };
         assert_eq!(
             source.snapshot_id,
-            snapshot_of(copy.source, copy.mover, None).to_string()
+            snapshot_of(copy.source, copy.move_uid, None).to_string()
         );
     }
 
@@ -378,7 +378,7 @@ mod tests {
         let mut other = described(&copy, 100);
         other.snapshot_id = SnapshotId {
             pool: copy.target.pool,
-            ..snapshot_of(copy.source, copy.mover, None)
+            ..snapshot_of(copy.source, copy.move_uid, None)
         }
         .to_string();
         assert!(like(other, &copy).is_err());

@@ -161,10 +161,10 @@ fn long_freeze(one: &LongFreeze) -> agent::describe_response::LongFreeze {
     }
 }
 
-fn fence((volume, mover): &(VolumeId, Uuid)) -> Fence {
+fn fence((volume, move_uid): &(VolumeId, Uuid)) -> Fence {
     Fence {
         volume_id: volume.to_string(),
-        move_uid: mover.to_string(),
+        move_uid: move_uid.to_string(),
     }
 }
 

@@ -33,10 +33,10 @@ impl Service {
     pub(super) async fn handle_fence(&self, asked: FenceRequest) -> Result<FenceResponse, Status> {
         let args = of_move(&asked.volume_id, &asked.move_uid);
         self.run(Rpc::ControllerModifyVolume, args, move |driver, args| {
-            let (volume_id, mover) = args;
+            let (volume_id, move_uid) = args;
             match asked.lift {
-                true => driver.volumes.lift_fence(volume_id, *mover),
-                false => driver.volumes.fence_volume(volume_id, *mover),
+                true => driver.volumes.lift_fence(volume_id, *move_uid),
+                false => driver.volumes.fence_volume(volume_id, *move_uid),
             }
         })
         .await?;
@@ -52,12 +52,12 @@ impl Service {
         let base = asked.base_round;
         let made = self
             .run(Rpc::CreateSnapshot, args, move |driver, args| {
-                let (volume_id, mover) = args;
+                let (volume_id, move_uid) = args;
                 let volumes = &driver.volumes;
-                let (made, like) = volumes.snapshot_for_move(volume_id, *mover, round)?;
+                let (made, like) = volumes.snapshot_for_move(volume_id, *move_uid, round)?;
                 let changed = match base {
                     0 => 0,
-                    base => volumes.changed_for_move(&made, *mover, base)?,
+                    base => volumes.changed_for_move(&made, *move_uid, base)?,
                 };
                 Ok((made, like, changed))
             })
@@ -75,8 +75,8 @@ impl Service {
         asked: DeleteMovedRequest,
     ) -> Result<DeleteMovedResponse, Status> {
         let args = of_move(&asked.volume_id, &asked.move_uid);
-        self.run(Rpc::DeleteVolume, args, |driver, (volume_id, mover)| {
-            driver.volumes.delete_moved(volume_id, *mover)
+        self.run(Rpc::DeleteVolume, args, |driver, (volume_id, move_uid)| {
+            driver.volumes.delete_moved(volume_id, *move_uid)
         })
         .await?;
         Ok(DeleteMovedResponse {})

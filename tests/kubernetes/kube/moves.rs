@@ -61,7 +61,7 @@ impl Volumes {
 
     /// Takes a snapshot of the source, and returns its identity.
     fn take(&self, copy: &MoveCopy) -> u64 {
-        let id = snapshot_of(copy.source, copy.mover, copy.round).to_string();
+        let id = snapshot_of(copy.source, copy.move_uid, copy.round).to_string();
         let mut source = self.source.lock().unwrap();
         if let Some(taken) = source.snapshots.iter().find(|one| one.id == id) {
             return taken.identity;
@@ -105,11 +105,11 @@ impl MovingVolumes for Volumes {
         Ok(which.lock().unwrap().clone())
     }
 
-    async fn fence(&self, _: VolumeId, mover: Uuid, lift: bool) -> Result<()> {
+    async fn fence(&self, _: VolumeId, move_uid: Uuid, lift: bool) -> Result<()> {
         self.order(if lift { "lift" } else { "fence" });
         let mut source = self.source.lock().unwrap();
-        source.fenced = (!lift).then_some(mover);
-        source.lifted = lift.then_some(mover);
+        source.fenced = (!lift).then_some(move_uid);
+        source.lifted = lift.then_some(move_uid);
         Ok(())
     }
 

@@ -79,11 +79,11 @@ async fn a_moved_volume_is_identical_and_its_source_is_fenced_until_it_is_delete
         write_pattern(&volume.staging.join("file"), 7, PATTERN);
         let router = router(&cluster).await;
         let to = target(&router, "node-1");
-        let mover = Uuid::new_v4();
-        let name = snapshot_name(mover, None);
+        let move_uid = Uuid::new_v4();
+        let name = snapshot_name(move_uid, None);
         let source: VolumeId = volume.id.parse().unwrap();
         let copy = MoveCopy {
-            mover,
+            move_uid,
             source,
             name: name.clone(),
             target: VolumeId::of_name(to.id, NameKind::Volume, &name),
@@ -94,16 +94,16 @@ async fn a_moved_volume_is_identical_and_its_source_is_fenced_until_it_is_delete
         };
         // It is in use.
         assert!(router.look(source, &[]).await.unwrap().user.is_some());
-        assert!(router.fence(source, mover, false).await.is_err());
+        assert!(router.fence(source, move_uid, false).await.is_err());
         let client = &cluster.agents[0].client;
         client.unstage(&volume.id, &volume.staging).await.unwrap();
         assert!(router.copy(&copy).await.is_err(), "without the fence");
-        router.fence(source, mover, false).await.unwrap();
+        router.fence(source, move_uid, false).await.unwrap();
         let fenced = router.look(source, &[]).await.unwrap();
-        assert_eq!((fenced.fenced, fenced.user), (Some(mover), None));
+        assert_eq!((fenced.fenced, fenced.user), (Some(move_uid), None));
         let staged = client.stage(&volume.id, &volume.staging, mount(fs)).await;
         let why = refused(staged, Code::FailedPrecondition);
-        assert!(why.contains(&mover.to_string()), "{why}");
+        assert!(why.contains(&move_uid.to_string()), "{why}");
         // A snapshot that was requested before the move, and is taken after it.
         let late = cluster
             .router
@@ -135,7 +135,7 @@ async fn a_moved_volume_is_identical_and_its_source_is_fenced_until_it_is_delete
         );
         let snapshot = VolumeId::of_name(source.pool, NameKind::Snapshot, &name);
         router.delete_snapshot(snapshot).await.unwrap();
-        router.delete_source(source, mover).await.unwrap();
+        router.delete_source(source, move_uid).await.unwrap();
         let gone = router.look(source, &[snapshot]).await.unwrap();
         assert_eq!((gone.state, gone.snapshots.len()), (MovingState::Absent, 0));
         let late = cluster
@@ -187,10 +187,10 @@ impl Moving {
         let port = u16::try_from(described.into_inner().peer_port).unwrap();
         let wire = Wire::at(address(port), (Ipv4Addr::LOCALHOST, port).into()).await;
         let to = target(&router, "node-1");
-        let mover = Uuid::new_v4();
-        let name = snapshot_name(mover, None);
+        let move_uid = Uuid::new_v4();
+        let name = snapshot_name(move_uid, None);
         let copy = MoveCopy {
-            mover,
+            move_uid,
             source: volume.id.parse().unwrap(),
             target: VolumeId::of_name(to.id, NameKind::Volume, &name),
             name,
@@ -220,7 +220,7 @@ impl Moving {
     }
 
     fn snapshot(&self, round: Option<u32>) -> PathBuf {
-        let id = snapshot_of(self.copy.source, self.copy.mover, round);
+        let id = snapshot_of(self.copy.source, self.copy.move_uid, round);
         self.cluster.agents[0].image("snapshots", &id.to_string())
     }
 
@@ -229,7 +229,7 @@ impl Moving {
     }
 
     async fn delete_snapshot(&self, round: Option<u32>) {
-        let id = snapshot_of(self.copy.source, self.copy.mover, round);
+        let id = snapshot_of(self.copy.source, self.copy.move_uid, round);
         self.router.delete_snapshot(id).await.unwrap();
     }
 
@@ -247,7 +247,7 @@ impl Moving {
 
     async fn is_absent(&self, volume: VolumeId) -> bool {
         let ids = [None, Some(1), Some(2)];
-        let ids = ids.map(|round| snapshot_of(self.copy.source, self.copy.mover, round));
+        let ids = ids.map(|round| snapshot_of(self.copy.source, self.copy.move_uid, round));
         let looked = match volume == self.copy.source {
             true => self.router.look(volume, &ids).await,
             false => self.router.look(volume, &[]).await,
@@ -275,7 +275,7 @@ async fn after_copies_in_advance_only_what_was_written_since_is_sent_under_the_f
     // It is no volume yet.
     let made = router.look(copy.target, &[]).await.unwrap();
     assert_eq!(made.state, MovingState::Filling);
-    let snapshot = snapshot_of(copy.source, copy.mover, Some(2));
+    let snapshot = snapshot_of(copy.source, copy.move_uid, Some(2));
     let found = router.look(copy.source, &[snapshot]).await.unwrap();
     assert!(found.user.is_some(), "it is in use");
     let content = made.content.unwrap();
@@ -305,7 +305,10 @@ async fn after_copies_in_advance_only_what_was_written_since_is_sent_under_the_f
 
     moving.write("last", 3, 2 << 20);
     moving.unstage().await;
-    router.fence(copy.source, copy.mover, false).await.unwrap();
+    router
+        .fence(copy.source, copy.move_uid, false)
+        .await
+        .unwrap();
     let before = moving.sent();
     until_copied(router, copy).await;
     let last = moving.sent() - before;
@@ -324,7 +327,10 @@ async fn after_copies_in_advance_only_what_was_written_since_is_sent_under_the_f
     for round in [None, Some(1)] {
         moving.delete_snapshot(round).await;
     }
-    router.delete_source(copy.source, copy.mover).await.unwrap();
+    router
+        .delete_source(copy.source, copy.move_uid)
+        .await
+        .unwrap();
     assert!(moving.is_absent(copy.source).await);
     let agent = &moving.cluster.agents[1];
     let staging = agent.staging("moved");
@@ -351,8 +357,11 @@ async fn a_move_that_is_undone_ends_a_copy_that_is_running() {
     router.snapshot(&round, None).await.unwrap();
     let slow = moving.wire.slow_down(2 << 20);
     assert_eq!(router.copy(&round).await.unwrap(), Copied::Continues);
-    router.fence(copy.source, copy.mover, true).await.unwrap();
-    let snapshot = snapshot_of(copy.source, copy.mover, Some(1));
+    router
+        .fence(copy.source, copy.move_uid, true)
+        .await
+        .unwrap();
+    let snapshot = snapshot_of(copy.source, copy.move_uid, Some(1));
     assert!(
         router.delete_snapshot(snapshot).await.is_err(),
         "it is read"

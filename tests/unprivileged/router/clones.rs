@@ -210,10 +210,10 @@ async fn a_clone_whose_hidden_snapshot_was_deleted_begins_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_that_a_move_has_fenced_is_not_cloned() {
     let case = Case::new().await;
-    let mover = uuid::Uuid::from_u128(7);
-    let fenced = case.a.driver.volumes.fence_volume(&case.volume, mover);
+    let move_uid = uuid::Uuid::from_u128(7);
+    let fenced = case.a.driver.volumes.fence_volume(&case.volume, move_uid);
     fenced.unwrap();
-    let words = ["node-a", &*case.volume, &*mover.to_string()];
+    let words = ["node-a", &*case.volume, &*move_uid.to_string()];
     refused(case.cloned().await, Code::FailedPrecondition, &words);
     case.assert_nothing_left();
     assert_eq!(case.hidden(), 0);

@@ -271,8 +271,8 @@ async fn a_pool_that_moves_to_another_agent_is_found_there() {
     let id = routed.create_on("v", &a).await;
     let pool = a.pool_id();
     a.kill();
-    let mover = Fake::new("node-c", &a.home(), &[pool]);
-    let served = mover.serve();
+    let move_uid = Fake::new("node-c", &a.home(), &[pool]);
+    let served = move_uid.serve();
     routed
         .set(&[("node-b", b.address), ("node-c", served.address)])
         .await;
@@ -281,7 +281,7 @@ async fn a_pool_that_moves_to_another_agent_is_found_there() {
         .delete_volume(delete(&id))
         .await
         .unwrap();
-    assert_eq!(mover.timeouts.lock().unwrap().len(), 1);
+    assert_eq!(move_uid.timeouts.lock().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -70,7 +70,7 @@ struct Volumes<'a> {
     source: VolumeId,
     copy: VolumeId,
     to: &'a Place,
-    mover: Uuid,
+    move_uid: Uuid,
 }
 
 impl Executor<'_> {
@@ -184,7 +184,7 @@ impl Executor<'_> {
             source: from.handle.parse().map_err(invalid)?,
             copy: to.handle.parse().map_err(invalid)?,
             to,
-            mover: uid,
+            move_uid: uid,
         };
         match self.order(step, status, &volumes).await {
             Ok(outcome) => Ok(outcome),
@@ -197,19 +197,21 @@ impl Executor<'_> {
     /// Does a step about the volumes.
     async fn order(&self, step: &Step, status: &MoveStatus, of: &Volumes<'_>) -> Result<Outcome> {
         let agents = &self.controller.volumes;
-        let &Volumes { source, mover, .. } = of;
+        let &Volumes {
+            source, move_uid, ..
+        } = of;
         let done = match step {
-            Step::Fence => agents.fence(source, mover, false).await,
-            Step::LiftFence => agents.fence(source, mover, true).await,
+            Step::Fence => agents.fence(source, move_uid, false).await,
+            Step::LiftFence => agents.fence(source, move_uid, true).await,
             Step::Snapshot(round) => return self.snapshot(status, of, *round).await,
             Step::Fill(round) => return self.copy(of, Some(*round)).await,
             Step::Copy => return self.copy(of, None).await,
             Step::DeleteSnapshot(round) => {
-                let snapshot = snapshot_of(source, mover, *round);
+                let snapshot = snapshot_of(source, move_uid, *round);
                 agents.delete_snapshot(snapshot).await
             }
             Step::DeleteCopy => agents.delete_copy(of.copy).await,
-            Step::DeleteSource => agents.delete_source(source, mover).await,
+            Step::DeleteSource => agents.delete_source(source, move_uid).await,
             Step::MarkFenced => {
                 let status = MoveStatus {
                     fenced_at: Some(Time(self.seen.now)),
@@ -292,9 +294,9 @@ impl Executor<'_> {
 
     fn wanted(&self, of: &Volumes<'_>, round: Round) -> MoveCopy {
         MoveCopy {
-            mover: of.mover,
+            move_uid: of.move_uid,
             source: of.source,
-            name: snapshot_name(of.mover, None),
+            name: snapshot_name(of.move_uid, None),
             target: of.copy,
             pool: of.to.pool_name.clone(),
             claim: self.object.claim(),

@@ -32,7 +32,7 @@ use crate::router::volume_moves::MovingVolumes;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Fence {
     volume: VolumeId,
-    mover: Uuid,
+    move_uid: Uuid,
 }
 
 /// A fence, and what is known about it.
@@ -105,8 +105,8 @@ impl FenceController {
     }
 
     /// IDs that the copy of a move may have. Its name is known, and its pool is one of the cluster's.
-    fn copies(&self, mover: Uuid) -> impl Iterator<Item = String> + use<> {
-        let name = snapshot_name(mover, None);
+    fn copies(&self, move_uid: Uuid) -> impl Iterator<Item = String> + use<> {
+        let name = snapshot_name(move_uid, None);
         let pools = self.cluster.known_pools().into_iter();
         pools.map(move |pool| VolumeId::of_name(pool.id, NameKind::Volume, &name).to_string())
     }
@@ -120,7 +120,7 @@ fn reported(cluster: &InCluster) -> Vec<Fence> {
     let parsed = fences.filter_map(|fence| {
         Some(Fence {
             volume: fence.volume_id.parse().ok()?,
-            mover: fence.move_uid.parse().ok()?,
+            move_uid: fence.move_uid.parse().ok()?,
         })
     });
     parsed.collect()
@@ -136,7 +136,7 @@ impl Controller for FenceController {
             return None;
         }
         let moves = cluster.moves();
-        let has_move = |fence: &Fence| moves.values().any(|one| one.uid() == Some(fence.mover));
+        let has_move = |fence: &Fence| moves.values().any(|one| one.uid() == Some(fence.move_uid));
         let fences: Vec<Fence> = reported(cluster)
             .into_iter()
             .filter(|it| !has_move(it))
@@ -180,15 +180,15 @@ impl Reconciler for FenceController {
     /// Everything is read again: what is in memory may be out of date.
     async fn observe(&self, fenced: Fenced) -> Result<Fenced> {
         let cluster = &self.cluster;
-        let Fence { volume, mover } = fenced.fence.clone();
+        let Fence { volume, move_uid } = fenced.fence.clone();
         let moves = Api::<VolumeMove>::all(cluster.client.clone());
         let moves = ask("VolumeMoves", moves.list(&ListParams::default())).await?;
-        let has_move = moves.items.iter().any(|one| one.uid() == Some(mover));
+        let has_move = moves.items.iter().any(|one| one.uid() == Some(move_uid));
         let handle = volume.to_string();
         let mut names = cluster.volumes.names_of(&handle).into_iter();
         let (name, double) = (names.next(), names.next());
         let of_copies = self
-            .copies(mover)
+            .copies(move_uid)
             .flat_map(|copy| cluster.volumes.names_of(&copy));
         let other = double.or_else(|| of_copies.into_iter().next());
         let (mut live, mut is_stored) = (None, false);
@@ -219,14 +219,14 @@ impl Reconciler for FenceController {
     }
 
     async fn execute(&self, fenced: &Fenced, (): ()) -> Result<Outcome> {
-        let Fence { volume, mover } = fenced.fence;
+        let Fence { volume, move_uid } = fenced.fence;
         // First: without the fence, nothing would look for what is left.
-        for snapshot in snapshots_of(volume, mover).into_values() {
+        for snapshot in snapshots_of(volume, move_uid).into_values() {
             self.volumes.delete_snapshot(snapshot).await?;
         }
-        self.volumes.fence(volume, mover, true).await?;
+        self.volumes.fence(volume, move_uid, true).await?;
         let handle = volume.to_string();
-        let uid = mover.to_string();
+        let uid = move_uid.to_string();
         tracing::info!(
             volume = handle,
             uid,

@@ -11,10 +11,9 @@ use ::kube::ResourceExt;
 use ::kube::api::{ObjectMeta, TypeMeta};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::router::kube::custom_resource::duration::duration;
-use crate::router::kube::custom_resource::{own_kind, path};
+use crate::router::kube::custom_resource::{own_kind, with_finalizer};
 
 /// The finalizer of moves that have begun.
 pub(in crate::router::kube) const FINALIZER: &str = "slackwater.dev/move";
@@ -196,15 +195,6 @@ impl Phase {
 }
 
 impl VolumeMove {
-    pub(super) fn uid(&self) -> Option<Uuid> {
-        self.metadata.uid.as_deref()?.parse().ok()
-    }
-
-    /// "namespace/name".
-    pub(in crate::router::kube) fn path(&self) -> String {
-        path(self)
-    }
-
     /// "namespace/name" of its claim.
     pub(in crate::router::kube) fn claim(&self) -> String {
         format!(
@@ -212,15 +202,6 @@ impl VolumeMove {
             self.namespace().unwrap_or_default(),
             self.spec.claim
         )
-    }
-
-    pub(in crate::router::kube) fn is_leaving(&self) -> bool {
-        self.metadata.deletion_timestamp.is_some()
-    }
-
-    pub(in crate::router::kube) fn has_finalizer(&self) -> bool {
-        let mut all = self.metadata.finalizers.iter().flatten();
-        all.any(|one| one == FINALIZER)
     }
 
     /// How long its source is kept, or why that is not known.
@@ -237,6 +218,7 @@ impl VolumeMove {
 }
 
 own_kind!(VolumeMove, "volumemoves", NamespaceResourceScope);
+with_finalizer!(VolumeMove, FINALIZER);
 
 #[cfg(test)]
 mod tests {

@@ -82,11 +82,11 @@ fn ids_of_move(object: &DynamicObject) -> Vec<String> {
     let source = object.data.pointer("/status/from/handle");
     let source = source.and_then(Value::as_str);
     let source = source.and_then(|id| id.parse::<VolumeId>().ok());
-    let mover = object.uid().and_then(|uid| uid.parse::<Uuid>().ok());
-    let Some((source, mover)) = source.zip(mover) else {
+    let move_uid = object.uid().and_then(|uid| uid.parse::<Uuid>().ok());
+    let Some((source, move_uid)) = source.zip(move_uid) else {
         return Vec::new();
     };
-    let snapshots = snapshots_of(source, mover).into_values();
+    let snapshots = snapshots_of(source, move_uid).into_values();
     snapshots.map(|id| id.to_string()).collect()
 }
 

@@ -10,10 +10,9 @@ use std::time::Duration;
 use ::kube::api::{ObjectMeta, TypeMeta};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::router::kube::custom_resource::duration::duration;
-use crate::router::kube::custom_resource::{own_kind, path};
+use crate::router::kube::custom_resource::{own_kind, with_finalizer};
 
 /// The finalizer of reverts that have begun.
 pub(super) const FINALIZER: &str = "slackwater.dev/revert";
@@ -173,24 +172,6 @@ impl RevertPhase {
 }
 
 impl VolumeRevert {
-    pub(super) fn uid(&self) -> Option<Uuid> {
-        self.metadata.uid.as_deref()?.parse().ok()
-    }
-
-    /// "namespace/name".
-    pub(super) fn path(&self) -> String {
-        path(self)
-    }
-
-    pub(super) fn is_leaving(&self) -> bool {
-        self.metadata.deletion_timestamp.is_some()
-    }
-
-    pub(super) fn has_finalizer(&self) -> bool {
-        let mut all = self.metadata.finalizers.iter().flatten();
-        all.any(|one| one == FINALIZER)
-    }
-
     /// Until when it must have begun to switch, after its creation; or why that is not known.
     pub(in crate::router::kube) fn deadline(&self) -> Result<Duration, String> {
         let Some(text) = &self.spec.deadline else {
@@ -203,6 +184,7 @@ impl VolumeRevert {
 }
 
 own_kind!(VolumeRevert, "volumereverts", NamespaceResourceScope);
+with_finalizer!(VolumeRevert, FINALIZER);
 
 #[cfg(test)]
 mod tests {
