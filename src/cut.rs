@@ -11,12 +11,12 @@ mod clone_worker;
 pub mod coordinator;
 pub mod local;
 pub mod participant;
-mod quiet;
 pub mod retry;
 mod semaphore;
 mod step_workers;
 #[cfg(test)]
 mod tests;
+mod unused;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ use crate::model::{FsType, Level, SnapshotParameters};
 pub use slackwater_guard as guard;
 
 pub use abort::AbortHandle;
-pub use local::Room;
-pub(crate) use quiet::copy_unused;
+pub use local::SpaceCheck;
 pub use retry::Attempt;
+pub(crate) use unused::copy_unused;
 
 /// How a member is used while it is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Not in use: no device is attached to it.
-    Quiet,
+    Unused,
     /// As a raw device. Without a mapped device that is suspended, its writes are ordered only among
     /// themselves, not relative to writes to other volumes.
     Raw,
@@ -151,9 +151,9 @@ pub fn attempt(
     members: &[CutMember],
     now: &Attempt<'_>,
     parameters: &SnapshotParameters,
-    room: Arc<Room>,
+    room: Arc<SpaceCheck>,
 ) -> Result<Outcome> {
-    let used = members.iter().filter(|member| member.in_use != Use::Quiet);
+    let used = members.iter().filter(|member| member.in_use != Use::Unused);
     let targets: Vec<HookTarget> = used.map(|member| member.target.clone()).collect();
     let local = local::Local::new(interfaces, members, parameters).with_room(room);
     let spec = coordinator::CutSpec {

@@ -30,7 +30,7 @@ use crate::model::PoolDefinition;
 
 pub use blocking::{InFlight, WorkClass};
 pub use lock::{Key, Locks};
-pub use node::describe::{Description, Forgotten, Named};
+pub use node::describe::{Description, Forgotten, NameLookup};
 pub use node::pool_status::PoolStatus;
 pub use node::volume_usage::growth::GrownVolume;
 pub use node::volume_usage::{ImageUsage, LastCut, VolumeReport};
@@ -45,8 +45,8 @@ pub use snapshot::attempt::VerifiedCut;
 pub use snapshot::cut_counts::{CutCounts, LongFreeze};
 pub use snapshot::for_clone::{request_for_clone, snapshot_id_for_clone};
 pub use snapshot::group::{of_another_moment, same_members, same_request};
-pub use snapshot::lend::OutgoingRead;
 pub use snapshot::members::member_of;
+pub use snapshot::outgoing::OutgoingRead;
 pub use snapshot::remote::{
     Checksum, Offer, Purpose, Ranges, RemoteSnapshot, SnapshotRange, SnapshotSource, Ticket, Wanted,
 };

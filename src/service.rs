@@ -121,7 +121,7 @@ pub(crate) fn only_if(served: bool, rpc: Rpc, name: &str) -> std::result::Result
         return Ok(());
     }
     let what = format!("{rpc} (an alpha feature of CSI; --alpha {name})");
-    Err(status(rpc, &Error::Unsupported { what }))
+    Err(status(rpc, &Error::NotEnabled { what }))
 }
 
 fn answer<T>(message: T) -> RpcResult<T> {

@@ -228,9 +228,9 @@ pub enum Error {
         /// The reason, and what would change it.
         reason: String,
     },
-    /// This driver does not implement the call.
+    /// The call needs an alpha feature that is not enabled.
     #[error("{what} is not enabled")]
-    Unsupported {
+    NotEnabled {
         /// The call or capability.
         what: String,
     },

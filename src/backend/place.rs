@@ -99,7 +99,7 @@ impl FoundPlace {
 }
 
 /// How to open a place.
-pub struct Opening {
+pub struct OpenOptions {
     pub create: CreatePolicy,
     /// How long to wait for a lock.
     pub max_wait: Duration,
@@ -109,7 +109,11 @@ pub struct Opening {
 
 /// Opens the place of a definition: mounts the image or the records of the pool, and creates them
 /// where that is allowed.
-pub fn open(host: &dyn Host, definition: &PoolDefinition, opening: &Opening) -> Result<FoundPlace> {
+pub fn open(
+    host: &dyn Host,
+    definition: &PoolDefinition,
+    opening: &OpenOptions,
+) -> Result<FoundPlace> {
     match definition.place {
         PoolPlace::Lvm { .. } => open_records(host, definition, opening),
         PoolPlace::File { .. } | PoolPlace::Memory { .. } => open_folder(host, definition, opening),
@@ -119,7 +123,7 @@ pub fn open(host: &dyn Host, definition: &PoolDefinition, opening: &Opening) -> 
 fn open_records(
     host: &dyn Host,
     definition: &PoolDefinition,
-    opening: &Opening,
+    opening: &OpenOptions,
 ) -> Result<FoundPlace> {
     let open = lvm::open(host, definition, opening.create, opening.max_wait)?;
     let found = match &open {
@@ -141,7 +145,7 @@ fn open_records(
 fn open_folder(
     host: &dyn Host,
     definition: &PoolDefinition,
-    opening: &Opening,
+    opening: &OpenOptions,
 ) -> Result<FoundPlace> {
     let outer = folder(definition);
     image::unmount_dead_image(host, definition, &outer)?;

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 pub(super) use self::message::claim;
 use self::message::{check_committed, check_identity, send, status};
-use self::numbers::Numbers;
+use self::numbers::ThinIdAllocator;
 pub use self::recorded::recorded_ids;
 use self::recorded::{ThinImage, image_in, objects};
 use super::mapped::UnusedTables;
@@ -85,7 +85,7 @@ pub(super) struct ThinStore {
     /// The device number of the thin pool.
     rdev: u64,
     facts: StoreProperties,
-    numbers: Mutex<Numbers>,
+    numbers: Mutex<ThinIdAllocator>,
     /// Held while a device is looked for and created.
     activating: Arc<Mutex<()>>,
     tables: UnusedTables,
@@ -139,7 +139,7 @@ impl ThinStore {
     /// The IDs of all thin devices and of all records, including those in the trash. Before that,
     /// the removal of records is made durable: a record that came back with a power loss would
     /// delete the thin device that has its ID by then.
-    fn read_numbers(&self) -> host::Result<Numbers> {
+    fn read_numbers(&self) -> host::Result<ThinIdAllocator> {
         let devices = self.host.thin_devices(&self.pool)?;
         let mut taken: BTreeSet<u32> = devices.into_keys().collect();
         for dir in objects(self.host.as_ref(), &self.root.join(TRASH))? {
@@ -155,7 +155,7 @@ impl ThinStore {
         taken.extend(recorded.ids);
         taken.extend(self.shown()?);
         let host = self.host.as_ref();
-        Numbers::read(host, &self.root, taken, recorded.is_incomplete)
+        ThinIdAllocator::read(host, &self.root, taken, recorded.is_incomplete)
     }
 
     /// The IDs in the tables of all devices, including foreign ones.

@@ -16,9 +16,9 @@ use nix::errno::Errno;
 use super::clone_worker::{CloneStep, CloneWorker, ClonedMember, copied};
 use super::guard::{MAX_DESCRIPTORS, MAX_MEMBERS};
 use super::participant::{CutAnswer, CutStep, Participant, Prepared, Readiness, Thawed};
-use super::quiet::copy_unused;
 use super::semaphore::Semaphore;
 use super::step_workers::{Job, StepWorkers};
+use super::unused::copy_unused;
 use super::{AbortHandle, CutInterfaces, CutMember, Use};
 use crate::backend::{Copier, CopyMode};
 use crate::error::{Error, ErrorContext, HostError, Result, chain};
@@ -45,16 +45,16 @@ const AHEAD_AT_ONCE: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemberMode {
     /// One whole clone, before anything is frozen.
-    Quiet,
+    Unused,
     /// One whole clone at the cut; nothing is frozen for it.
-    Moment,
+    AtCut,
     /// A clone ahead, and the rest while the guard holds the file system frozen, the mapped device
     /// suspended, or both.
     Held,
 }
 
 /// What the guard gets of a member.
-struct Held {
+struct HeldMember {
     /// Its file system, which is frozen.
     root: Option<MountRoot>,
     /// Its mapped device, which is suspended.
@@ -62,7 +62,7 @@ struct Held {
 }
 
 /// Fails if a pool has less than its headroom free.
-pub type Room = dyn Fn() -> Result<()> + Send + Sync;
+pub type SpaceCheck = dyn Fn() -> Result<()> + Send + Sync;
 
 /// The members of this node.
 pub struct Local {
@@ -72,13 +72,13 @@ pub struct Local {
     limits: FreezeLimits,
     max_extents: Option<u64>,
     /// Checks that the pools still have their headroom free.
-    room: Arc<Room>,
+    room: Arc<SpaceCheck>,
     /// The step `ahead` is done.
     is_ahead: bool,
     /// The mode of each member, determined by `ready`.
-    ways: Vec<MemberMode>,
+    modes: Vec<MemberMode>,
     /// What the guard gets of the members that it will hold, in the order of the members.
-    to_hold: Vec<Held>,
+    to_hold: Vec<HeldMember>,
     /// Dropped before `held`, which the workers share: dropping the last reference thaws.
     classes: Option<StepWorkers<CloneStep, Result<Thawed>>>,
     held: Option<Arc<dyn Freeze>>,
@@ -104,7 +104,7 @@ impl Local {
             max_extents: parameters.max_extents,
             room: Arc::new(|| Ok(())),
             is_ahead: false,
-            ways: Vec::new(),
+            modes: Vec::new(),
             to_hold: Vec::new(),
             classes: None,
             held: None,
@@ -114,7 +114,7 @@ impl Local {
 
     /// Adds a check of the free space in its pools, which runs just before the freeze.
     #[must_use]
-    pub fn with_room(mut self, room: Arc<Room>) -> Local {
+    pub fn with_room(mut self, room: Arc<SpaceCheck>) -> Local {
         self.room = room;
         self
     }
@@ -126,17 +126,17 @@ impl Local {
         self
     }
 
-    fn of_way(&self, way: MemberMode) -> impl Iterator<Item = (usize, &CutMember)> {
-        let members = self.members.iter().zip(&self.ways).enumerate();
+    fn in_mode(&self, mode: MemberMode) -> impl Iterator<Item = (usize, &CutMember)> {
+        let members = self.members.iter().zip(&self.modes).enumerate();
         members
-            .filter(move |(_, (_, its))| **its == way)
+            .filter(move |(_, (_, its))| **its == mode)
             .map(|(at, (member, _))| (at, member))
     }
 
     /// Clones the whole images of members that are not in use, one after the other.
     fn clone_unused(&self) -> Result<u64> {
         let mut extents = 0;
-        for (_, member) in self.of_way(MemberMode::Quiet) {
+        for (_, member) in self.in_mode(MemberMode::Unused) {
             let (id, copier) = (&member.target.volume_id, &*member.copier);
             extents += copy_unused(&*self.freezer, id, copier, self.limits.freeze)?;
         }
@@ -146,7 +146,7 @@ impl Local {
     /// Clones the whole images of members in use of which the guard holds nothing, one after the other.
     fn clone_moment(&self) -> Result<u64> {
         let mut extents = 0;
-        for (_, member) in self.of_way(MemberMode::Moment) {
+        for (_, member) in self.in_mode(MemberMode::AtCut) {
             extents += copied(member, Copier::copy_whole)?;
         }
         Ok(extents)
@@ -156,7 +156,7 @@ impl Local {
     /// clones: one for each member, and one for all members whose clones are no faster in parallel.
     fn begin(&mut self) -> Result<()> {
         let held = std::mem::take(&mut self.to_hold);
-        let slots: Vec<usize> = self.of_way(MemberMode::Held).map(|(at, _)| at).collect();
+        let slots: Vec<usize> = self.in_mode(MemberMode::Held).map(|(at, _)| at).collect();
         let mut classes: Vec<Vec<ClonedMember>> = Vec::new();
         let mut series = Vec::new();
         let mut members = Vec::new();
@@ -222,7 +222,7 @@ impl Local {
         for _ in 0..PASSES {
             let ranges = self.all(CloneStep::Delta)?.extents;
             done += ranges;
-            let held = self.of_way(MemberMode::Held);
+            let held = self.in_mode(MemberMode::Held);
             let min_useful_ranges: u64 = held
                 .map(|(_, member)| member.copier.min_useful_ranges())
                 .sum();
@@ -242,10 +242,10 @@ impl Local {
     }
 
     /// Opens what the guard must hold of a member in use at this level; `None` if it holds nothing.
-    fn open(&self, member: &CutMember, level: Level) -> Result<Option<Held>> {
+    fn open(&self, member: &CutMember, level: Level) -> Result<Option<HeldMember>> {
         let volume = &member.target.volume_id;
         let root = match (&member.in_use, level) {
-            (Use::Quiet, _) => return Ok(None),
+            (Use::Unused, _) => return Ok(None),
             (Use::Raw, _) | (Use::Mounted { .. }, Level::Crash) => None,
             (
                 Use::Mounted {
@@ -261,15 +261,15 @@ impl Local {
         let mapped = member.copier.mapped();
         let mapped = mapped.context(|| format!("open the device of volume {volume}"))?;
         let is_held = root.is_some() || mapped.is_some();
-        Ok(is_held.then_some(Held { root, mapped }))
+        Ok(is_held.then_some(HeldMember { root, mapped }))
     }
 
     /// How a member is cut, of which the guard holds `held`.
-    fn mode_of(member: &CutMember, held: Option<&Held>) -> MemberMode {
+    fn mode_of(member: &CutMember, held: Option<&HeldMember>) -> MemberMode {
         match (&member.in_use, held) {
-            (Use::Quiet, _) => MemberMode::Quiet,
+            (Use::Unused, _) => MemberMode::Unused,
             (Use::Raw | Use::Mounted { .. }, Some(_)) => MemberMode::Held,
-            (Use::Raw | Use::Mounted { .. }, None) => MemberMode::Moment,
+            (Use::Raw | Use::Mounted { .. }, None) => MemberMode::AtCut,
         }
     }
 
@@ -278,18 +278,17 @@ impl Local {
     fn add_cost(
         &self,
         member: &CutMember,
-        way: MemberMode,
+        mode: MemberMode,
         (stall, most): (&mut Duration, &mut Option<(String, u64)>),
     ) -> Result<()> {
         let volume = &member.target.volume_id;
-        let mode = match way {
-            MemberMode::Quiet | MemberMode::Moment => CopyMode::Whole,
+        let cost = member.copier.cost(match mode {
+            MemberMode::Unused | MemberMode::AtCut => CopyMode::Whole,
             MemberMode::Held => CopyMode::Ahead,
-        };
-        let cost = member.copier.cost(mode);
+        });
         let cost = cost.context(|| format!("count the extents of volume {volume}"))?;
         self.check_extents(member, cost.extents)?;
-        if way == MemberMode::Quiet {
+        if mode == MemberMode::Unused {
             return Ok(());
         }
         *stall = stall.saturating_add(cost.stall);
@@ -384,11 +383,11 @@ impl Local {
         let members = self.members.clone();
         for member in members.iter() {
             let held = self.open(member, level)?;
-            let way = Local::mode_of(member, held.as_ref());
-            self.ways.push(way);
+            let mode = Local::mode_of(member, held.as_ref());
+            self.modes.push(mode);
             let stall = (&mut ready.stall, &mut ready.most_extents);
-            self.add_cost(member, way, stall)?;
-            if way == MemberMode::Quiet {
+            self.add_cost(member, mode, stall)?;
+            if mode == MemberMode::Unused {
                 ready.quiet += 1;
                 continue;
             }
@@ -458,9 +457,9 @@ impl Local {
         }
         // Since the first check, images may have got more extents, and pools may have filled up.
         let members = self.members.clone();
-        for (member, way) in members.iter().zip(&self.ways) {
-            if *way != MemberMode::Quiet {
-                self.add_cost(member, *way, (&mut done.stall, &mut done.most_extents))?;
+        for (member, mode) in members.iter().zip(&self.modes) {
+            if *mode != MemberMode::Unused {
+                self.add_cost(member, *mode, (&mut done.stall, &mut done.most_extents))?;
             }
         }
         (self.room)()?;

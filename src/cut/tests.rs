@@ -25,7 +25,7 @@ fn application() -> SnapshotParameters {
 /// Two mounted volumes whose clones run in series, so that the order is always the same, and one
 /// that is not in use.
 fn group() -> Vec<TestVolume> {
-    let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
+    let mut members = vec![mounted("a"), member("idle", Use::Unused), mounted("b")];
     for member in &mut members {
         member.is_serial = true;
     }
@@ -115,7 +115,7 @@ fn the_order_is_quiesce_freeze_cut_thaw_release() {
 fn nothing_of_the_clone_ahead_runs_while_an_application_is_held() {
     for is_serial in [true, false] {
         let world = World::with_hooks(&["db"]);
-        let mut members = vec![mounted("a"), member("idle", Use::Quiet), mounted("b")];
+        let mut members = vec![mounted("a"), member("idle", Use::Unused), mounted("b")];
         members.iter_mut().for_each(|one| one.is_serial = is_serial);
         tried(&world, &members, Level::Application).unwrap();
         let log = world.log();
@@ -308,7 +308,7 @@ fn raw_devices_that_can_be_suspended_are_cut_with_the_guard() {
     let with_a_file_system = [mapped(raw("r")), mounted("m")];
     let outcome = tried(&World::default(), &with_a_file_system, Level::Filesystem);
     assert_eq!(outcome.unwrap().level, Level::Filesystem);
-    let with_one_that_is_not_in_use = [mapped(raw("r")), member("q", Use::Quiet)];
+    let with_one_that_is_not_in_use = [mapped(raw("r")), member("q", Use::Unused)];
     let outcome = tried(
         &World::default(),
         &with_one_that_is_not_in_use,
@@ -360,7 +360,7 @@ fn each_use_is_cut_in_its_own_way_and_gets_its_own_level() {
     );
 
     let world = World::with_hooks(&["db"]);
-    let idle = [member("idle", Use::Quiet), member("other", Use::Quiet)];
+    let idle = [member("idle", Use::Unused), member("other", Use::Unused)];
     let (level, reason) = level_of(&world, &idle, Level::Application);
     assert_eq!(level, Level::Filesystem);
     assert!(reason.contains("not in use"), "{reason}");

@@ -65,7 +65,7 @@ pub(super) fn on_mounted<T>(
     act: impl FnOnce(&Mounted<'_>) -> Result<T>,
     end: impl FnOnce(),
 ) -> Result<T> {
-    let mut made = Made {
+    let mut made = TemporaryDirs {
         host,
         folders: Vec::new(),
     };
@@ -105,12 +105,12 @@ fn perform(host: &dyn Host, effect: &Effect<'_>) -> Result<()> {
 
 /// Directories that are removed when this is dropped, the last one first; those in use by others
 /// then are left.
-struct Made<'a> {
+struct TemporaryDirs<'a> {
     host: &'a dyn Host,
     folders: Vec<PathBuf>,
 }
 
-impl Made<'_> {
+impl TemporaryDirs<'_> {
     fn folder(&mut self, path: &Path) -> Result<()> {
         // Recorded first, because an effect that reports a failure may have been performed.
         self.folders.push(path.to_path_buf());
@@ -133,7 +133,7 @@ impl Made<'_> {
     }
 }
 
-impl Drop for Made<'_> {
+impl Drop for TemporaryDirs<'_> {
     fn drop(&mut self) {
         for path in self.folders.iter().rev() {
             let _ = self.host.perform(&Effect::RemoveDir { path });

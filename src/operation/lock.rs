@@ -52,10 +52,10 @@ impl std::fmt::Display for Key {
 
 /// All locks of the driver.
 #[derive(Clone, Debug, Default)]
-pub struct Locks(Arc<Held>);
+pub struct Locks(Arc<LockTable>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct LockTable {
     /// Locks that are held, with the reason why the operation takes long, if it does.
     keys: Mutex<HashMap<Key, Option<String>>>,
     /// Notified when a lock is released.

@@ -359,7 +359,7 @@ pub struct NamedGroup {
 
 /// Options for the deletion of a single snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct DeleteOne {
+pub struct DeleteSnapshotOptions {
     /// Also deletes a member of a group that can otherwise only be deleted as a whole: an
     /// administrator asserts that no owner manages the group any more.
     pub of_any_group: bool,

@@ -13,12 +13,12 @@ pub(in crate::operation) mod export;
 pub(in crate::operation) mod fill;
 pub(in crate::operation) mod for_clone;
 pub(in crate::operation) mod foreign;
+pub(in crate::operation) mod grants;
 pub(in crate::operation) mod group;
-pub(in crate::operation) mod lend;
-pub(in crate::operation) mod lent;
 pub(in crate::operation) mod list;
 pub(in crate::operation) mod members;
 pub(in crate::operation) mod metadata;
+pub(in crate::operation) mod outgoing;
 pub(in crate::operation) mod plan;
 pub(in crate::operation) mod remote;
 pub(in crate::operation) mod resolve;
@@ -37,7 +37,7 @@ use uuid::Uuid;
 
 use self::copies::Copies;
 use self::cut_counts::CutCounts;
-use self::lent::Lent;
+use self::grants::Grants;
 use crate::cut::CutInterfaces;
 use crate::cut::retry::Backoffs;
 use crate::host::Host;
@@ -57,7 +57,7 @@ pub struct Snapshots {
     /// Bytes copied since the start.
     copied: AtomicU64,
     /// Snapshots that other nodes read.
-    pub(in crate::operation) lent: Lent,
+    pub(in crate::operation) grants: Grants,
     /// The base of a volume whose deletion has failed: it may be hidden, with blocks that are not free
     /// yet. A start frees them, too.
     unfreed_bases: Mutex<HashMap<Uuid, Uuid>>,
@@ -83,7 +83,7 @@ impl Snapshots {
             backoffs: Backoffs::default(),
             cuts: CutCounts::default(),
             copied: AtomicU64::default(),
-            lent: Lent::default(),
+            grants: Grants::default(),
             unfreed_bases: Mutex::default(),
             lent_bytes: AtomicU64::default(),
             received_bytes: AtomicU64::default(),

@@ -1,5 +1,6 @@
 //! The calls for volumes: create, grow and delete them; stage and publish them on this node.
 
+pub(in crate::operation) mod adopt_raw_fs;
 pub(in crate::operation) mod block;
 pub(in crate::operation) mod capability;
 pub(in crate::operation) mod check;
@@ -20,7 +21,6 @@ pub(in crate::operation) mod publish;
 pub(in crate::operation) mod reverting;
 pub(in crate::operation) mod stage;
 pub(in crate::operation) mod stats;
-pub(in crate::operation) mod take_raw;
 pub(in crate::operation) mod trim;
 pub(in crate::operation) mod unstage;
 

@@ -16,7 +16,7 @@ use crate::agent::{
 };
 use crate::error::{Error, Result};
 use crate::operation::{
-    DeleteOne, Driver, Export, FileImport, Import, ImportFile, Volume, WorkClass,
+    DeleteSnapshotOptions, Driver, Export, FileImport, Import, ImportFile, Volume, WorkClass,
 };
 use archive::{Input, Output};
 
@@ -47,9 +47,9 @@ impl Admin for Service {
         request: Request<DeleteSnapshotRequest>,
     ) -> RpcResult<DeleteSnapshotResponse> {
         let id = request::snapshot_id(&request.into_inner().snapshot_id);
-        let how = DeleteOne {
+        let how = DeleteSnapshotOptions {
             of_any_group: true,
-            ..DeleteOne::default()
+            ..DeleteSnapshotOptions::default()
         };
         self.run(Rpc::DeleteSnapshot, id, move |driver: &Driver, id| {
             driver.snapshots.delete_without_router(id, &how)

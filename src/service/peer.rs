@@ -79,7 +79,7 @@ impl Peer for PeerService {
     async fn read(&self, request: Request<ReadRequest>) -> RpcResult<BoxStream<ReadResponse>> {
         let (_, caller, message) = request.into_parts();
         let callers = self.callers.clone();
-        let lend = move |driver: &Driver| {
+        let open = move |driver: &Driver| {
             let ticket = ticket(&message.ticket)?;
             let wanted = match (message.only_digests, message.base_identity) {
                 (true, _) => Wanted::Digests,
@@ -88,12 +88,12 @@ impl Peer for PeerService {
             };
             let is_reader = |node: &str| callers.is_agent_of(&caller, node);
             let from = (message.from, wanted);
-            driver.snapshots.lend(&ticket, &is_reader, from)
+            driver.snapshots.open_granted(&ticket, &is_reader, from)
         };
-        let loan = self.driver.run_blocking(lend).await;
-        let loan = loan.map_err(|error| status(Rpc::CreateVolume, &error))?;
+        let outgoing = self.driver.run_blocking(open).await;
+        let outgoing = outgoing.map_err(|error| status(Rpc::CreateVolume, &error))?;
         let (to, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
-        tokio::spawn(send(self.driver.clone(), loan, message.crc32, to));
+        tokio::spawn(send(self.driver.clone(), outgoing, message.crc32, to));
         answer(Box::pin(ReceiverStream::new(sent)))
     }
 }
@@ -102,19 +102,19 @@ impl Peer for PeerService {
 /// does not know CRC-32.
 async fn send(
     driver: Arc<Driver>,
-    loan: OutgoingRead,
+    outgoing: OutgoingRead,
     crc32: bool,
     to: mpsc::Sender<std::result::Result<ReadResponse, Status>>,
 ) {
-    let mut rest = Some(loan);
-    while let Some(mut loan) = rest.take() {
+    let mut rest = Some(outgoing);
+    while let Some(mut outgoing) = rest.take() {
         let read = driver.run_blocking(move |driver| {
-            let range = driver.snapshots.read_next(&mut loan)?;
-            Ok((loan, range.map(|range| response(range, crc32))))
+            let range = driver.snapshots.read_next(&mut outgoing)?;
+            Ok((outgoing, range.map(|range| response(range, crc32))))
         });
         let message = match read.await {
-            Ok((loan, Some(response))) => {
-                rest = Some(loan);
+            Ok((outgoing, Some(response))) => {
+                rest = Some(outgoing);
                 Ok(response)
             }
             Ok((_, None)) => return,

@@ -63,7 +63,7 @@ pub fn code(rpc: Rpc, error: &Error) -> Code {
         Error::Paused { last, .. } => self::code(rpc, last),
         Error::Unreachable { .. } | Error::Stopping => Code::Unavailable,
         Error::Forwarded { code, .. } => Code::from_i32(*code),
-        Error::Unsupported { .. } => Code::Unimplemented,
+        Error::NotEnabled { .. } => Code::Unimplemented,
         // A record that cannot be read may be that of a volume that an earlier attempt of the same
         // call has created or staged: its storage exists, so after a final code the caller would
         // forget it. UNAVAILABLE is returned until an administrator repairs or removes the record.

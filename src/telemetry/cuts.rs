@@ -25,7 +25,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, driver: &Driver) -> fm
         (
             "sent",
             "Bytes of snapshots that were sent to other nodes",
-            snapshots.lent(),
+            snapshots.sent_bytes(),
         ),
         (
             "received",

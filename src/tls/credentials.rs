@@ -225,7 +225,7 @@ impl Current {
         let judged = verifier.verify_client_cert(leaf, between, UnixTime::now());
         let controller = Name::controller()?;
         let accepting = |audience| {
-            let named = Named {
+            let named = AudienceVerifier {
                 controller: controller.clone(),
                 audience,
                 chain: verifier.clone(),
@@ -374,13 +374,13 @@ pub fn is_of_node(certificate: &CertificateDer<'_>, node: &str) -> bool {
 
 /// Accepts a peer whose certificate is verified and has a name of the audience.
 #[derive(Debug)]
-struct Named {
+struct AudienceVerifier {
     controller: Name,
     audience: Audience,
     chain: Arc<dyn ClientCertVerifier>,
 }
 
-impl Named {
+impl AudienceVerifier {
     /// Nothing has the name of the controller and of a node. The verifier reports the names in a
     /// certificate only if another one is expected, so for an agent the controller's is.
     fn check(&self, leaf: &CertificateDer<'_>) -> Result<(), rustls::Error> {
@@ -408,7 +408,7 @@ impl Named {
     }
 }
 
-impl ClientCertVerifier for Named {
+impl ClientCertVerifier for AudienceVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

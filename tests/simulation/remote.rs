@@ -93,12 +93,12 @@ impl SnapshotSource for Direct {
     fn read(&self, from: u64, wanted: Wanted) -> Result<Box<dyn Ranges>> {
         let snapshots = &remote().driver.snapshots;
         loop {
-            let loan = snapshots.lend(&self.0, &|node| node == READER, (from, wanted));
-            match loan {
+            let outgoing = snapshots.open_granted(&self.0, &|node| node == READER, (from, wanted));
+            match outgoing {
                 // Other tests of this process read too, and the number of readers is limited.
                 Err(Error::Pending { .. }) => std::thread::yield_now(),
                 Err(error) => return Err(Error::unreachable("source", error.to_string())),
-                Ok(loan) => return Ok(Box::new(DirectRanges(loan))),
+                Ok(outgoing) => return Ok(Box::new(DirectRanges(outgoing))),
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::host::{Device, Effect, FileStat, Host, Kept, LoopDevice, LoopStatus};
 use crate::model::size::HumanBytes;
 use crate::model::{PoolDefinition, PoolId, PoolPlace};
 use crate::record::NodeRecord;
-use opening::Opening;
+use opening::ImageOpener;
 
 /// The name of the image.
 pub const IMAGE_FILE: &str = "pool.img";
@@ -113,7 +113,7 @@ pub fn open(
         .ok_or_else(|| Error::Locked {
             place: path.display().to_string(),
         })?;
-    let opening = Opening {
+    let opening = ImageOpener {
         host,
         pool,
         path,

@@ -21,7 +21,7 @@ const RESERVED: u32 = 64;
 const UNKNOWN_NUMBERS: u32 = 1 << 16;
 
 #[derive(Debug, Default)]
-pub(super) struct Numbers {
+pub(super) struct ThinIdAllocator {
     /// IDs that are in use or were used since the start.
     taken: BTreeSet<u32>,
     /// The next ID while they count upward.
@@ -32,14 +32,14 @@ pub(super) struct Numbers {
     is_incomplete: bool,
 }
 
-impl Numbers {
+impl ThinIdAllocator {
     /// `taken` are the IDs of all devices, tables and readable records.
     pub(super) fn read(
         host: &dyn Host,
         root: &Path,
         taken: BTreeSet<u32>,
         is_incomplete: bool,
-    ) -> host::Result<Numbers> {
+    ) -> host::Result<ThinIdAllocator> {
         let path = root.join(FILE);
         let (mark, unknown) = match host.read_file(&path)? {
             None if is_incomplete => (FIRST_ID, UNKNOWN_NUMBERS),
@@ -54,7 +54,7 @@ impl Numbers {
         };
         let highest = taken.range(..TRIAL_ID).next_back();
         let above_all = highest.map_or(FIRST_ID, |highest| highest + 1).max(mark);
-        Ok(Numbers {
+        Ok(ThinIdAllocator {
             taken,
             next: above_all.saturating_add(unknown),
             mark,

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use uuid::Uuid;
 
 use crate::backend::{Copier, CopyCost, CopyMode};
-use crate::cut::{CutInterfaces, CutMember, Room, Use};
+use crate::cut::{CutInterfaces, CutMember, SpaceCheck, Use};
 use crate::error::{Error, HostError};
 use crate::hook::{HookTarget, Hooks, Quiesced};
 use crate::host::freezer::{FreezeLimits, JournaledFreeze};
@@ -233,7 +233,7 @@ impl World {
         self.state(|state| state.extents_held = Some(extents));
     }
 
-    pub(super) fn room(&self) -> Arc<Room> {
+    pub(super) fn room(&self) -> Arc<SpaceCheck> {
         let world = self.clone();
         Arc::new(move || {
             world.host_event("room").map_err(|error| Error::Host {

@@ -50,7 +50,7 @@ pub struct Forgotten {
 
 /// The kind of object that a name is looked up for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum NameLookup {
     /// The name in a CreateVolume request, with the pool that its storage class names.
     Volume(Option<String>),
     /// The name in a CreateSnapshot request.
@@ -112,10 +112,10 @@ impl Driver {
     /// continue such a creation. While an operation on the name is running, the error is
     /// [`Error::Pending`]. If nothing is found while a pool that could have the name is not served,
     /// that is an error.
-    pub fn find_named(&self, named: &Named, name: &str) -> Result<Option<VolumeId>> {
+    pub fn find_named(&self, named: &NameLookup, name: &str) -> Result<Option<VolumeId>> {
         let (key, kind) = match named {
-            Named::Volume(_) => (Key::Name(name.to_string()), NameKind::Volume),
-            Named::Snapshot => (Key::SnapshotName(name.to_string()), NameKind::Snapshot),
+            NameLookup::Volume(_) => (Key::Name(name.to_string()), NameKind::Volume),
+            NameLookup::Snapshot => (Key::SnapshotName(name.to_string()), NameKind::Snapshot),
         };
         let _name = self.pools.locks.acquire(key)?;
         let states = self.pools.states();
@@ -126,11 +126,11 @@ impl Driver {
                 ServingState::Serving(pool) => {
                     let id = VolumeId::of_name(pool.id(), kind, name);
                     let is_there = match named {
-                        Named::Volume(_) => match pool.backend.volumes.get(id.uuid)? {
+                        NameLookup::Volume(_) => match pool.backend.volumes.get(id.uuid)? {
                             Some(record) => check_fence(name, &record, None).map(|()| true)?,
                             None => false,
                         },
-                        Named::Snapshot => pool.backend.snapshots.get(id.uuid)?.is_some(),
+                        NameLookup::Snapshot => pool.backend.snapshots.get(id.uuid)?.is_some(),
                     };
                     if is_there {
                         return Ok(Some(id));
@@ -140,9 +140,9 @@ impl Driver {
                     definition, why, ..
                 } => {
                     let could_have = match named {
-                        Named::Volume(Some(pool)) => definition.name == *pool,
-                        Named::Volume(None) => only || definition.name == "default",
-                        Named::Snapshot => true,
+                        NameLookup::Volume(Some(pool)) => definition.name == *pool,
+                        NameLookup::Volume(None) => only || definition.name == "default",
+                        NameLookup::Snapshot => true,
                     };
                     if could_have {
                         unseen = Some(Error::Unreachable {

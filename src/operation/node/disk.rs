@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::place::{self, FoundPlace, Opening};
+use crate::backend::place::{self, FoundPlace, OpenOptions};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::host::question::TimedQueries;
@@ -55,7 +55,7 @@ pub(in crate::operation) fn open(
     host: &Arc<dyn Host>,
     questions: &PoolQueries,
     definition: &PoolDefinition,
-    opening: Opening,
+    opening: OpenOptions,
     max_wait: Duration,
 ) -> Option<Result<FoundPlace>> {
     let about = ("opening", definition.name.clone());

@@ -58,7 +58,7 @@ impl Driver {
             init: definition.init,
             is_known: known.is_some(),
         };
-        let opening = place::Opening {
+        let opening = place::OpenOptions {
             create,
             max_wait: max_lock_wait,
             machine: self.machine_folders(),

@@ -25,7 +25,7 @@ use crate::record::{NodeRecord, PoolRecord};
 
 /// The result of [`init`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct InitResult {
     pub pool: PoolRecord,
     /// False if it was a pool of this machine already.
     pub changed: bool,
@@ -44,7 +44,7 @@ pub struct Adopted {
 
 /// Creates a pool. A path at which the node record has a pool that is missing is refused, because
 /// the mount point of an unmounted disk looks like an empty folder.
-pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
+pub fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<InitResult> {
     if matches!(pool.place, PoolPlace::Lvm { .. }) {
         return lvm::init(host, node_record, pool);
     }
@@ -68,7 +68,7 @@ fn init_inside(
     mut node: NodeRecord,
     pool: &PoolDefinition,
     admin_pool: &AdminPool,
-) -> Result<Made> {
+) -> Result<InitResult> {
     let path = admin_pool.folder.as_path();
     if let Probe::Foreign(what) = &admin_pool.found {
         return Err(make::not_blank(path, what));
@@ -106,7 +106,7 @@ fn init_inside(
         }
     };
     remember(host, node_record, &mut node, pool, &record)?;
-    Ok(Made {
+    Ok(InitResult {
         pool: record,
         changed: lock.is_some(),
         warnings,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::copy::no_sharing;
 use super::cut::used;
 use super::members::by_pool;
-use super::plan::Prepared;
+use super::plan::PreparedSnapshot;
 use super::source::Source;
 use super::thick_space_watchdog::{ThickCopy, ThickSpaceWatchdog};
 use uuid::Uuid;
@@ -32,7 +32,7 @@ const RAW_IN_GROUP: &str = "common moment, device cache not flushed";
 
 /// The members of one node in one attempt. Their volumes are locked until all members are kept.
 pub(in crate::operation) struct Participation {
-    pub(in crate::operation) made: Vec<Prepared>,
+    pub(in crate::operation) made: Vec<PreparedSnapshot>,
     pub(in crate::operation) members: Vec<CutMember>,
     locks: Vec<LockGuard>,
     /// Locks of the members of a group, so that no call deletes one before the group is created.
@@ -42,8 +42,8 @@ pub(in crate::operation) struct Participation {
 }
 
 /// The committed members of an attempt.
-pub(in crate::operation) struct Made {
-    pub(in crate::operation) snapshots: Vec<Prepared>,
+pub(in crate::operation) struct CommittedAttempt {
+    pub(in crate::operation) snapshots: Vec<PreparedSnapshot>,
     /// From the first freeze to the last thaw, if anything was frozen.
     pub(in crate::operation) frozen: Option<Duration>,
 }
@@ -78,7 +78,7 @@ impl Participation {
     /// The member whose record decides about all others: in a group the first member, which may be
     /// on another node.
     fn lead(&self) -> Option<usize> {
-        let leads = |one: &Prepared| match &one.record.group {
+        let leads = |one: &PreparedSnapshot| match &one.record.group {
             None => true,
             Some(group) => {
                 let pool = one.pool.id();
@@ -93,7 +93,7 @@ impl Participation {
     fn of_thick(&self) -> Vec<ThickCopy> {
         let made = self.made.iter().zip(&self.members);
         let thick = made.filter(|(one, _)| one.record.allocation == Allocation::Thick);
-        let copy = |(one, member): (&Prepared, &CutMember)| ThickCopy {
+        let copy = |(one, member): (&PreparedSnapshot, &CutMember)| ThickCopy {
             pool: one.pool.clone(),
             image: Image::Snapshot(one.record.uuid),
             bytes: image_bytes(one.record.size),
@@ -183,7 +183,7 @@ impl Snapshots {
                 let admit = |space: &_| admit_snapshot(&pool, space, &record);
                 pool.backend.admit_snapshot(&record, &admit)
             })?);
-            participation.made.push(Prepared { pool, record });
+            participation.made.push(PreparedSnapshot { pool, record });
         }
         let pools = participation.made.iter().map(|one| one.pool.clone());
         let mut begun = by_pool(pools.zip(admitted)).into_iter();
@@ -197,7 +197,7 @@ impl Snapshots {
         mut participation: Participation,
         now: &Attempt<'_>,
         parameters: &SnapshotParameters,
-    ) -> Result<Made> {
+    ) -> Result<CommittedAttempt> {
         let cut = self.cut(&participation.members, now, parameters);
         let kept = cut.and_then(|outcome| {
             let frozen = outcome.stats.freeze;
@@ -209,7 +209,7 @@ impl Snapshots {
             Err(first) => return Err(self.undo_participation(&mut participation, first)),
         };
         self.commit_participation(&mut participation)?;
-        Ok(Made {
+        Ok(CommittedAttempt {
             snapshots: participation.made,
             frozen,
         })
@@ -307,7 +307,7 @@ impl Snapshots {
 }
 
 /// Replaces the records of members on disk. After an error or a crash, each is the old or the new one.
-fn update<'a>(members: impl IntoIterator<Item = &'a Prepared>) -> Result<()> {
+fn update<'a>(members: impl IntoIterator<Item = &'a PreparedSnapshot>) -> Result<()> {
     let each = members.into_iter();
     let mut pools = by_pool(each.map(|one| (one.pool.clone(), &one.record))).into_iter();
     pools.try_for_each(|(pool, records)| pool.backend.update_snapshots(&records))

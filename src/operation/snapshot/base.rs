@@ -99,7 +99,7 @@ impl Snapshots {
         if found.is_some_and(|record| !record.is_base()) {
             return Ok(());
         }
-        let _deleting = self.lent.begin_delete([uuid])?;
+        let _deleting = self.grants.begin_delete([uuid])?;
         pool.backend.snapshots.delete(uuid)
     }
 

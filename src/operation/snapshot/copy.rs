@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::copies::Copying;
-use super::plan::Prepared;
+use super::plan::PreparedSnapshot;
 use super::remote::{Receiving, SnapshotRange};
 use super::running::{CopyKind, CopyOf, CopyStatus};
 use super::source::Source;
@@ -180,7 +180,7 @@ impl Snapshots {
         };
         let _lock = self.pools.locks.acquire(Key::Volume(source.id.uuid))?;
         self.check_unchanged(source)?;
-        if self.use_of(source).map_err(Error::into_indeterminate)? != Use::Quiet
+        if self.use_of(source).map_err(Error::into_indeterminate)? != Use::Unused
             || self.usage.staged_as_block(&source.record)?.is_some()
         {
             return Err(no_sharing(&source.pool, &source.text));
@@ -305,7 +305,7 @@ impl Snapshots {
             Ok(()) => Ok(self.pools.snapshot(pool, &record)),
             Err(Error::Stopping) => Err(Error::Stopping),
             Err(first) => {
-                let made = [Prepared {
+                let made = [PreparedSnapshot {
                     pool: pool.clone(),
                     record,
                 }];

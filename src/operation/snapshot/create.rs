@@ -14,7 +14,7 @@ use crate::model::id::NameKind;
 use crate::model::{GroupId, SnapshotId, VolumeId};
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::PoolLookup;
-use crate::operation::{CreateSnapshot, DeleteOne, Pool, Snapshot, Snapshots};
+use crate::operation::{CreateSnapshot, DeleteSnapshotOptions, Pool, Snapshot, Snapshots};
 use crate::record::{SnapshotRecord, SnapshotState};
 
 impl Snapshots {
@@ -120,11 +120,15 @@ impl Snapshots {
     /// with its group, unless its class says otherwise. Volumes that were restored from the
     /// snapshot stay.
     pub fn delete_snapshot(&self, snapshot_id: &str) -> Result<()> {
-        self.delete_without_router(snapshot_id, &DeleteOne::default())
+        self.delete_without_router(snapshot_id, &DeleteSnapshotOptions::default())
     }
 
     /// The same as [`Snapshots::delete_one`], without a router that resolves groups across nodes.
-    pub fn delete_without_router(&self, snapshot_id: &str, how: &DeleteOne) -> Result<()> {
+    pub fn delete_without_router(
+        &self,
+        snapshot_id: &str,
+        how: &DeleteSnapshotOptions,
+    ) -> Result<()> {
         match self.delete_one(snapshot_id, how)? {
             None => Ok(()),
             Some(group) => Err(Error::GroupInDoubt {
@@ -138,7 +142,11 @@ impl Snapshots {
     /// undone, because its record may be the one that decides about them. If some of them are on
     /// other nodes, and `how` does not confirm that they are resolved, nothing is deleted and the
     /// ID of the group is returned.
-    pub fn delete_one(&self, snapshot_id: &str, how: &DeleteOne) -> Result<Option<GroupId>> {
+    pub fn delete_one(
+        &self,
+        snapshot_id: &str,
+        how: &DeleteSnapshotOptions,
+    ) -> Result<Option<GroupId>> {
         let PoolLookup::Pool(pool, id) = self.pools.owner(snapshot_id)? else {
             return Ok(None);
         };
@@ -148,7 +156,7 @@ impl Snapshots {
             return Ok(None);
         }
         let delete = || {
-            let _deleting = self.lent.begin_delete([id.uuid])?;
+            let _deleting = self.grants.begin_delete([id.uuid])?;
             let ended = self.delete_or_keep_as_bases(&pool, [(id.uuid, found.clone())]);
             ended.map(|()| None)
         };

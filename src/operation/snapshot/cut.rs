@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::source::Source;
 use crate::backend::Image;
 use crate::cut::retry::{self, Clock, Subject};
-use crate::cut::{self, Attempt, CutInterfaces, CutMember, HookTarget, Outcome, Room, Use};
+use crate::cut::{self, Attempt, CutInterfaces, CutMember, HookTarget, Outcome, SpaceCheck, Use};
 use crate::error::{Error, ErrorContext, Result, chain};
 use crate::model::{SnapshotId, SnapshotParameters};
 use crate::operation::pools::capacity::check_headroom;
@@ -70,7 +70,7 @@ impl Snapshots {
 
     /// A check of the free space in the pools of the members. The copies were admitted before the
     /// clones, and the pools may have filled up since.
-    pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<Room>> {
+    pub(in crate::operation) fn room(&self, members: &[CutMember]) -> Result<Arc<SpaceCheck>> {
         let mut pools: Vec<Arc<Pool>> = Vec::new();
         for member in members {
             let (pool, ..) = self
@@ -162,7 +162,7 @@ pub(in crate::operation) fn sweep(interfaces: &CutInterfaces) {
 
 /// A member, if it is in use.
 pub(in crate::operation) fn used(member: &CutMember) -> Option<Used> {
-    (member.in_use != Use::Quiet).then(|| Used {
+    (member.in_use != Use::Unused).then(|| Used {
         volume_id: member.target.volume_id.clone(),
         claim: member.target.claim.clone(),
         unsuspendable_reason: member.unsuspendable_reason.clone(),

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use super::archive::{ArchiveWriter, ArchivedGroup, ArchivedSnapshot, Manifest};
-use super::lend::identity;
 use super::metadata::are_of_one_volume;
+use super::outgoing::identity;
 use super::remote::Wanted;
 use super::running::{CopyKind, CopyOf};
 use crate::error::{Error, Kind, Result};
@@ -32,9 +32,9 @@ impl Snapshots {
                 *is_used = true;
                 *id
             });
-            let (member, loan, of) = self.member(&pool, (id, &record), base)?;
+            let (member, outgoing, of) = self.member(&pool, (id, &record), base)?;
             members.push(member);
-            loans.push((loan, of));
+            loans.push((outgoing, of));
             records.push(record);
         }
         if let Some((id, ..)) = bases.iter().find(|(_, _, is_used)| !is_used) {
@@ -46,10 +46,10 @@ impl Snapshots {
             members,
         };
         let mut archive = ArchiveWriter::begin(to, &manifest)?;
-        for (member, (mut loan, of)) in (0..).zip(loans) {
+        for (member, (mut outgoing, of)) in (0..).zip(loans) {
             let copying = self.copies.listed.begin(of);
-            copying.starts(0, loan.bytes());
-            while let Some(range) = self.read_next(&mut loan)? {
+            copying.starts(0, outgoing.bytes());
+            while let Some(range) = self.read_next(&mut outgoing)? {
                 archive.segment(member, &range)?;
                 copying.reached(range.end());
             }
@@ -79,7 +79,7 @@ impl Snapshots {
         if offer.identity != identity(record) {
             return Err(Error::not_found(Kind::Snapshot, id));
         }
-        let loan = self.lend(&offer.ticket, &|_| true, (0, wanted))?;
+        let outgoing = self.open_granted(&offer.ticket, &|_| true, (0, wanted))?;
         let volume = pool.backend.volumes.get(record.source)?;
         let volume = volume.filter(|volume| volume.incarnation == record.source_incarnation);
         let volume_id = VolumeId {
@@ -113,7 +113,7 @@ impl Snapshots {
             identity: offer.identity,
             base: base.and(offer.bases.first().copied()),
         };
-        Ok((member, loan, of))
+        Ok((member, outgoing, of))
     }
 }
 

@@ -8,11 +8,11 @@
 use crate::error::{Error, Kind, Result, chain};
 use crate::model::id::NameKind;
 use crate::model::{SnapshotId, SnapshotParameters, VolumeId};
-use crate::operation::{CreateSnapshot, DeleteOne, Pool, Snapshot, Snapshots};
+use crate::operation::{CreateSnapshot, DeleteSnapshotOptions, Pool, Snapshot, Snapshots};
 use crate::record::SnapshotRecord;
 
 /// A snapshot of a user can have the same name.
-const ONLY_FOR_CLONE: DeleteOne = DeleteOne {
+const ONLY_FOR_CLONE: DeleteSnapshotOptions = DeleteSnapshotOptions {
     of_any_group: false,
     settled: None,
     for_clone: true,

@@ -210,7 +210,7 @@ impl Snapshots {
             }
         }
         let uuids = deletes.iter().map(|(_, (uuid, _))| *uuid);
-        let _deleting = self.lent.begin_delete(uuids)?;
+        let _deleting = self.grants.begin_delete(uuids)?;
         let mut pools = by_pool(deletes).into_iter();
         pools.try_for_each(|(pool, ends)| self.delete_or_keep_as_bases(&pool, ends))
     }

@@ -13,7 +13,7 @@ use crate::operation::{GroupMembership, Pool, SnapshotState, Snapshots, member_o
 use crate::record::SnapshotRecord;
 
 /// The record of a snapshot that is being created, and its pool.
-pub(in crate::operation) struct Prepared {
+pub(in crate::operation) struct PreparedSnapshot {
     pub(in crate::operation) pool: Arc<Pool>,
     pub(in crate::operation) record: SnapshotRecord,
 }
@@ -90,14 +90,14 @@ impl Snapshots {
     /// each pool together.
     pub(in crate::operation) fn undo_snapshots(
         &self,
-        made: &[Prepared],
+        made: &[PreparedSnapshot],
         lead: Option<usize>,
         first: Error,
     ) -> Error {
         let _clean_up = CleanUp::after(&first);
         let each = made.iter().enumerate();
         let (leads, others): (Vec<_>, Vec<_>) = each.partition(|(at, _)| Some(*at) == lead);
-        let of_pools = |part: Vec<(usize, &Prepared)>| {
+        let of_pools = |part: Vec<(usize, &PreparedSnapshot)>| {
             by_pool(
                 part.iter()
                     .map(|(_, one)| (one.pool.clone(), one.record.uuid)),

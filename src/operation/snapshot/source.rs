@@ -84,7 +84,7 @@ impl Snapshots {
         self.usage.close_published(record.uuid)?;
         let view = self.usage.view(pool, record)?;
         let Some(found) = view.devices.first() else {
-            return Ok(Use::Quiet);
+            return Ok(Use::Unused);
         };
         let name = found.device.path.display();
         if view.devices.len() > 1 || !found.whole {
@@ -120,7 +120,7 @@ impl Snapshots {
         }
         pool.backend.devices().detach(record.uuid, &found.device)?;
         match self.usage.lingering(pool, record.uuid)? {
-            None => Ok(Use::Quiet),
+            None => Ok(Use::Unused),
             Some(device) => busy(format!("a process has {} open", device.path.display())),
         }
     }

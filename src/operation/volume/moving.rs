@@ -14,7 +14,7 @@ use crate::model::{
 use crate::operation::lock::Key;
 use crate::operation::pools::lookup::PoolLookup;
 use crate::operation::snapshot::begun::is_filled;
-use crate::operation::snapshot::lend::identity;
+use crate::operation::snapshot::outgoing::identity;
 use crate::operation::{CreateSnapshot, CreateVolume, Pool, Snapshot, SnapshotState, Volumes};
 use crate::record::{CopyProgress, VolumeRecord, VolumeState};
 

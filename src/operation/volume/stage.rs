@@ -40,7 +40,7 @@ impl Volumes {
             return self.fit_staged(&pool, &mut record, fs, &staging, &request.capability);
         }
         if record.formatted == Some(Formatted::raw()) {
-            self.take_raw(&pool, &mut record, fs)?;
+            self.adopt_raw_fs(&pool, &mut record, fs)?;
         }
         let stage = LastStage {
             staging_path: request.staging_path.clone(),

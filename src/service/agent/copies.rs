@@ -71,7 +71,7 @@ mod tests {
 
     struct SlowRanges {
         driver: Arc<Driver>,
-        loan: OutgoingRead,
+        outgoing: OutgoingRead,
         permissions: Arc<Mutex<Receiver<()>>>,
     }
 
@@ -81,13 +81,13 @@ mod tests {
         }
 
         fn read(&self, from: u64, wanted: Wanted) -> Result<Box<dyn Ranges>> {
-            let loan = self
-                .driver
-                .snapshots
-                .lend(&self.ticket, &|_| true, (from, wanted))?;
+            let outgoing =
+                self.driver
+                    .snapshots
+                    .open_granted(&self.ticket, &|_| true, (from, wanted))?;
             Ok(Box::new(SlowRanges {
                 driver: self.driver.clone(),
-                loan,
+                outgoing,
                 permissions: self.permissions.clone(),
             }))
         }
@@ -97,7 +97,7 @@ mod tests {
         fn next(&mut self) -> Result<Option<SnapshotRange>> {
             let permission = self.permissions.lock().unwrap().recv();
             permission.map_err(|_| Error::unreachable("node-2", "the network was cut"))?;
-            let mut range = self.driver.snapshots.read_next(&mut self.loan)?;
+            let mut range = self.driver.snapshots.read_next(&mut self.outgoing)?;
             if let Some(range) = &mut range {
                 range.checksum = Some(Checksum::crc32(&range.changed, &range.pieces));
             }

@@ -1,4 +1,4 @@
-//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteOne: the agent's side of cuts across nodes.
+//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteSnapshotOptions: the agent's side of cuts across nodes.
 //!
 //! A stream is one participation in a cut. A separate thread works on it, while a task reads the
 //! stream: as soon as the router disconnects in any way, the task thaws, even in the middle of a
@@ -27,8 +27,9 @@ use crate::agent::{
 use crate::error::{Error, Result};
 use crate::model::{GroupId, Level, SnapshotParameters, VolumeId};
 use crate::operation::{
-    self, AbortHandle, BeginParticipation, Coordinator, CutStep, DeleteOne, Driver, GroupDecision,
-    GroupHere, ParticipationAnswer, ParticipationStep, SnapshotState, Used, VerifiedCut,
+    self, AbortHandle, BeginParticipation, Coordinator, CutStep, DeleteSnapshotOptions, Driver,
+    GroupDecision, GroupHere, ParticipationAnswer, ParticipationStep, SnapshotState, Used,
+    VerifiedCut,
 };
 use crate::service::reply::bytes;
 use crate::service::{Rpc, Service, status};
@@ -243,8 +244,8 @@ fn optional_group_id(text: &str) -> Result<Option<GroupId>> {
     (!text.is_empty()).then(|| group_id(text)).transpose()
 }
 
-pub(super) fn how(request: &DeleteOneRequest) -> Result<DeleteOne> {
-    Ok(DeleteOne {
+pub(super) fn how(request: &DeleteOneRequest) -> Result<DeleteSnapshotOptions> {
+    Ok(DeleteSnapshotOptions {
         of_any_group: request.of_any_group,
         settled: optional_group_id(&request.settled_group_id)?,
         for_clone: false,

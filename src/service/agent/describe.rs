@@ -13,7 +13,7 @@ use crate::agent::{self, DescribeResponse, FindRequest, FindResponse, Pool};
 use crate::error::Error;
 use crate::model::{GroupId, VolumeId};
 use crate::operation::{
-    Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, Named, NotGrown,
+    Description, Driver, Forgotten, GrownVolume, ImageUsage, LongFreeze, NameLookup, NotGrown,
     PoolStatus, Presence,
 };
 use crate::service::agent::copies::running_copies;
@@ -128,11 +128,11 @@ impl Service {
 }
 
 /// What a name is looked up among.
-pub(super) fn named(request: &FindRequest) -> Result<Named, Error> {
+pub(super) fn named(request: &FindRequest) -> Result<NameLookup, Error> {
     let pool = &request.pool;
     match request.kind() {
-        Kind::Volume => Ok(Named::Volume((!pool.is_empty()).then(|| pool.clone()))),
-        Kind::Snapshot => Ok(Named::Snapshot),
+        Kind::Volume => Ok(NameLookup::Volume((!pool.is_empty()).then(|| pool.clone()))),
+        Kind::Snapshot => Ok(NameLookup::Snapshot),
         Kind::Unknown => Err(Error::invalid(
             "kind",
             "is not a kind that this agent supports",

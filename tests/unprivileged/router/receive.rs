@@ -563,7 +563,7 @@ async fn the_progress_of_a_copy_is_an_event_on_its_claim() {
     assert_eq!(case.b.driver.snapshots.copies(), []);
     let space = case.a.driver.pool_status()[0].space.unwrap();
     let (sent, received) = (
-        case.a.driver.snapshots.lent(),
+        case.a.driver.snapshots.sent_bytes(),
         case.b.driver.snapshots.received(),
     );
     assert!(

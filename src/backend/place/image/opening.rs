@@ -41,7 +41,7 @@ const IMAGE_HEADROOM_BYTES: u64 = 64 << 20;
 const OPTIONS: [&str; 4] = ["nosuid", "nodev", "noexec", "noatime"];
 
 /// The opening of one image.
-pub(super) struct Opening<'a> {
+pub(super) struct ImageOpener<'a> {
     pub(super) host: &'a dyn Host,
     pub(super) pool: &'a PoolDefinition,
     pub(super) path: &'a Path,
@@ -49,7 +49,7 @@ pub(super) struct Opening<'a> {
     pub(super) machine: &'a [PathBuf],
 }
 
-impl Opening<'_> {
+impl ImageOpener<'_> {
     fn image(&self) -> PathBuf {
         self.path.join(IMAGE_FILE)
     }

@@ -61,7 +61,7 @@ pub fn open(
 ) -> Result<Option<OpenRecords>> {
     let name = thin_pool(pool)?;
     let status = usable(host, pool, name)?;
-    let opening = Opening {
+    let opening = LvmOpener {
         host,
         pool,
         name,
@@ -81,7 +81,7 @@ pub fn open(
     opened
 }
 
-struct Opening<'a> {
+struct LvmOpener<'a> {
     host: &'a dyn Host,
     pool: &'a PoolDefinition,
     name: &'a ThinPoolName,
@@ -90,7 +90,7 @@ struct Opening<'a> {
     create: CreatePolicy,
 }
 
-impl Opening<'_> {
+impl LvmOpener<'_> {
     fn perform(&self, effect: &Effect<'_>, doing: &str) -> Result<()> {
         self.host
             .perform(effect)

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Adopted, Made, homes, lock, machine_home, other_home, remember};
+use super::{Adopted, InitResult, homes, lock, machine_home, other_home, remember};
 use crate::backend::PoolBackend;
 use crate::backend::place::lvm::{self, CreatePolicy};
 use crate::backend::place::make::{self, Probe};
-use crate::backend::place::{self, FoundPlace, OpenPlace, Opening};
+use crate::backend::place::{self, FoundPlace, OpenOptions, OpenPlace};
 use crate::error::{Error, Result, chain};
 use crate::host::Host;
 use crate::model::{HomeId, PoolDefinition};
@@ -29,7 +29,7 @@ fn open_for_admin(
     (home, init): (HomeId, bool),
     node: &NodeRecord,
 ) -> Result<FoundPlace> {
-    let opening = Opening {
+    let opening = OpenOptions {
         create: CreatePolicy {
             home,
             init,
@@ -50,7 +50,11 @@ fn close(host: &dyn Host, pool: &PoolDefinition, open: Option<OpenPlace>) {
     }
 }
 
-pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -> Result<Made> {
+pub(super) fn init(
+    host: &dyn Host,
+    node_record: &Path,
+    pool: &PoolDefinition,
+) -> Result<InitResult> {
     let mut node = load_node(host, node_record)?;
     let name = lvm::thin_pool(pool)?;
     lvm::usable(host, pool, name)?;
@@ -76,7 +80,7 @@ pub(super) fn init(host: &dyn Host, node_record: &Path, pool: &PoolDefinition) -
     };
     let made = made.and_then(|(record, changed)| {
         remember(host, node_record, &mut node, pool, &record)?;
-        Ok(Made {
+        Ok(InitResult {
             pool: record,
             changed,
             warnings: Vec::new(),

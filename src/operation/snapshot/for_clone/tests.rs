@@ -87,14 +87,14 @@ fn a_volume_in_use_is_frozen_for_the_snapshot_of_its_clone_and_no_list_has_it() 
         // Another agent can read it.
         let snapshot = made.id.to_string();
         let offer = driver.snapshots.offer(&snapshot, "node", &[]).unwrap();
-        let loan = driver
+        let outgoing = driver
             .snapshots
-            .lend(&offer.ticket, &|_| true, (0, Wanted::Data));
+            .open_granted(&offer.ticket, &|_| true, (0, Wanted::Data));
         // While it is read, it is not deleted.
         host.pass_time(HOUR * 3);
         clean(&driver);
         assert_eq!(count(&driver), 1);
-        drop(loan.unwrap());
+        drop(outgoing.unwrap());
         for _ in 0..2 {
             let ended = driver.snapshots.end_for_clone(&id, "clone").unwrap();
             assert_eq!((ended, count(&driver)), (made.id, 0));

@@ -12,7 +12,7 @@ use crate::model::{Members, SnapshotId, SnapshotParameters, VolumeId};
 use crate::operation::snapshot::session::tests::{GROUP, all_steps, begin, far, served, states};
 use crate::operation::snapshot::session::{Coordinator, ParticipationAnswer, ParticipationStep};
 use crate::operation::tests::{driver, pool, settings, volume};
-use crate::operation::{CreateSnapshot, DeleteOne, Driver, GroupDecision, Snapshot};
+use crate::operation::{CreateSnapshot, DeleteSnapshotOptions, Driver, GroupDecision, Snapshot};
 use uuid::Uuid;
 
 fn request(name: &str, sources: &[VolumeId]) -> CreateGroup {
@@ -464,9 +464,9 @@ fn before_the_first_member_is_deleted_the_others_are_committed() {
         let made = driver.snapshots.create_group(&asked).unwrap();
         let [first, second] = [0, 1].map(|n| made.snapshots[n].id.to_string());
         in_doubt(&driver, &made);
-        let how = DeleteOne {
+        let how = DeleteSnapshotOptions {
             of_any_group,
-            ..DeleteOne::default()
+            ..DeleteSnapshotOptions::default()
         };
         driver
             .snapshots
@@ -497,9 +497,9 @@ fn of_a_group_with_other_nodes_no_member_is_deleted_before_it_is_settled_there()
         matches!(refused, Err(Error::GroupInDoubt { .. })),
         "{refused:?}"
     );
-    let of = |settled: Option<GroupId>| DeleteOne {
+    let of = |settled: Option<GroupId>| DeleteSnapshotOptions {
         settled,
-        ..DeleteOne::default()
+        ..DeleteSnapshotOptions::default()
     };
     for settled in [None, Some(GroupId(Uuid::from_u128(78)))] {
         let asked = driver.snapshots.delete_one(&member, &of(settled)).unwrap();

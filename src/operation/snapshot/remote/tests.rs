@@ -153,7 +153,7 @@ struct Direct {
 
 struct DirectRanges {
     driver: Arc<Driver>,
-    loan: crate::operation::OutgoingRead,
+    outgoing: crate::operation::OutgoingRead,
     left: Option<usize>,
     damage: bool,
     is_bare: bool,
@@ -168,11 +168,11 @@ impl SnapshotSource for Direct {
         self.began.lock().unwrap().push((from, wanted));
         let is_caller = |node: &str| node == self.caller;
         let snapshots = &self.driver.snapshots;
-        let loan = snapshots.lend(&self.ticket, &is_caller, (from, wanted));
+        let outgoing = snapshots.open_granted(&self.ticket, &is_caller, (from, wanted));
         let faults = self.faults.lock().unwrap();
         Ok(Box::new(DirectRanges {
             driver: self.driver.clone(),
-            loan: loan.map_err(|error| match error {
+            outgoing: outgoing.map_err(|error| match error {
                 gone @ Error::NotFound { .. } => gone,
                 other => Error::unreachable("source", other.to_string()),
             })?,
@@ -189,7 +189,7 @@ impl Ranges for DirectRanges {
             return Err(Error::unreachable("source", "the network was cut"));
         }
         self.left = self.left.map(|left| left - 1);
-        let mut range = self.driver.snapshots.read_next(&mut self.loan)?;
+        let mut range = self.driver.snapshots.read_next(&mut self.outgoing)?;
         if let Some(range) = &mut range {
             let sent = Checksum::crc32(&range.changed, &range.pieces);
             let sent = range.checksum.unwrap_or(sent);
@@ -501,8 +501,8 @@ fn a_ticket_is_for_one_reader_one_snapshot_and_one_hour() {
     let read = |source: &Node, ticket: &Ticket, caller: &str| {
         let is_caller = |node: &str| node == caller;
         let snapshots = &source.driver.snapshots;
-        let loan = snapshots.lend(ticket, &is_caller, (0, Wanted::Data));
-        loan.map(drop).map_err(|error| error.to_string())
+        let outgoing = snapshots.open_granted(ticket, &is_caller, (0, Wanted::Data));
+        outgoing.map(drop).map_err(|error| error.to_string())
     };
     let refused = |answer: std::result::Result<(), String>| {
         let why = answer.unwrap_err();
@@ -541,10 +541,10 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
     let snapshot = source.snapshot("a", &[1]);
     let snapshots = &source.driver.snapshots;
     let ticket = snapshots.offer(&snapshot, READER, &[]).unwrap().ticket;
-    let mut loan = snapshots
-        .lend(&ticket, &|_| true, (0, Wanted::Data))
+    let mut outgoing = snapshots
+        .open_granted(&ticket, &|_| true, (0, Wanted::Data))
         .unwrap();
-    snapshots.read_next(&mut loan).unwrap();
+    snapshots.read_next(&mut outgoing).unwrap();
     let read = snapshots.read_snapshots();
     assert!(snapshot.ends_with(&read[0]) && read.len() == 1, "{read:?}");
     let refused = snapshots.delete_snapshot(&snapshot).unwrap_err();
@@ -559,7 +559,7 @@ fn a_snapshot_is_not_deleted_while_it_is_read() {
         .volumes
         .create_volume(&request("here", Some(&snapshot)));
     assert_eq!(source.tokens(&here.unwrap()), [1]);
-    drop(loan);
+    drop(outgoing);
     assert_eq!(snapshots.read_snapshots(), [""; 0]);
     snapshots.delete_snapshot(&snapshot).unwrap();
     assert_eq!(source.host.violations(), [""; 0]);

@@ -8,8 +8,8 @@ use crate::host::memory::{FaultMode, MemoryHost};
 use crate::model::{GroupId, MutableParameters, Wipe};
 use crate::operation::tests::{block, ext4, new_volume, pool, settings};
 use crate::operation::{
-    Attach, CreateGroup, Driver, ExpandVolume, ModifyVolume, Named, PublishVolume, StageVolume,
-    Validate,
+    Attach, CreateGroup, Driver, ExpandVolume, ModifyVolume, NameLookup, PublishVolume,
+    StageVolume, Validate,
 };
 use crate::record::ContentSource;
 use crate::service::{Rpc, status};
@@ -109,7 +109,7 @@ fn calls_are_refused(driver: &Driver, id: &str, name: &str) {
     });
     is_refused(Rpc::ControllerModifyVolume, modified);
     is_refused(Rpc::CreateVolume, volumes.create_volume(&mounted(name)));
-    let found = driver.find_named(&Named::Volume(None), name);
+    let found = driver.find_named(&NameLookup::Volume(None), name);
     is_refused(Rpc::CreateVolume, found);
     is_refused(Rpc::DeleteVolume, volumes.delete_volume(id));
     is_refused(Rpc::NodeStageVolume, volumes.check_volume(id, true));

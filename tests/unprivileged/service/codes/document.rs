@@ -41,7 +41,7 @@ fn name_of(error: &Error) -> &'static str {
         Error::Unfit { .. } => "Unfit",
         Error::BadToken { .. } => "Bad token",
         Error::Unreachable { .. } => "Unreachable",
-        Error::Unsupported { .. } => "Unsupported",
+        Error::NotEnabled { .. } => "Unsupported",
         Error::Damaged { .. } => "Damaged",
         Error::Host { .. } if error.is_no_space() => "Host: disk full",
         Error::Host { source, .. } if source.is_too_large() => "Host: file too large",
@@ -205,7 +205,7 @@ fn conditions() -> Vec<Condition> {
             "Until the pool is back it is unknown whether the object exists. Callers retry, and keep the object in their records.",
         ),
         of(
-            Error::Unsupported {
+            Error::NotEnabled {
                 what: "ControllerGetVolume (an alpha feature of CSI; --alpha get-volume)"
                     .into(),
             },

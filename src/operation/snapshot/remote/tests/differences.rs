@@ -330,7 +330,7 @@ fn only_a_granted_base_is_read_and_it_is_not_deleted_during_that() {
     let snapshots = &source.node.driver.snapshots;
     let read = |ticket: &Ticket, from: u64, base: &str| {
         let wanted = Wanted::Differences(source.identity(base));
-        snapshots.lend(ticket, &|_| true, (from, wanted))
+        snapshots.open_granted(ticket, &|_| true, (from, wanted))
     };
     let refused = |answer: Result<crate::operation::OutgoingRead>, why: &str| {
         let error = answer.err().expect("it is refused").to_string();
@@ -347,14 +347,14 @@ fn only_a_granted_base_is_read_and_it_is_not_deleted_during_that() {
     assert_ne!(without.ticket, offer.ticket);
     refused(read(&without.ticket, 0, &base), "is not in the offer");
     refused(read(&offer.ticket, 17, &base), "multiple");
-    let mut loan = read(&offer.ticket, 0, &base).unwrap();
-    snapshots.read_next(&mut loan).unwrap();
+    let mut outgoing = read(&offer.ticket, 0, &base).unwrap();
+    snapshots.read_next(&mut outgoing).unwrap();
     for id in [&base, &snapshot] {
         let refused = snapshots.delete_snapshot(id).unwrap_err();
         let expected = "copied to node reader";
         assert!(refused.to_string().contains(expected), "{refused}");
     }
-    drop(loan);
+    drop(outgoing);
     snapshots.delete_snapshot(&base).unwrap();
     snapshots.delete_snapshot(&snapshot).unwrap();
 }

@@ -45,9 +45,9 @@ struct State {
 
 /// The tickets and the readers of this node.
 #[derive(Clone, Debug, Default)]
-pub(in crate::operation) struct Lent(Arc<Mutex<State>>);
+pub(in crate::operation) struct Grants(Arc<Mutex<State>>);
 
-impl Lent {
+impl Grants {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ impl Lent {
         };
         state.readers.push(reading.clone());
         Ok(Reader {
-            lent: self.clone(),
+            grants: self.clone(),
             reading,
         })
     }
@@ -151,7 +151,7 @@ impl Lent {
         // The caller has the locks of these snapshots, so nothing else is deleting them.
         state.deleting.extend(&snapshots);
         Ok(Deleting {
-            lent: self.clone(),
+            grants: self.clone(),
             snapshots,
         })
     }
@@ -159,13 +159,13 @@ impl Lent {
 
 /// A reader of snapshots, until it is dropped.
 pub(super) struct Reader {
-    lent: Lent,
+    grants: Grants,
     reading: Reading,
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut state = self.lent.state();
+        let mut state = self.grants.state();
         if let Some(at) = state.readers.iter().position(|one| *one == self.reading) {
             state.readers.swap_remove(at);
         }
@@ -174,13 +174,13 @@ impl Drop for Reader {
 
 /// Snapshots that are being deleted, until it is dropped.
 pub(in crate::operation) struct Deleting {
-    lent: Lent,
+    grants: Grants,
     snapshots: Vec<Uuid>,
 }
 
 impl Drop for Deleting {
     fn drop(&mut self) {
-        let mut state = self.lent.state();
+        let mut state = self.grants.state();
         for snapshot in &self.snapshots {
             state.deleting.remove(snapshot);
         }
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn one_node_leaves_readers_to_the_others() {
-        let lent = Lent::default();
-        let read = |node: &str| lent.begin_read(vec![Uuid::from_u128(1)], node);
+        let grants = Grants::default();
+        let read = |node: &str| grants.begin_read(vec![Uuid::from_u128(1)], node);
         let slow: Vec<_> = (0..MAX_READERS_OF_NODE).map(|_| read("slow")).collect();
         assert!(slow.iter().all(Result::is_ok));
         let refused = read("slow").err().unwrap().to_string();
@@ -206,6 +206,6 @@ mod tests {
         drop(slow);
         assert!(read("third").is_ok());
         drop(others);
-        assert_eq!(lent.readers(), 0);
+        assert_eq!(grants.readers(), 0);
     }
 }

@@ -15,7 +15,7 @@ impl Volumes {
     /// requested type and the volume is not in use. The content comes from the user: each mount has
     /// the options of [`crate::operation::snapshot::restore::copy_options`], which keep it from
     /// harming others. A crash leaves the volume raw, or with the adopted file system.
-    pub(in crate::operation) fn take_raw(
+    pub(in crate::operation) fn adopt_raw_fs(
         &self,
         pool: &Pool,
         record: &mut VolumeRecord,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::lent::{Grant, Reader, TICKET_SECONDS};
+use super::grants::{Grant, Reader, TICKET_SECONDS};
 use super::metadata::{RANGE_ALIGNMENT_BYTES, Side, Walk, are_of_one_volume};
 use super::remote::{Checksum, Offer, SnapshotRange, Ticket, Wanted, cost, data};
 use crate::backend::Image;
@@ -64,7 +64,7 @@ impl Snapshots {
             until: now.saturating_add(TICKET_SECONDS),
         };
         let bases = grant.bases.iter().map(|(identity, _)| *identity).collect();
-        let ticket = self.lent.grant(grant, now, || self.new_ticket())?;
+        let ticket = self.grants.grant(grant, now, || self.new_ticket())?;
         Ok(Offer {
             ticket,
             identity: identity(&record),
@@ -86,13 +86,13 @@ impl Snapshots {
 
     /// Opens a granted snapshot for its reader. `is_reader` is whether the caller has proven to be
     /// the agent of a node.
-    pub fn lend(
+    pub fn open_granted(
         &self,
         ticket: &Ticket,
         is_reader: &dyn Fn(&str) -> bool,
         (from, wanted): (u64, Wanted),
     ) -> Result<OutgoingRead> {
-        let grant = self.lent.find(ticket, self.host.now(), is_reader);
+        let grant = self.grants.find(ticket, self.host.now(), is_reader);
         let grant = grant.ok_or_else(|| {
             let why = "has expired, or was not issued to this caller; the router obtains a new one when the call is repeated";
             Error::refused("the ticket", why)
@@ -106,7 +106,7 @@ impl Snapshots {
         if let Some(id) = base {
             uuids.push(uuid(id).map_err(|error| base_is_gone(id, &error))?);
         }
-        let reader = self.lent.begin_read(uuids, &grant.reader)?;
+        let reader = self.grants.begin_read(uuids, &grant.reader)?;
         // They cannot be deleted any more.
         let (pool, snapshot) = self.granted(&grant.snapshot_id, grant.identity)?;
         let differences = match (base, wanted) {
@@ -145,36 +145,36 @@ impl Snapshots {
         Ok((pool, Side { record, image }))
     }
 
-    /// The next range of a loan, at a bounded rate; `None` at its end. It has a checksum only if
+    /// The next range of a outgoing, at a bounded rate; `None` at its end. It has a checksum only if
     /// digests are wanted: where it goes decides which one it needs.
-    pub fn read_next(&self, loan: &mut OutgoingRead) -> Result<Option<SnapshotRange>> {
+    pub fn read_next(&self, outgoing: &mut OutgoingRead) -> Result<Option<SnapshotRange>> {
         if self.pools.in_flight.is_stopping() {
             return Err(Error::Stopping);
         }
         let begun = Instant::now();
-        let (offset, end) = (loan.at, loan.snapshot.image.bytes());
+        let (offset, end) = (outgoing.at, outgoing.snapshot.image.bytes());
         if offset >= end {
             return Ok(None);
         }
-        let pools = [loan.pool.id(); 2];
-        let (mut sent, bytes) = match &mut loan.differences {
+        let pools = [outgoing.pool.id(); 2];
+        let (mut sent, bytes) = match &mut outgoing.differences {
             Some((base, walk)) => {
-                let sent = read_differences(&loan.snapshot, base, (offset, walk))?;
+                let sent = read_differences(&outgoing.snapshot, base, (offset, walk))?;
                 let bytes = sent.cost();
                 (sent, bytes)
             }
             None => {
                 let length = RANGE_BYTES.min(end - offset);
-                let sent = read_all(&loan.snapshot, (offset, length), loan.wanted)?;
+                let sent = read_all(&outgoing.snapshot, (offset, length), outgoing.wanted)?;
                 let bytes = cost(&sent.pieces, sent.length);
                 (sent, bytes)
             }
         };
         let next = self.copies.step(begun, pools, bytes);
-        if loan.wanted == Wanted::Digests {
+        if outgoing.wanted == Wanted::Digests {
             sent.pieces.clear();
         }
-        loan.at = offset + sent.length;
+        outgoing.at = offset + sent.length;
         self.lent_bytes
             .fetch_add(data(&sent.pieces), Ordering::Relaxed);
         self.host
@@ -184,16 +184,16 @@ impl Snapshots {
 
     /// UUIDs of the snapshots that are being read.
     pub fn read_snapshots(&self) -> Vec<String> {
-        self.lent.read_snapshots()
+        self.grants.read_snapshots()
     }
 
     /// The number of copies to other nodes that are running.
     pub fn readers(&self) -> usize {
-        self.lent.readers()
+        self.grants.readers()
     }
 
     /// Bytes sent to other nodes since the start.
-    pub fn lent(&self) -> u64 {
+    pub fn sent_bytes(&self) -> u64 {
         self.lent_bytes.load(Ordering::Relaxed)
     }
 }
