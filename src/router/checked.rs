@@ -343,7 +343,7 @@ fn is_bounded(member: &GroupMember) -> bool {
 /// Checks an agent's description, and truncates its texts to a bounded length.
 pub(super) fn description(mut description: DescribeResponse) -> Validation<DescribeResponse> {
     let groups = description
-        .groups_in_doubt
+        .unsettled_groups
         .len()
         .max(description.busy_groups.len());
     let (pools, read) = (description.pools.len(), description.read_snapshots.len());

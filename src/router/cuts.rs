@@ -328,11 +328,9 @@ impl Router {
                 false => Some(target.claim).filter(|claim| !claim.is_empty()),
             },
             volume_id: target.volume_id,
-            unsuspendable_reason: target.raw.then(|| {
-                match target.unsuspendable_reason.is_empty() {
-                    true => EARLIER_AGENT.into(),
-                    false => target.unsuspendable_reason,
-                }
+            unsuspendable_reason: target.raw.then(|| match target.unsuspendable.is_empty() {
+                true => EARLIER_AGENT.into(),
+                false => target.unsuspendable,
             }),
         });
         Ok(used.collect())

@@ -361,7 +361,7 @@ impl Router {
             for group in description
                 .busy_groups
                 .iter()
-                .chain(&description.groups_in_doubt)
+                .chain(&description.unsettled_groups)
             {
                 let nodes = groups.entry(group.clone()).or_default();
                 nodes.insert(description.node_name.clone());

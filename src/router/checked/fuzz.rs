@@ -43,7 +43,7 @@ fn fuzz_descriptions() {
         version: "0.1.0".into(),
         home: POOL.into(),
         pools: vec![pool],
-        groups_in_doubt: vec![POOL.into()],
+        unsettled_groups: vec![POOL.into()],
         not_grown: vec![NotGrown {
             volume_id: format!("{POOL}.{POOL}"),
             reason: "its file system is busy".into(),

@@ -23,7 +23,7 @@ impl Router {
         let descriptions = self.descriptions();
         let groups = descriptions.iter().flat_map(|description| {
             description
-                .groups_in_doubt
+                .unsettled_groups
                 .iter()
                 .take(MAX_RESOLVED_AT_ONCE)
         });

@@ -325,7 +325,7 @@ fn target(used: Used) -> Target {
         volume_id: used.volume_id,
         claim: used.claim.unwrap_or_default(),
         raw: used.unsuspendable_reason.is_some(),
-        unsuspendable_reason: used.unsuspendable_reason.unwrap_or_default(),
+        unsuspendable: used.unsuspendable_reason.unwrap_or_default(),
     }
 }
 

@@ -87,7 +87,7 @@ impl Service {
                 .chain(forgotten)
                 .collect(),
             missing: description.missing.clone(),
-            groups_in_doubt: groups(&description.groups_in_doubt),
+            unsettled_groups: groups(&description.groups_in_doubt),
             guard_alive: description.guard,
             busy_groups: groups(&description.busy_groups),
             not_grown: not_grown(&description.not_grown),

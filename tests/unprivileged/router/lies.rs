@@ -577,7 +577,7 @@ async fn no_forged_answer_harms_another_node() {
     };
     let busy = describe(&|reported| {
         reported.busy_groups = vec![fixture.group.group_snapshot_id.clone()];
-        reported.groups_in_doubt = reported.busy_groups.clone();
+        reported.unsettled_groups = reported.busy_groups.clone();
     });
     let many = describe(&|reported| {
         let pools = (0..1000).map(|n| Pool {
@@ -607,7 +607,7 @@ async fn no_forged_answer_harms_another_node() {
     let target = cut_response::Target {
         volume_id: fixture.victim.clone(),
         claim: "shop/db".into(),
-        unsuspendable_reason: String::new(),
+        unsuspendable: String::new(),
         raw: false,
     };
     let lies: Vec<(&str, Vec<u8>)> = vec![
