@@ -59,10 +59,11 @@ pub fn check_with<T: PartialEq + Debug>(
     }
     for (name, bytes) in files {
         let written = write(&read(&bytes));
-        assert_eq!(
-            String::from_utf8_lossy(&written),
-            String::from_utf8_lossy(&bytes),
-            "{kind}/{name}"
+        assert!(
+            written == bytes,
+            "{kind}/{name} is written as \"{}\", but has \"{}\"",
+            written.escape_ascii(),
+            bytes.escape_ascii()
         );
     }
 }
@@ -80,3 +81,5 @@ pub fn check<T: Record + PartialEq + Debug>(kind: &str, expected: Vec<(&str, T)>
 mod records;
 #[cfg(test)]
 mod snapshots;
+#[cfg(test)]
+mod thin;

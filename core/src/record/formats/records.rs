@@ -34,7 +34,7 @@ fn block(access_mode: AccessMode) -> Capability {
     }
 }
 
-fn volume() -> VolumeRecord {
+pub(super) fn volume() -> VolumeRecord {
     VolumeRecord {
         uuid: uuid(1),
         name: "pvc-1".into(),
@@ -111,7 +111,7 @@ fn the_request_of_a_group_keeps_its_text() {
     check_with("asked", expected, read, |text| text.clone().into_bytes());
 }
 
-fn ready_volume() -> VolumeRecord {
+pub(super) fn ready_volume() -> VolumeRecord {
     VolumeRecord {
         state: VolumeState::Ready,
         ..volume()
@@ -288,8 +288,9 @@ fn records_of_volumes_keep_their_format() {
     check("volume", expected);
 }
 
-fn reverted_volumes() -> [(&'static str, VolumeRecord); 5] {
-    let reverting = Reverting {
+/// A revert whose volume has its new image.
+pub(super) fn reverting() -> Reverting {
+    Reverting {
         uid: uuid(8),
         name: "shop/back".into(),
         snapshot: uuid(9),
@@ -299,7 +300,11 @@ fn reverted_volumes() -> [(&'static str, VolumeRecord); 5] {
         spare: uuid(11),
         is_switched: true,
         image: 7,
-    };
+    }
+}
+
+fn reverted_volumes() -> [(&'static str, VolumeRecord); 5] {
+    let reverting = reverting();
     let reverted = Reverted {
         uid: uuid(12),
         is_done: true,

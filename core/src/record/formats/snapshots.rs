@@ -5,7 +5,7 @@ use super::records::{everything_asked, mounted, uuid};
 use crate::model::{Allocation, FsType, Level, Wipe};
 use crate::record::*;
 
-fn group() -> GroupMembership {
+pub(super) fn group() -> GroupMembership {
     GroupMembership {
         id: uuid(11),
         members: vec!["p.1".into(), "p.2".into()],
@@ -15,7 +15,7 @@ fn group() -> GroupMembership {
     }
 }
 
-fn cut_snapshot() -> SnapshotRecord {
+pub(super) fn cut_snapshot() -> SnapshotRecord {
     SnapshotRecord {
         uuid: uuid(1),
         name: "snapshot-1".into(),
