@@ -2,8 +2,13 @@
 //! them and encodes them to the same bytes. Router and agents are of different releases during an
 //! upgrade.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, Value};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, EnumValueDescriptor, FieldDescriptor, Kind, MapKey,
+    MessageDescriptor, Value,
+};
 
 use crate::agent::*;
 use crate::record::formats::{check_with, files};
@@ -27,7 +32,7 @@ fn value(field: &FieldDescriptor, kind: &Kind) -> Value {
 
 /// A message with the chosen fields set.
 fn filled(
-    message: &prost_reflect::MessageDescriptor,
+    message: &MessageDescriptor,
     chosen: impl Fn(&FieldDescriptor) -> bool,
 ) -> DynamicMessage {
     let mut made = DynamicMessage::new(message.clone());
@@ -75,30 +80,98 @@ fn an_agent_names_only_volumes_of_its_own_pools_and_a_bounded_number() {
     }
 }
 
-/// All messages that are sent, by name; one for each alternative of a oneof.
-fn messages() -> Vec<(String, Vec<u8>)> {
-    let set = include_bytes!(concat!(env!("OUT_DIR"), "/agent.descriptor.bin"));
-    let pool = DescriptorPool::decode(set.as_slice()).unwrap();
-    let methods = pool
-        .services()
-        .flat_map(|it| it.methods().collect::<Vec<_>>());
+/// The messages that are sent, by name. One of each has every field; of a message with a oneof, there
+/// is one for each alternative.
+fn messages() -> Vec<(String, DynamicMessage)> {
     let mut made = Vec::new();
-    for message in methods.flat_map(|method| [method.input(), method.output()]) {
+    for message in sent_types() {
         let alternatives: Vec<_> = message
             .oneofs()
+            .filter(|it| !it.is_synthetic())
             .flat_map(|it| it.fields().collect::<Vec<_>>())
             .collect();
         if alternatives.is_empty() {
             made.push((message.name().to_string(), filled(&message, |_| true)));
         }
-        for one in alternatives {
+        for one in &alternatives {
             let name = format!("{}.{}", message.name(), one.name());
-            made.push((name, filled(&message, |field| *field == one)));
+            let is_chosen = |field: &FieldDescriptor| field == one || !alternatives.contains(field);
+            made.push((name, filled(&message, is_chosen)));
         }
     }
-    made.into_iter()
-        .map(|(name, made)| (name, made.encode_to_vec()))
+    made
+}
+
+fn definition() -> DescriptorPool {
+    let set = include_bytes!(concat!(env!("OUT_DIR"), "/agent.descriptor.bin"));
+    DescriptorPool::decode(set.as_slice()).unwrap()
+}
+
+/// The types of all requests and responses.
+fn sent_types() -> Vec<MessageDescriptor> {
+    let definition = definition();
+    let methods = definition
+        .services()
+        .flat_map(|it| it.methods().collect::<Vec<_>>());
+    methods
+        .flat_map(|method| [method.input(), method.output()])
         .collect()
+}
+
+/// Adds the paths of all fields that a type of message has, and its own.
+fn add_known(path: &str, message: &MessageDescriptor, found: &mut BTreeSet<String>) {
+    found.insert(path.into());
+    for field in message.fields() {
+        let path = format!("{path}.{}", field.name());
+        let kind = match field.kind() {
+            Kind::Message(entry) if field.is_map() => entry.map_entry_value_field().kind(),
+            kind => kind,
+        };
+        match kind {
+            Kind::Message(part) => add_known(&path, &part, found),
+            _ => drop(found.insert(path)),
+        }
+    }
+}
+
+/// Adds the paths of all fields that are set in a message, and its own.
+fn add_set(path: &str, message: &DynamicMessage, found: &mut BTreeSet<String>) {
+    found.insert(path.into());
+    for (field, value) in message.fields() {
+        let path = format!("{path}.{}", field.name());
+        let values: Vec<_> = match value {
+            Value::List(values) => values.iter().collect(),
+            Value::Map(values) => values.values().collect(),
+            value => vec![value],
+        };
+        for value in values {
+            match value {
+                Value::Message(part) => add_set(&path, part, found),
+                _ => drop(found.insert(path.clone())),
+            }
+        }
+    }
+}
+
+/// The paths of all fields that are set in the files.
+fn held() -> BTreeSet<String> {
+    let types = sent_types();
+    let mut found = BTreeSet::new();
+    for file in files("agent").into_values() {
+        for line in String::from_utf8(file).unwrap().lines() {
+            let (name, sent) = line.split_once(' ').unwrap();
+            let name = type_of(name);
+            let message = types.iter().find(|it| it.name() == name).unwrap().clone();
+            let message = DynamicMessage::decode(message, bytes(sent).as_slice()).unwrap();
+            add_set(name, &message, &mut found);
+        }
+    }
+    found
+}
+
+/// The type of the message that a line names.
+fn type_of(name: &str) -> &str {
+    name.split('.').next().unwrap_or(name)
 }
 
 /// The message after this program has decoded and encoded it.
@@ -106,7 +179,7 @@ fn sent_again(name: &str, bytes: &[u8]) -> Vec<u8> {
     fn again<T: Message + Default>(bytes: &[u8]) -> Vec<u8> {
         T::decode(bytes).unwrap().encode_to_vec()
     }
-    let message = name.split('.').next().unwrap_or(name);
+    let message = type_of(name);
     macro_rules! by_type {
         ($($kind:ident),* $(,)?) => {
             match message {
@@ -180,16 +253,27 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// One message per line: its name and its bytes in hexadecimal. A message that gets new fields gets
-/// no new line; a new message is added in a new file.
+/// One message per line: its name and its bytes in hexadecimal. All lines together have every field of
+/// each message. A field, or a message, that is new is added in a new file.
 #[test]
 fn messages_between_router_and_agents_keep_their_format() {
-    let mut lines = String::new();
-    for (name, sent) in messages() {
+    let mut held_before = held();
+    let mut missing = String::new();
+    for (name, message) in messages() {
+        let sent = message.encode_to_vec();
         assert_eq!(sent_again(&name, &sent), sent, "{name}");
-        lines += &format!("{name} {}\n", hex(&sent));
+        let mut set = BTreeSet::new();
+        add_set(type_of(&name), &message, &mut set);
+        if !set.is_subset(&held_before) {
+            missing += &format!("{name} {}\n", hex(&sent));
+            held_before.append(&mut set);
+        }
     }
-    let read = |file: &[u8]| String::from_utf8(file.to_vec()).unwrap();
+    let name = format!("messages-{}.txt", files("agent").len() + 1);
+    let expected = match missing.is_empty() {
+        true => Vec::new(),
+        false => vec![(name.as_str(), missing)],
+    };
     let write = |text: &String| -> Vec<u8> {
         let again = text.lines().map(|line| {
             let (name, sent) = line.split_once(' ').unwrap();
@@ -197,22 +281,72 @@ fn messages_between_router_and_agents_keep_their_format() {
         });
         again.collect::<String>().into_bytes()
     };
-    let files = files("agent");
-    let held: String = files.values().map(|file| read(file)).collect();
-    let is_held = |line: &&str| {
-        let (name, _) = line.split_once(' ').unwrap();
-        held.lines()
-            .any(|held| held.split_once(' ').unwrap().0 == name)
-    };
-    let missing: String = lines
-        .lines()
-        .filter(|line| !is_held(line))
+    check_with("agent", expected, text, write);
+
+    let mut known = BTreeSet::new();
+    for message in sent_types() {
+        add_known(message.name(), &message, &mut known);
+    }
+    assert_eq!(held(), known);
+}
+
+fn text(file: &[u8]) -> String {
+    String::from_utf8(file.to_vec()).unwrap()
+}
+
+/// Each field of the protocol, and each value of an enumeration, with its number: two fields of the
+/// same type that exchange their numbers leave the bytes of messages as they are.
+fn numbers() -> BTreeSet<String> {
+    let definition = definition();
+    let fields = definition.all_messages().flat_map(|message| {
+        let line = |field: FieldDescriptor| {
+            let kind = match field.kind() {
+                Kind::Message(part) => part.full_name().to_string(),
+                Kind::Enum(values) => values.full_name().to_string(),
+                plain => format!("{plain:?}").to_lowercase(),
+            };
+            let cardinality = format!("{:?}", field.cardinality()).to_lowercase();
+            format!(
+                "{} {} {cardinality} {kind}",
+                field.full_name(),
+                field.number()
+            )
+        };
+        message.fields().map(line).collect::<Vec<_>>()
+    });
+    let values = definition.all_enums().flat_map(|it| {
+        let line = |value: EnumValueDescriptor| {
+            format!("{}.{} {}", it.full_name(), value.name(), value.number())
+        };
+        it.values().map(line).collect::<Vec<_>>()
+    });
+    fields.chain(values).collect()
+}
+
+/// One field or value per line. New ones are added in a new file.
+#[test]
+fn fields_between_router_and_agents_keep_their_numbers() {
+    let files = files("agent-fields");
+    let held: BTreeSet<String> = files
+        .values()
+        .flat_map(|file| text(file).lines().map(String::from).collect::<Vec<_>>())
+        .collect();
+    let missing: String = numbers()
+        .difference(&held)
         .map(|line| format!("{line}\n"))
         .collect();
-    let name = format!("messages-{}.txt", files.len() + 1);
+    let name = format!("fields-{}.txt", files.len() + 1);
     let expected = match missing.is_empty() {
         true => Vec::new(),
         false => vec![(name.as_str(), missing)],
     };
-    check_with("agent", expected, read, write);
+    // A line that the protocol no longer has is not written, so the file differs.
+    let numbers = numbers();
+    let write = |text: &String| -> Vec<u8> {
+        let kept = text.lines().filter(|line| numbers.contains(*line));
+        kept.map(|line| format!("{line}\n"))
+            .collect::<String>()
+            .into_bytes()
+    };
+    check_with("agent-fields", expected, text, write);
 }
