@@ -204,7 +204,7 @@ pub fn store_all<T: Record>(
 
 #[cfg(any(test, feature = "testing"))]
 pub mod formats;
-#[cfg(test)]
-mod fuzz;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 #[cfg(test)]
 mod tests;

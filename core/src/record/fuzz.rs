@@ -1,15 +1,21 @@
 //! Fuzzing of records, beginning with files that earlier releases have written.
 
+#![allow(clippy::unwrap_used, reason = "of tests alone")]
+
 use std::fmt::Debug;
 use std::path::Path;
 
+use super::formats::files;
+#[cfg(test)]
+use super::*;
+use super::{Record, decode, encode};
+use crate::error::Error;
 use crate::fuzz::fuzz;
 
-use super::formats::files;
-use super::*;
-
-/// What decodes is written so that it decodes to the same.
-fn records<T: Record + PartialEq + Debug>(kind: &str, planted: impl Fn(&T) -> bool) {
+/// Fuzzes a record, beginning with the files of a kind: what decodes is written so that it decodes to
+/// the same. The planted bug is to panic at a record for which `planted` is true.
+#[track_caller]
+pub fn records<T: Record + PartialEq + Debug>(kind: &str, planted: impl Fn(&T) -> bool) {
     let path = Path::new("/record.json");
     let seeds: Vec<_> = files(kind).into_values().collect();
     let target = |bytes: &[u8]| {
@@ -50,6 +56,11 @@ fn fuzz_node_records() {
 #[test]
 fn fuzz_image_records() {
     records::<ImageRecord>("image", |record| record.size % 4096 != 0);
+}
+
+#[test]
+fn fuzz_records_of_the_filter_of_lvm() {
+    records::<LvmFilterRecord>("lvm-filter", |record| record.checked_at < 1_700_000_000);
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub struct Folder {
 }
 
 /// The part that is read of the record of a deleted volume or snapshot.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Deleted {
     #[serde(default)]
     wipe: Wipe,
@@ -180,5 +180,44 @@ impl Folder {
         }
         let removed = self.store.remove(dir);
         removed.context(|| "delete an image".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::formats::files;
+    use crate::record::fuzz::records;
+
+    /// How the files of a kind say that an image is to be wiped, once its record is in the trash, and
+    /// before.
+    fn wipes<T: Record>(kind: &str, wipe: impl Fn(T) -> Wipe) -> Vec<(Wipe, Wipe)> {
+        let path = Path::new(RECORD);
+        let found = files(kind).into_values().map(|bytes| {
+            let deleted: Deleted = record::decode(path, &bytes).unwrap();
+            (deleted.wipe, wipe(record::decode(path, &bytes).unwrap()))
+        });
+        found.collect()
+    }
+
+    /// A record in the trash is read by any later program, which wipes the image as it says.
+    #[test]
+    fn a_record_in_the_trash_says_how_its_image_is_wiped() {
+        for wipes in [
+            wipes("volume", |record: VolumeRecord| record.wipe),
+            wipes("snapshot", |record: SnapshotRecord| record.wipe),
+        ] {
+            assert!(wipes.iter().all(|(deleted, record)| deleted == record));
+            for wipe in [Wipe::Zero, Wipe::Discard] {
+                assert!(wipes.contains(&(wipe, wipe)), "{wipe:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn fuzz_records_in_the_trash() {
+        for kind in ["volume", "snapshot"] {
+            records::<Deleted>(kind, |record| record.wipe == Wipe::None);
+        }
     }
 }

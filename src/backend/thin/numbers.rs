@@ -133,3 +133,53 @@ impl ThinIdAllocator {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::memory::MemoryHost;
+    use crate::record::formats::{check_with, files};
+
+    const ROOT: &str = "/pool";
+
+    /// What is read from a file.
+    fn read(bytes: &[u8]) -> host::Result<(MemoryHost, ThinIdAllocator)> {
+        let host = MemoryHost::new();
+        let root = Path::new(ROOT);
+        host.make_folder(root).unwrap();
+        host.put_file(&root.join(FILE), bytes).unwrap();
+        let numbers = ThinIdAllocator::read(&host, root, BTreeSet::new(), false)?;
+        Ok((host, numbers))
+    }
+
+    #[test]
+    fn the_file_keeps_its_format() {
+        let write = |mark: &u32| {
+            let (host, mut numbers) = read(b"0").unwrap();
+            let root = Path::new(ROOT);
+            numbers.reserve(&host, root, mark - RESERVED).unwrap();
+            host.read_file(&root.join(FILE)).unwrap().unwrap()
+        };
+        let read = |bytes: &[u8]| read(bytes).unwrap().1.mark;
+        let expected = vec![("first", 67), ("last", TRIAL_ID)];
+        check_with("next-id", expected, read, write);
+    }
+
+    #[test]
+    fn fuzz_the_file() {
+        let seeds: Vec<_> = files("next-id").into_values().collect();
+        let mark = |bytes: &[u8]| read(bytes).ok().map(|(_, numbers)| numbers.mark);
+        let valid: Vec<_> = seeds.iter().map(|seed| mark(seed)).collect();
+        let target = |bytes: &[u8]| {
+            if let Ok((host, mut numbers)) = read(bytes) {
+                let shown = || Ok(BTreeSet::new());
+                let taken = numbers.take((&host, Path::new(ROOT)), "the pool", shown);
+                assert!((FIRST_ID..TRIAL_ID).contains(&taken.unwrap()));
+            }
+        };
+        slackwater_core::fuzz::fuzz("next-id", &seeds, target, |bytes| {
+            let mark = mark(bytes);
+            assert!(mark.is_none() || valid.contains(&mark));
+        });
+    }
+}

@@ -193,7 +193,7 @@ mod tests {
     use crate::model::VolumeId;
     use crate::operation::tests::{self, block, volume};
     use crate::operation::{Driver, StageVolume};
-    use crate::record::formats;
+    use crate::record::{formats, fuzz};
 
     const STAGING: &str = "/var/lib/kubelet/staging";
 
@@ -311,5 +311,13 @@ mod tests {
             ("not-staged.json", BlockStage { boot, stage: None }),
         ];
         formats::check("block-stage", expected);
+    }
+
+    #[test]
+    fn fuzz_entries_of_staged_block_volumes() {
+        let is_elsewhere = |stage: &LastStage| stage.staging_path.len() > STAGING.len();
+        fuzz::records::<BlockStage>("block-stage", |entry| {
+            entry.stage.as_ref().is_some_and(is_elsewhere)
+        });
     }
 }

@@ -131,6 +131,7 @@ fn decode_slot(slot: &[u8]) -> Option<FoundHeader> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::formats::check_with;
 
     fn header(written: u64) -> PoolHeader {
         PoolHeader {
@@ -162,6 +163,20 @@ mod tests {
             bytes[header(last).offset() as usize + 100] ^= 1;
             assert_eq!(decode(&bytes), FoundHeader::Header(header(last - 1)));
         }
+    }
+
+    #[test]
+    fn headers_keep_their_format() {
+        let ready = PoolHeader {
+            state: HeaderState::Ready,
+            ..header(258)
+        };
+        let expected = vec![("claimed.bin", header(1)), ("ready.bin", ready)];
+        let read = |slot: &[u8]| match decode(slot) {
+            FoundHeader::Header(header) => header,
+            other => panic!("{other:?}"),
+        };
+        check_with("lvm-header", expected, read, PoolHeader::encode);
     }
 
     #[test]

@@ -259,17 +259,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn move_objects_keep_their_format() {
-        let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
-        let condition = Condition {
+    fn condition(time: &Time) -> Condition {
+        Condition {
             last_transition_time: time.clone(),
             message: "node-2: it is cordoned".into(),
             observed_generation: Some(1),
             reason: "NoTarget".into(),
             status: "False".into(),
             type_: "TargetFound".into(),
-        };
+        }
+    }
+
+    #[test]
+    fn move_objects_keep_their_format() {
+        let time: Time = serde_json::from_str("\"2026-01-02T03:04:05Z\"").unwrap();
         let new = VolumeMove {
             types: Some(TypeMeta::resource::<VolumeMove>()),
             metadata: ObjectMeta {
@@ -308,7 +311,7 @@ mod tests {
             fenced_at: Some(time.clone()),
             switched_at: Some(time.clone()),
             still_ms: Some(1500),
-            conditions: vec![condition.clone()],
+            conditions: vec![condition(&time)],
         };
         let names = PHASES.map(|phase| format!("{}.json", phase.as_str().to_lowercase()));
         let mut expected = vec![("new.json", new.clone())];
@@ -320,6 +323,16 @@ mod tests {
             };
             (name.as_str(), moved)
         }));
+        let undone = MoveStatus {
+            abort_reason: Some("the snapshot was deleted".into()),
+            ..status(Phase::Aborting)
+        };
+        let undone = VolumeMove {
+            spec,
+            status: Some(undone),
+            ..new
+        };
+        expected.push(("undone.json", undone));
         let read = |bytes: &[u8]| serde_json::from_slice::<VolumeMove>(bytes).unwrap();
         let write = |object: &VolumeMove| serde_json::to_vec_pretty(object).unwrap();
         check_with("move-object", expected, read, write);

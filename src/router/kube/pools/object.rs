@@ -457,6 +457,14 @@ mod tests {
         pool
     }
 
+    fn with_observed_condition(new: &Pool, mut status: PoolStatus) -> Pool {
+        status.conditions[0].observed_generation = Some(3);
+        Pool {
+            status: Some(status),
+            ..new.clone()
+        }
+    }
+
     fn with_frozen(new: &Pool, status: PoolStatus) -> Pool {
         let time = status.since.clone().unwrap();
         Pool {
@@ -551,7 +559,7 @@ mod tests {
     type WithPart = fn(&Pool, PoolStatus) -> Pool;
 
     /// Objects with a part of the status that most do not have.
-    const PARTS: [(&str, WithPart); 8] = [
+    const PARTS: [(&str, WithPart); 9] = [
         ("adopting.json", with_requests),
         ("evacuating.json", evacuating),
         ("frozen.json", with_frozen),
@@ -560,6 +568,7 @@ mod tests {
         ("filling.json", filling),
         ("orphans.json", with_orphans),
         ("described-orphans.json", with_described_orphans),
+        ("observed.json", with_observed_condition),
     ];
 
     #[test]
