@@ -253,6 +253,8 @@ fn next_without_record(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use slackwater_core::fuzz::fuzz_text;
+    use slackwater_core::record::formats::{check_with, files};
 
     use super::*;
 
@@ -272,6 +274,32 @@ mod tests {
             claim: json!({}),
             undo: None,
         }
+    }
+
+    /// A later plugin completes what an earlier one has recorded in the annotation.
+    #[test]
+    fn records_of_transfers_keep_their_format() {
+        let begun = Record {
+            claim: json!({"metadata": {"name": "data"}, "spec": {"volumeName": "pv"}}),
+            ..record("shop", "other")
+        };
+        let undone = Record {
+            undo: Some("7".into()),
+            ..begun.clone()
+        };
+        let read = |bytes: &[u8]| serde_json::from_slice::<Record>(bytes).unwrap();
+        let write = |record: &Record| json!(record).to_string().into_bytes();
+        let expected = vec![("begun.json", begun), ("undone.json", undone)];
+        check_with("transfer", expected, read, write);
+    }
+
+    #[test]
+    fn fuzz_records_of_transfers() {
+        let seeds: Vec<_> = files("transfer").into_values().collect();
+        let seeds: Vec<_> = seeds.iter().map(|it| str::from_utf8(it).unwrap()).collect();
+        fuzz_text("record of a transfer", &seeds, |text| {
+            serde_json::from_str::<Record>(text).ok()
+        });
     }
 
     /// All claims that can be at a place, and none.

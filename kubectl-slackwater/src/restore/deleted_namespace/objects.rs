@@ -233,3 +233,45 @@ impl Member {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slackwater_core::fuzz::fuzz_text;
+    use slackwater_core::record::formats::{check_with, files};
+
+    use super::*;
+
+    /// A later plugin completes what an earlier one has recorded in the annotation.
+    #[test]
+    fn records_of_restored_content_keep_their_format() {
+        let record = Record {
+            source: "volumesnapshotcontent/old".into(),
+            content: "old".into(),
+            uid: "0000-1".into(),
+            namespace: "shop".into(),
+            claim: "data".into(),
+            restore_bytes: 1 << 30,
+            mode: "Filesystem".into(),
+            class: "slackwater".into(),
+            access_modes: vec!["ReadWriteOnce".into()],
+            members: 2,
+        };
+        let read = |bytes: &[u8]| serde_json::from_slice::<Record>(bytes).unwrap();
+        let write = |record: &Record| json!(record).to_string().into_bytes();
+        check_with(
+            "restored-content",
+            vec![("record.json", record)],
+            read,
+            write,
+        );
+    }
+
+    #[test]
+    fn fuzz_records_of_restored_content() {
+        let seeds: Vec<_> = files("restored-content").into_values().collect();
+        let seeds: Vec<_> = seeds.iter().map(|it| str::from_utf8(it).unwrap()).collect();
+        fuzz_text("record of restored content", &seeds, |text| {
+            serde_json::from_str::<Record>(text).ok()
+        });
+    }
+}
