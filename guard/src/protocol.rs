@@ -312,26 +312,103 @@ mod tests {
         }
     }
 
-    /// What programs of the first release sent.
+    /// The bytes in hexadecimal, without spaces.
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The versions, with the bytes with which each of their messages begins.
+    const VERSIONS: [(Version, &str); 2] = [(Version::One, "01000000"), (Version::Two, "02000000")];
+
+    const BEGIN: Request = Request::Begin {
+        members: 3,
+        freeze: Duration::from_secs(10),
+        expedite: true,
+    };
+
+    /// Programs of earlier releases send and expect exactly these bytes.
     #[test]
-    fn messages_of_version_1_keep_their_form() {
-        let mut begin = [0; MESSAGE_BYTES];
-        (begin[0], begin[4], begin[8], begin[12]) = (1, 1, 3, 1);
-        begin[24..].copy_from_slice(&10_000_000_000u64.to_le_bytes());
-        let request = Request::Begin {
-            members: 3,
-            freeze: Duration::from_secs(10),
-            expedite: true,
-        };
-        assert_eq!(request.encode(Version::One), begin);
-        let mut thawed = [0; MESSAGE_BYTES];
-        (thawed[0], thawed[4], thawed[8], thawed[12], thawed[16]) = (1, 4, 2, 22, 1);
-        let reply = Reply::Thawed {
-            member: 2,
-            errno: 22,
-            early: true,
-        };
-        assert_eq!(reply.encode(Version::One), thawed);
+    fn requests_keep_their_bytes() {
+        let requests = [
+            (
+                BEGIN,
+                "01000000 03000000 01000000 00000000 00000000 00e40b5402000000",
+            ),
+            (
+                Request::Sync,
+                "02000000 00000000 00000000 00000000 00000000 0000000000000000",
+            ),
+            (
+                Request::Freeze,
+                "03000000 00000000 00000000 00000000 00000000 0000000000000000",
+            ),
+            (
+                Request::Thaw(258),
+                "04000000 02010000 00000000 00000000 00000000 0000000000000000",
+            ),
+            (
+                Request::Ping,
+                "05000000 00000000 00000000 00000000 00000000 0000000000000000",
+            ),
+            (
+                Request::End,
+                "06000000 00000000 00000000 00000000 00000000 0000000000000000",
+            ),
+        ];
+        for (version, first) in VERSIONS {
+            for (request, rest) in requests {
+                let expected = format!("{first}{}", rest.replace(' ', ""));
+                assert_eq!(hex(&request.encode(version)), expected, "{request:?}");
+            }
+        }
+    }
+
+    /// The same of replies.
+    #[test]
+    fn replies_keep_their_bytes() {
+        let replies = [
+            (Reply::Ready(12), "01000000 00000000 0c000000 00000000"),
+            (Reply::Synced(258, 5), "02000000 02010000 05000000 00000000"),
+            (
+                Reply::Frozen(258, 16),
+                "03000000 02010000 10000000 00000000",
+            ),
+            (
+                Reply::Thawed {
+                    member: 258,
+                    errno: 22,
+                    early: true,
+                },
+                "04000000 02010000 16000000 01000000",
+            ),
+            (Reply::Pong, "05000000 00000000 00000000 00000000"),
+            (Reply::Ended, "06000000 00000000 00000000 00000000"),
+            (
+                Reply::Suspended(258, 4),
+                "07000000 02010000 04000000 00000000",
+            ),
+        ];
+        for (version, first) in VERSIONS {
+            for (reply, words) in replies {
+                let expected = format!("{first}{}{}", words.replace(' ', ""), "0".repeat(24));
+                assert_eq!(hex(&reply.encode(version)), expected, "{reply:?}");
+            }
+        }
+    }
+
+    /// The same of the long message, whose members have a root, a mapped device, or both.
+    #[test]
+    fn the_long_message_keeps_its_bytes() {
+        let passed = [
+            Passed::Root,
+            Passed::Mapped,
+            Passed::Both,
+            Passed::Root,
+            Passed::Mapped,
+        ];
+        let begin = hex(&BEGIN.encode(Version::Two));
+        let expected = format!("{begin}7902{}", "0".repeat(60));
+        assert_eq!(hex(&encode_long(BEGIN, &passed)), expected);
     }
 
     /// A message that is accepted says exactly what its encoding says.
