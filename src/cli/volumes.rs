@@ -213,3 +213,51 @@ fn as_json(whole: &Inventory, unread: &[String]) -> Value {
     let snapshots: Vec<Value> = whole.snapshots.iter().map(snapshot_json).collect();
     json!({ "volumes": volumes, "snapshots": snapshots, "damaged": damaged, "unread_pools": unread })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::PoolId;
+    use crate::operation::pools::inventory::{DamagedEntry, ThinEntry};
+    use crate::record::formats::files;
+    use crate::record::{Record, decode};
+
+    fn record<T: Record>(kind: &str, name: &str) -> T {
+        decode(Path::new(name), &files(kind)[name]).unwrap()
+    }
+
+    /// Scripts of users read the keys.
+    #[test]
+    fn the_list_keeps_its_keys() {
+        let pool_id = PoolId(uuid::Uuid::from_u128(1));
+        let volume = VolumeEntry {
+            pool: "default".into(),
+            pool_id,
+            record: record("volume", "every-field.json"),
+            allocated: 4096,
+            thin: Some(ThinEntry {
+                id: 5,
+                device: "SLACKWATER-pool-volume".into(),
+            }),
+        };
+        let snapshot = SnapshotEntry {
+            pool: "default".into(),
+            pool_id,
+            record: record("snapshot", "member.json"),
+            allocated: 4096,
+        };
+        let damaged = DamagedEntry {
+            pool: "default".into(),
+            path: "/pool/volumes/1".into(),
+            problem: "not a record".into(),
+        };
+        let whole = Inventory {
+            volumes: vec![volume],
+            snapshots: vec![snapshot],
+            damaged: vec![damaged],
+        };
+        insta::assert_json_snapshot!(as_json(&whole, &["the pool is absent".into()]));
+    }
+}

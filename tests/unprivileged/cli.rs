@@ -7,6 +7,7 @@
     reason = "helpers of tests, and the program from outside"
 )]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -187,25 +188,36 @@ fn a_bad_command_line_is_one_sentence_and_exit_64() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
+/// The help of a command and of those below it, which it lists.
+pub fn helps(command: &str) -> Vec<(String, String)> {
+    let line = format!("{command} --help").trim().to_string();
+    let output = run(&line.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(0), String::new()),
+        "{line}"
+    );
+    let text = stdout(&output);
+    let below = text.split_once("\nCommands:\n");
+    let below = below.and_then(|(_, rest)| rest.split("\n\n").next());
+    let names = below.unwrap_or_default().lines().filter_map(|line| {
+        let name = line.strip_prefix("  ")?.split(' ').next()?;
+        (!name.is_empty()).then(|| format!("{command} {name}"))
+    });
+    let below: Vec<_> = names.flat_map(|command| helps(command.trim())).collect();
+    let mut all = vec![(line, text)];
+    all.extend(below);
+    all
+}
+
 #[test]
 fn help_and_version_are_no_errors() {
-    let lines = [
-        "--help",
-        "serve --help",
-        "pool --help",
-        "pool init --help",
-        "certificates --help",
-    ];
-    let mut all = String::new();
-    for line in lines {
-        let output = run(&line.split(' ').collect::<Vec<_>>());
-        assert_eq!(
-            (output.status.code(), stderr(&output)),
-            (Some(0), String::new())
-        );
-        all.push_str(&format!("$ slackwater {line}\n{}\n", stdout(&output)));
-    }
-    insta::assert_snapshot!(all);
+    let helps = helps("");
+    assert!(helps.len() > 20, "the commands are found");
+    let texts = helps
+        .iter()
+        .map(|(line, text)| format!("$ slackwater {line}\n{text}\n"));
+    insta::assert_snapshot!(texts.collect::<String>());
     let version = run(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
     assert_eq!(
@@ -447,6 +459,62 @@ fn a_pool_is_created_once_listed_and_forgotten_when_it_is_gone() {
     );
     assert_eq!(pool(folder, &["forget", "a"]).status.code(), Some(0));
     assert_eq!(pool(folder, &["init", &a]).status.code(), Some(0));
+}
+
+/// The paths of all keys in JSON.
+fn keys(path: &str, value: &serde_json::Value, found: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (key, value) in fields {
+                keys(&format!("{path}.{key}"), value, found);
+            }
+        }
+        serde_json::Value::Array(values) => {
+            let path = format!("{path}[]");
+            found.insert(path.clone());
+            values.iter().for_each(|value| keys(&path, value, found));
+        }
+        _ => drop(found.insert(path.into())),
+    }
+}
+
+/// Scripts of users read the keys. The unit tests of `volumes` and `frozen` have those within the lists.
+#[test]
+fn the_output_of_commands_keeps_its_keys() {
+    let folder = on_disk();
+    let folder = folder.path();
+    let (a, state) = (definition(folder, "a"), folder.join("state"));
+    let record = folder.join("node.json");
+    let (state, record) = (state.to_str().unwrap(), record.to_str().unwrap());
+    let placed = ["--pool", &a, "--node-record", record, "--json"];
+    let lines = [
+        (
+            "pool init",
+            vec![a.as_str(), "--node-record", record, "--json"],
+        ),
+        ("pool adopt", vec!["a", "--node-record", record, "--json"]),
+        ("pool list", vec!["--node-record", record, "--json"]),
+        ("volumes", placed.to_vec()),
+        ("doctor", [&["--state-dir", state][..], &placed].concat()),
+        ("frozen", vec!["--state-dir", state, "--json"]),
+        ("frozen --thaw", vec!["--state-dir", state, "--json"]),
+        ("pool forget", vec!["a", "--node-record", record, "--json"]),
+    ];
+    let mut all = String::new();
+    for (command, arguments) in lines {
+        if command == "pool forget" {
+            fs::rename(folder.join("a"), folder.join("pulled")).unwrap();
+        }
+        let words: Vec<_> = command.split(' ').chain(arguments).collect();
+        let output = run(&words);
+        let json = serde_json::from_slice(&output.stdout);
+        let json: serde_json::Value = json.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+        let mut found = BTreeSet::new();
+        keys("", &json, &mut found);
+        let found: Vec<_> = found.into_iter().collect();
+        all.push_str(&format!("$ slackwater {command}\n{}\n\n", found.join("\n")));
+    }
+    insta::assert_snapshot!(all);
 }
 
 #[test]

@@ -9,7 +9,6 @@ mod release;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use slackwater::config;
 
@@ -293,37 +292,8 @@ fn the_finder_of_tests_finds_them() {
 
 /// The `--help` output of the program and of each command.
 fn help() -> String {
-    let say = |words: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_slackwater"))
-            .args(words)
-            .arg("--help")
-            .output()
-            .expect("the program starts");
-        String::from_utf8(output.stdout).expect("text")
-    };
-    let commands = [
-        &[][..],
-        &["serve"],
-        &["pool"],
-        &["pool", "init"],
-        &["pool", "adopt"],
-        &["pool", "forget"],
-        &["pool", "list"],
-        &["pool", "hand-over"],
-        &["doctor"],
-        &["volumes"],
-        &["volumes", "check"],
-        &["volumes", "import"],
-        &["snapshots", "delete"],
-        &["export"],
-        &["import"],
-        &["frozen"],
-        &["guard"],
-        &["certificates"],
-        &["populators"],
-        &["demo"],
-    ];
-    commands.iter().map(|words| say(words)).collect()
+    let helps = crate::cli::helps("").into_iter();
+    helps.map(|(_, text)| text).collect()
 }
 
 /// Words that begin with two dashes.

@@ -372,6 +372,34 @@ mod tests {
         );
     }
 
+    /// Users have classes with these keys and values.
+    #[test]
+    fn every_key_of_a_class_is_accepted() {
+        let given = map(&[
+            ("pool", "fast"),
+            ("allocation", "thick"),
+            ("blockSize", "4096"),
+            ("mkfsOptions", "-i 16384"),
+            ("wipe", "zero"),
+            ("blockGroups", "false"),
+            ("restore", "pod"),
+            ("onNodeLost", "recreate"),
+        ]);
+        assert_eq!(given.len(), KNOWN.split(", ").count());
+        let expected = VolumeParameters {
+            pool: Some("fast".into()),
+            allocation: Allocation::Thick,
+            block_size: Some(4096),
+            mkfs_options: vec!["-i".into(), "16384".into()],
+            wipe: Wipe::Zero,
+            block_groups: false,
+            restore: Restore::Pod,
+            claim: None,
+        };
+        let parsed = VolumeParameters::parse("parameters", &given).unwrap();
+        assert_eq!(parsed, expected);
+    }
+
     #[test]
     fn the_sidecars_keys_are_ignored() {
         let given = map(&[

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_accepted() {
+    fn every_key_of_a_snapshot_class_is_accepted() {
         let (parsed, slip) = parse(&[
             ("consistency", "application"),
             ("onQuiesceFailure", "filesystem"),
