@@ -1,10 +1,11 @@
 //! What RELEASE.md, the chart and the scripts say about a release agrees.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use super::{code, files, read, root};
+use super::{code, entries, files, read, root, test_names};
 
 /// The value of a key at the beginning of a line, without quotes.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
@@ -177,4 +178,63 @@ fn workflows_run_targets_of_the_makefile() {
             assert_eq!(version.split('.').count(), 3, "{path}: {action}");
         }
     }
+}
+
+#[test]
+fn the_page_of_releases_names_every_format_and_tests_that_exist() {
+    let page = read(&root().join("RELEASE.md"));
+    let named: BTreeSet<_> = code(&page).collect();
+    for kind in entries("tests/formats") {
+        let path = format!("tests/formats/{kind}");
+        let is_named = named.contains(&*kind) || named.contains(&*path);
+        assert!(is_named, "RELEASE.md does not name {path}");
+    }
+    for path in named.iter().filter(|word| word.starts_with("tests/")) {
+        assert!(root().join(path).exists(), "RELEASE.md names {path}");
+    }
+    let is_test = |word: &&&str| word.matches('_').count() >= 3 && !word.contains('…');
+    let (tests, mut count) = (test_names(), 0);
+    for name in named.iter().filter(is_test) {
+        assert!(tests.contains(*name), "no test is named {name}");
+        count += 1;
+    }
+    assert!(count > 10, "the names are found");
+}
+
+/// Texts of the sources that are a name: what stands between two quotation marks.
+fn names(folder: &str, is_name: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in files(&root().join(folder), ".rs") {
+        let place = path.to_string_lossy();
+        if place.ends_with("/tests.rs") || place.contains("/tests/") {
+            continue;
+        }
+        let text = read(&path);
+        let tests = "#[cfg(test)]\nmod tests {";
+        let text = text.split(tests).next().unwrap_or_default();
+        let texts = text.split('"').filter(|text| is_name(text));
+        found.extend(texts.map(str::to_string));
+    }
+    found
+}
+
+/// Rules, scripts and people look for reasons of events, types and reasons of conditions, phases, and
+/// annotations. The list has all names of this form in the sources, so that it has each of these.
+#[test]
+fn the_names_in_objects_are_kept() {
+    let is_camel = |text: &str| {
+        let is_word = text.chars().all(|c| c.is_ascii_alphanumeric());
+        let has_both = text.chars().any(|c| c.is_ascii_lowercase());
+        text.len() > 2 && is_word && has_both && text.starts_with(|c: char| c.is_ascii_uppercase())
+    };
+    let mut found = names("src/router", is_camel);
+    found.extend(names("src/operation/volume", is_camel));
+    for reason in ["FileSystemNotGrown", "NodeChosen", "PoolNearlyFull"] {
+        assert!(found.contains(reason), "{reason} is found");
+    }
+    for folder in ["src/router", "kubectl-slackwater/src"] {
+        let is_annotation = |text: &str| text.starts_with("slackwater.dev/");
+        found.extend(names(folder, is_annotation));
+    }
+    insta::assert_snapshot!(found.into_iter().collect::<Vec<_>>().join("\n"));
 }
