@@ -201,7 +201,7 @@ impl World {
 
     pub(super) fn set_ranges(&self, ranges: u64, min_useful_ranges: u64) {
         self.state(|state| {
-            (state.ranges, state.min_useful_ranges) = (Some(ranges), min_useful_ranges)
+            (state.ranges, state.min_useful_ranges) = (Some(ranges), min_useful_ranges);
         });
     }
 

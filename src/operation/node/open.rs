@@ -310,7 +310,7 @@ impl Driver {
                 place: Some(place),
                 definition,
                 ..
-            }) = self.into_unshared(pool)
+            }) = self.take_sole_reference(pool)
             else {
                 continue;
             };
@@ -330,7 +330,7 @@ impl Driver {
     }
 
     /// The only reference to a pool, after the probes of it have finished, which takes a moment.
-    fn into_unshared(&self, mut pool: Arc<Pool>) -> Option<Pool> {
+    fn take_sole_reference(&self, mut pool: Arc<Pool>) -> Option<Pool> {
         const MAX_ATTEMPTS: u32 = 200;
         const WAIT: Duration = Duration::from_millis(10);
         for _ in 0..MAX_ATTEMPTS {

@@ -189,26 +189,26 @@ impl Snapshots {
             group: group.id.to_string(),
             reason: chain(&error),
         };
-        let mut check_all_readable = true;
+        let mut is_all_readable = true;
         for member in &group.members {
             match self.pools.owner(member) {
                 Ok(PoolLookup::Pool(pool, id)) => {
                     pool.backend.snapshots.get(id.uuid).map_err(unsettled)?;
                 }
                 Ok(PoolLookup::Unknown) => {
-                    check_all_readable &= self.is_created_without_router(record)
+                    is_all_readable &= self.is_created_without_router(record);
                 }
-                Err(Error::Unreachable { .. }) => check_all_readable = false,
+                Err(Error::Unreachable { .. }) => is_all_readable = false,
                 Err(error) => return Err(unsettled(error)),
             }
         }
         match self.resolve_group(group.id) {
             Ok(()) => {}
             // The first member is on another node.
-            Err(Error::Unreachable { .. }) => check_all_readable = false,
+            Err(Error::Unreachable { .. }) => is_all_readable = false,
             Err(error) => return Err(unsettled(error)),
         }
-        Ok(check_all_readable && self.members_of(group.id, SnapshotState::Cut).is_empty())
+        Ok(is_all_readable && self.members_of(group.id, SnapshotState::Cut).is_empty())
     }
 
     /// Whether the attempt of a member that is cut is committed: by the record of the first member

@@ -21,7 +21,7 @@ fn family(volumes: &[Uuid], snapshots: &[(Uuid, Option<Uuid>)]) -> Family {
 
 fn bytes(exclusive: u64, shared: u64, snapshots: u64) -> VolumeBytes {
     VolumeBytes {
-        exclusive: exclusive,
+        exclusive,
         shared,
         snapshots,
     }

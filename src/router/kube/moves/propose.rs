@@ -261,7 +261,7 @@ mod tests {
             |case| {
                 case.targets
                     .iter_mut()
-                    .for_each(|one| one.provisionable = 59)
+                    .for_each(|one| one.provisionable = 59);
             },
             "59 bytes",
         );
