@@ -143,8 +143,8 @@ tests-thin: ## Run the tests on the simulated host again, with volumes on simula
 
 # The longest tests try every fault, or every false answer, in turn. Here each run has another 64th of their
 # trials, whose number is printed; `make soak` has all of them. Only a quarter of the usual inputs is fuzzed. Left
-# out are tests that need root or a download other than helm, and those of the plugin and the populators. Many tests
-# run at once, because most of their time they wait.
+# out are tests that need root or a download other than helm, and tests of the plugin and of the populators that
+# start their programs. Many tests run at once, because most of their time they wait.
 # With a little optimization the unit tests take less than half the processor time, and a build after a change
 # takes as long as without. The first build takes several minutes more, so `make test` does without it.
 quick: export FUZZ_INPUTS ?= 5000
@@ -154,7 +154,7 @@ quick: export PACKAGES_CACHE := /dev/null
 .PHONY: quick
 quick: ## Run the tests that need neither root nor a kernel, with a part of the long sweeps, another one each time; about a minute
 	@export SLACKWATER_SWEEP=$${SLACKWATER_SWEEP:-$$((RANDOM % 64))/64}; echo "SLACKWATER_SWEEP=$$SLACKWATER_SWEEP"; \
-	tests/side-by-side --locked --config profile.dev.package.slackwater.opt-level=1 --features fault --lib --test unprivileged --test kubernetes --test simulated \
+	tests/side-by-side --locked --config profile.dev.package.slackwater.opt-level=1 $(TEST_MEMBERS) --features fault --lib --test unprivileged --test kubernetes --test simulated \
 	-- --skip descriptor:: --skip ::root_ 2>&1 | $(WITHOUT_PASSED)
 
 .PHONY: helm
