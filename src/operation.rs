@@ -1,7 +1,7 @@
 //! The operations: each call of CSI as a function of values, idempotent, locked and recorded.
 //!
 //! An operation validates, locks, reads, compares, acts and records. Its functions block;
-//! [`Driver::detach`] is the one place in which async code calls them. An operation that was
+//! [`Driver::run_blocking`] is the one place in which async code calls them. An operation that was
 //! started runs to its end, whether or not its caller still waits.
 //!
 //! The [`Driver`] has one part for each layer, from the lowest to the highest: [`Pools`],

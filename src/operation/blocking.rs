@@ -229,7 +229,7 @@ impl Driver {
         self.run_blocking_in(WorkClass::Node, work).await
     }
 
-    /// Like [`Driver::detach`], within the limit of a class. While the call waits for its turn it
+    /// Like [`Driver::run_blocking`], within the limit of a class. While the call waits for its turn it
     /// holds neither a lock nor a thread.
     pub async fn run_blocking_in<T: Send + 'static>(
         self: &Arc<Self>,
