@@ -92,6 +92,11 @@ pub(super) fn clear_unused_table<T>(host: &dyn Host, found: &MappedDevice<T>) ->
 /// Creates a device with this table. After an error it may exist, with or without the table.
 pub(crate) fn create_mapped(host: &dyn Host, uuid: &str, table: &ThinTable) -> host::Result<()> {
     host.perform(&Effect::CreateMapped { uuid })?;
+    load_table(host, uuid, table)
+}
+
+/// Loads a table into a device that has none, and puts it in use.
+pub(super) fn load_table(host: &dyn Host, uuid: &str, table: &ThinTable) -> host::Result<()> {
     host.perform(&Effect::LoadTable {
         uuid,
         table,

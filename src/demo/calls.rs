@@ -47,6 +47,10 @@ fn capability(kind: Option<FsType>) -> VolumeCapability {
     kind.map_or_else(block, |fs| mount(fs.name()))
 }
 
+fn reason(status: &Status) -> String {
+    format!("{}: {}", code_name(status.code()), status.message())
+}
+
 impl Calls {
     /// Waits until the driver is ready.
     pub(super) async fn connect(socket: &Path, driver: &mut Process) -> Result<Calls> {
@@ -60,8 +64,11 @@ impl Calls {
                 return Err(Failed::new(STEP, cause));
             }
             let problem = match endpoint.connect().await.map(Client::over) {
-                Ok(client) if client.is_ready().await => return Ok(Calls { client, count: 1 }),
-                Ok(_) => "it is not ready".to_string(),
+                Ok(client) => match client.probe().await {
+                    Ok(true) => return Ok(Calls { client, count: 1 }),
+                    Ok(false) => "it is not ready".to_string(),
+                    Err(status) => reason(&status),
+                },
                 Err(error) => chain(&error),
             };
             if begun.elapsed() > START_TIMEOUT {
@@ -74,10 +81,7 @@ impl Calls {
     /// Counts a call, and names it in its failure.
     fn reply<T>(&mut self, call: &str, reply: Result<T, Status>) -> Result<T> {
         self.count += 1;
-        reply.map_err(|status| {
-            let cause = format!("{}: {}", code_name(status.code()), status.message());
-            Failed::new(call, cause)
-        })
+        reply.map_err(|status| Failed::new(call, reason(&status)))
     }
 
     /// The name and version of the driver.
@@ -135,8 +139,7 @@ impl Calls {
         self.reply("DeleteVolumeGroupSnapshot", reply)
     }
 
-    /// ControllerPublish, NodeStage and NodePublish, as for a pod that starts. The driver's publish
-    /// context is empty, so none is passed on.
+    /// ControllerPublish, NodeStage and NodePublish, as for a pod that starts.
     pub(super) async fn bring_up(&mut self, volume: Use<'_>) -> Result<()> {
         let capability = capability(volume.kind);
         let request = ControllerPublishVolumeRequest {
@@ -147,7 +150,12 @@ impl Calls {
         };
         let mut controller = self.client.controller();
         let reply = controller.controller_publish_volume(request).await;
-        self.reply("ControllerPublishVolume", reply)?;
+        let attached = self.reply("ControllerPublishVolume", reply)?;
+        let context = attached.into_inner().publish_context;
+        if !context.is_empty() {
+            let cause = "the driver's publish context is not empty, and would have to be passed on";
+            return Err(Failed::new("ControllerPublishVolume", cause));
+        }
         let (id, staging, target) = (volume.id, volume.staging, volume.target);
         let reply = self.client.stage(id, staging, capability.clone()).await;
         self.reply("NodeStageVolume", reply)?;

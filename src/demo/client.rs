@@ -126,11 +126,18 @@ impl Client {
         GroupControllerClient::new(self.channel())
     }
 
-    /// Whether Probe reports readiness within ten seconds.
-    pub async fn is_ready(&self) -> bool {
+    /// Whether Probe reports readiness, within ten seconds.
+    pub async fn probe(&self) -> Result<bool, Status> {
         let mut identity = self.identity();
         let probe = tokio::time::timeout(PROBE_TIMEOUT, identity.probe(csi::ProbeRequest {}));
-        matches!(probe.await, Ok(Ok(answer)) if answer.get_ref().ready != Some(false))
+        let late = |_| Status::deadline_exceeded("no reply within ten seconds");
+        let reply = probe.await.map_err(late)??;
+        Ok(reply.get_ref().ready != Some(false))
+    }
+
+    /// Whether Probe reports readiness within ten seconds.
+    pub async fn is_ready(&self) -> bool {
+        self.probe().await.unwrap_or(false)
     }
 
     /// CreateVolume. Returns the ID.
@@ -249,9 +256,12 @@ impl Client {
             ..Default::default()
         };
         let answer = self.node().node_get_volume_stats(request).await;
-        let bytes = |usage: VolumeUsage| (usage.total.unsigned_abs(), usage.used.unsigned_abs());
+        let bytes = |usage: VolumeUsage| {
+            let total = u64::try_from(usage.total).ok()?;
+            Some((total, u64::try_from(usage.used).ok()?))
+        };
         let usage = answer.map(Response::into_inner)?.usage.into_iter().next();
-        usage.map(bytes).ok_or_else(|| incomplete("usage"))
+        usage.and_then(bytes).ok_or_else(|| incomplete("usage"))
     }
 
     /// ListVolumes with all pages. Returns the IDs.

@@ -2,6 +2,7 @@
 //! hook, restoring all three, and a check that no write is out of order.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::calls::{Calls, Use};
 use super::progress::Progress;
@@ -118,9 +119,7 @@ impl Group {
                 let Some(writers) = &self.writers else {
                     return Err(Failed::new("cut", "no writer is running"));
                 };
-                while writers.counts() < MIN_COUNT {
-                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-                }
+                wait_until(writers, |counts| counts >= MIN_COUNT).await?;
                 writers.reset_stall();
                 let ids: Vec<_> = self
                     .volumes
@@ -130,9 +129,7 @@ impl Group {
                 self.group = Some(calls.group("demo-group", &ids).await?);
                 let stall = writers.stall();
                 let counts = writers.counts();
-                while writers.counts() == counts {
-                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-                }
+                wait_until(writers, |now| now > counts).await?;
                 Ok(format!(
                     "the writer was paused for {:.1} ms",
                     stall.as_secs_f64() * 1000.0
@@ -178,6 +175,17 @@ impl Group {
             let _ = calls.take_down(volume.used()).await;
         }
     }
+}
+
+/// Waits for a count of the writers; an error if one of them has ended.
+async fn wait_until(writers: &Writers, is_reached: impl Fn(u64) -> bool) -> Result<()> {
+    while !is_reached(writers.counts()) {
+        if let Some(error) = writers.failure() {
+            return Err(Failed::of("write", error));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
 }
 
 /// Publishes the last volume.

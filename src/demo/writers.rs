@@ -10,11 +10,11 @@
 //! device, so the counter bypasses the page cache there.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Result, Write};
+use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ struct Shared {
     /// Longest time between two acknowledged writes of a writer that obeys no hook, in nanoseconds.
     stall: AtomicU64,
     counts: AtomicU64,
+    /// The first write that failed. Its writer has ended.
+    failure: OnceLock<Error>,
 }
 
 impl Writers {
@@ -70,6 +72,11 @@ impl Writers {
         self.shared.counts.load(Ordering::Relaxed)
     }
 
+    /// Why a writer has ended by itself, if one has.
+    pub fn failure(&self) -> Option<&Error> {
+        self.shared.failure.get()
+    }
+
     /// Starts a new measurement of the longest stall.
     pub(super) fn reset_stall(&self) {
         self.shared.stall.store(0, Ordering::Relaxed);
@@ -90,7 +97,7 @@ impl Drop for Writers {
     }
 }
 
-/// Counts until it is stopped, or a write fails, which the comparison reports.
+/// Counts until it is stopped, or a write fails.
 fn write(counters: &mut [Counter], shared: &Shared, requests: Option<&Requests>) {
     let mut count = 0u64;
     let mut last = Instant::now();
@@ -100,7 +107,8 @@ fn write(counters: &mut [Counter], shared: &Shared, requests: Option<&Requests>)
         }
         count += 1;
         for counter in &mut *counters {
-            if counter.write(count).is_err() {
+            if let Err(error) = counter.write(count) {
+                let _ = shared.failure.set(error);
                 return;
             }
             let now = Instant::now();
@@ -159,7 +167,14 @@ impl Counter {
                 self.file.read_exact_at(&mut page.0, *at)?;
                 bytes.copy_from_slice(&page.0[..size_of::<u64>()]);
             }
-            None => self.file.read_exact_at(&mut bytes, 0)?,
+            None => {
+                let length = self.file.metadata()?.len();
+                if length != bytes.len() as u64 {
+                    let what = format!("a counter has {length} bytes");
+                    return Err(Error::new(ErrorKind::InvalidData, what));
+                }
+                self.file.read_exact_at(&mut bytes, 0)?;
+            }
         }
         Ok(u64::from_le_bytes(bytes))
     }
@@ -177,7 +192,8 @@ pub fn counts_in(volume: &Path) -> Result<[u64; WRITERS]> {
 
 /// Whether the counts of one writer, in the order of the volumes, are those of one point in time.
 pub fn is_consistent(counts: &[u64]) -> bool {
-    counts.is_sorted_by(|before, after| before >= after) && spread(counts) <= 1
+    let is_ordered = counts.is_sorted_by(|before, after| before >= after);
+    !counts.is_empty() && is_ordered && spread(counts) <= 1
 }
 
 fn spread(counts: &[u64]) -> u64 {

@@ -124,14 +124,20 @@ pub fn state_of(stat: &Path) -> Option<char> {
 /// Waits until a condition is true, for at most [`WAIT_TIMEOUT`]. Between two checks it waits as long as a check
 /// takes: some start a program.
 #[track_caller]
-pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+pub fn eventually(what: &str, check: impl FnMut() -> bool) {
+    eventually_within(WAIT_TIMEOUT, what, check);
+}
+
+/// The same, for at most this time.
+#[track_caller]
+pub fn eventually_within(limit: Duration, what: &str, mut check: impl FnMut() -> bool) {
     let start = Instant::now();
     loop {
         let checked_at = Instant::now();
         if check() {
             return;
         }
-        assert!(start.elapsed() < WAIT_TIMEOUT, "not in time: {what}");
-        std::thread::sleep(checked_at.elapsed().max(Duration::from_millis(20)));
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(checked_at.elapsed().max(Duration::from_millis(5)));
     }
 }

@@ -1,4 +1,4 @@
-//! The demo's writers, whose failures are panics here.
+//! The demo's writers. A volume that cannot be opened is a panic here, and a write that fails is printed.
 
 use std::ops::Deref;
 use std::path::Path;
@@ -15,6 +15,14 @@ impl Deref for Writers {
 
     fn deref(&self) -> &writers::Writers {
         &self.0
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        if let Some(error) = self.failure() {
+            eprintln!("a writer has ended: {error}");
+        }
     }
 }
 

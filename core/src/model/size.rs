@@ -21,7 +21,7 @@ pub const LOW_SPACE_PERCENT: u64 = 5;
 
 /// Whether a pool is nearly full.
 pub fn is_low_space(available: u64, total: u64) -> bool {
-    available < total / 100 * LOW_SPACE_PERCENT
+    available < total / (100 / LOW_SPACE_PERCENT)
 }
 
 /// Upper limit of an image's size, which only prevents arithmetic overflow: with 4 KiB blocks,

@@ -23,7 +23,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::make::{self, Probe};
-use crate::backend::mapped::{create_mapped, suspended_by_others};
+use crate::backend::mapped::{load_table, suspended_by_others};
 use crate::backend::thin::{
     DEVICE_PREFIX, HEADER_ID, RECORDS_ID, TRANSACTION_ID, pool_of_records, records_device,
 };
@@ -348,7 +348,9 @@ impl<'a> HeaderDevice<'a> {
                 id: HEADER_ID,
                 bytes: status.block_bytes,
             };
-            if let Err(error) = create_mapped(host, &uuid, table) {
+            // A device that another process has created is not removed.
+            perform(Effect::CreateMapped { uuid: &uuid })?;
+            if let Err(error) = load_table(host, &uuid, table) {
                 perform(Effect::RemoveMapped { uuid: &uuid })?;
                 return match error.code() {
                     Some(Errno::ENODATA) => Ok(None),

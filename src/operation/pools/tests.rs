@@ -335,6 +335,18 @@ fn would_have(pool: &crate::record::PoolRecord, from: Option<HomeId>) -> admin::
 }
 
 #[test]
+fn a_device_that_another_process_has_created_for_the_header_is_not_removed() {
+    let host = MemoryHost::new();
+    end(start(&host));
+    let host = host.reboot(false);
+    host.fail_always("create_mapped", Some(Errno::EBUSY));
+    let before = host.effects();
+    assert!(find_pool(&host, thin_pool(&definition()).unwrap()).is_err());
+    let log = host.effect_log().split_off(before);
+    assert!(log.last().unwrap().starts_with("create_mapped"), "{log:?}");
+}
+
+#[test]
 fn an_adoption_that_was_interrupted_is_repeated() {
     for n in 1..40 {
         let host = MemoryHost::new();

@@ -11,7 +11,7 @@ use slackwater::csi::NodeGetInfoRequest;
 use slackwater::router::adopt::{self, Done, Plan, Step, VolumeAction};
 
 use crate::kube::plane::Plane;
-use slackwater_testkit::{Client, Scratch, Server, binary, eventually, mount};
+use slackwater_testkit::{Client, Scratch, Server, binary, eventually_within, mount};
 
 const DRIVER: &str = "csi.slackwater.dev";
 const KEY: &str = "topology.csi.slackwater.dev/home";
@@ -73,7 +73,7 @@ impl Fixture {
             pool: String::new(),
             _scratch: scratch,
         };
-        eventually("all claims are bound", || {
+        eventually_within(LONG, "all claims are bound", || {
             fixture
                 .claims()
                 .iter()
@@ -326,7 +326,7 @@ fn is_cut_off(fixture: &Fixture, step: Step) {
     assert_eq!(notes(&fixture.pool()), usize::from(noted), "{step:?}");
     if expected == 1 {
         assert_eq!(away, [last.as_str()]);
-        eventually("its claim is called lost", || {
+        eventually_within(LONG, "its claim is called lost", || {
             let claims = fixture.claims();
             claims
                 .iter()
@@ -336,7 +336,7 @@ fn is_cut_off(fixture: &Fixture, step: Step) {
 }
 
 fn is_as_before(fixture: &Fixture, before: &[Value]) {
-    eventually("the provisioner protects them again", || {
+    eventually_within(LONG, "the provisioner protects them again", || {
         let volumes = fixture.volumes();
         volumes.iter().all(|volume| {
             let finalizers = volume["metadata"]["finalizers"].to_string();
@@ -421,7 +421,7 @@ fn lives_on(fixture: &Fixture, mut stored: BTreeSet<String>) {
         .plane
         .kubectl(&["delete", "pvc", "data-0", "-n", "shop", "--wait=false"]);
     stored.remove(handle);
-    eventually("the volume of a deleted claim is deleted", || {
+    eventually_within(LONG, "the volume of a deleted claim is deleted", || {
         fixture.stored() == stored && fixture.volumes().len() == CLAIMS - 1
     });
 }

@@ -377,7 +377,7 @@ fn an_agent_that_is_gone_leaves_its_pools_as_they_were_seen() {
         assert_eq!(sky.changes(), [], "nothing more is to be said");
     }
     sky.says("a", vec![shown(1)]);
-    assert!(sky.write()[0].turned, "its return is on_disk");
+    assert!(sky.write()[0].turned, "its return is reported");
     // An agent that answers and no longer reports it.
     sky.says("a", vec![]);
     sky.write();
