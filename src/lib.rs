@@ -24,11 +24,12 @@
 //! 6. [`cut`]: consistent snapshots. [`cut::guard`] is the client of the separate process that freezes
 //!    and thaws, whose sources are in `guard/src`. The path of a cut to FIFREEZE is `cut/local.rs`,
 //!    `guard/src/lib.rs`, `guard/src/client.rs`, then in the other process `guard/src/session.rs`,
-//!    `guard/src/session/member.rs`, `core/src/host/linux/freeze.rs`.
+//!    `guard/src/session/member.rs`, `core/src/host/linux/freeze.rs`, and for the ioctl
+//!    `core/src/host/linux/sys/fs.rs`.
 //! 7. [`operation`]: one file for each operation of CSI; most decisions are made here, such as
-//!    whether a repeated call is ALREADY_EXISTS. Each place that decides this calls
-//!    [`error::Error::exists`]: `mismatch` in `operation/volume/create.rs` for volumes, and
-//!    `same_request` in `operation/snapshot/create.rs` and `operation/snapshot/group.rs`.
+//!    whether a repeated call is ALREADY_EXISTS. Each place on a node that decides this calls
+//!    [`error::Error::exists`], for example `mismatch` in `operation/volume/create.rs` and
+//!    `same_request` in `operation/snapshot/create.rs`; `docs/architecture.md` lists all.
 //! 8. [`csi`] and [`agent`]: messages that are generated from `proto/`.
 //! 9. [`telemetry`] and [`tls`]: logs and metrics; the connections between router and agents.
 //! 10. [`service`]: the gRPC services of one node. [`service::status`](mod@service::status) is the
@@ -44,8 +45,9 @@
 //! `operation/volume/format.rs`, `core/src/host/linux/mounts.rs`.
 //!
 //! Tests are next to the code that they test, and in `tests/`, in one program for each need.
-//! `CONTRIBUTING.md` describes each folder. A test of a call that fails goes to `tests/simulated/`
-//! if any of its effects may fail, and to `tests/unprivileged/service/codes` if its code matters.
+//! `CONTRIBUTING.md` describes each folder. A call that fails gets a scenario in
+//! `tests/simulated/fault_sweep/` (snapshots: `cuts.rs`), which lets each of its effects fail, and a
+//! row in `tests/unprivileged/service/codes/` if its code matters (snapshots: `snapshots.rs`).
 //!
 //! # Invariants
 //!

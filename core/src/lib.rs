@@ -7,8 +7,8 @@
 //! | [`fault`] | faults that tests plan, in a build for tests |
 //! | [`record`] | what is stored on disk: versioned JSON, written durably |
 //! | [`thin_metadata`] | reads the metadata of a thin pool: its thin devices and their blocks |
-//! | [`host`] | access to kernel, disk and programs: `host::linux` is real, `host::memory`
-//! simulated |
+//! | [`host`] | access to kernel, disk and programs: `host::linux` is real, `host::memory` simulated |
+//! | [`crc32c`] | CRC-32C, the checksum of several formats on disk |
 //! | `fuzz` | fuzzing of parsers, for tests alone |
 
 pub mod crc32c;

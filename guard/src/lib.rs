@@ -5,13 +5,10 @@
 //! | module | content |
 //! |---|---|
 //! | `command` | the command line of `slackwater-guard` |
-//! | `program`, `session` | the guard process: a socket, a session per connection, a thread per
-//! member |
+//! | `program`, `session` | the guard process: a socket, a session per connection, a thread per member |
 //! | `mapped` | a mapped device, as both sides use it |
-//! | `client`, `shared`, `keeper` | the driver's side of a session, and what the driver does
-//! without the guard |
-//! | `journal`, `sweep` | freezes are recorded before they start, and thawed by the next process
-//! after a crash |
+//! | `client`, `shared`, `keeper` | the driver's side of a session, and what the driver does without the guard |
+//! | `journal`, `sweep` | freezes are recorded before they start, and thawed by the next process after a crash |
 //! | `load` | limits of what is held at a time |
 //! | `protocol` | the messages between driver and guard |
 //!

@@ -1,4 +1,5 @@
-//! Text for people: what objects contain is not trusted, and may be written by anyone.
+//! Formats text for people: sizes, times and ages. Characters that a terminal could act on are escaped,
+//! because anyone may write what objects contain.
 
 use k8s_openapi::jiff::Timestamp;
 

@@ -1,4 +1,5 @@
-//! One attempt, from its configuration to a volume that is filled and durable.
+//! One attempt, from its configuration to a volume that is filled and durable. `blocks` writes one
+//! object, `objects` a bucket, `image` an image of a registry.
 
 mod blocks;
 mod image;

@@ -138,7 +138,7 @@ impl Drop for CleanUp {
 
 fn report_failure(why: Option<String>) {
     FAILING.with_borrow(|caller| {
-        // The caller is gone, or there is none: tests call operations without `detach`.
+        // The caller is gone, or there is none: tests call operations without `run_blocking`.
         let _ = caller.as_ref().map(|caller| caller.send_replace(why));
     });
 }

@@ -1,4 +1,5 @@
-//! CreateSnapshot, by the agent of the volume.
+//! CreateSnapshot: forwarded to the agent of the volume, after a check that no other agent has the name
+//! for another volume.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};

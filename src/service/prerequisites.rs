@@ -1,4 +1,5 @@
-//! Whether the driver's threads still start new work. Probe reports this without using one of them.
+//! Checks which prerequisites this host lacks, for Probe. While all threads are busy, Probe gets the
+//! last result; if a check waits too long for a thread, the driver counts as stuck.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! VolumeMoves.
+//! VolumeMoves, with their progress, as their status has it.
 
 use kube::api::{DynamicObject, ListParams};
 use serde::Serialize;

@@ -2,10 +2,10 @@
 //! so each copy is created there under a name of its own, and transferred when the volumes of all copies
 //! exist ([`crate::transfer`]).
 //!
-//! What is to be done is decided from what exists: the claim that is there to be transferred has the UID
-//! of its snapshot in its name and the claim that it becomes in an annotation, the PersistentVolume has the
-//! record of the transfer, and the new claim has the name of the former one in an annotation. So a command
-//! that was interrupted anywhere is repeated.
+//! The next step is decided from what exists. The temporary claim has the UID of its snapshot in its
+//! name, and the name of the final claim in an annotation. The PersistentVolume records the transfer.
+//! The final claim has the name of the temporary one in an annotation. So a command that was interrupted
+//! anywhere is repeated.
 
 mod stage;
 mod state;

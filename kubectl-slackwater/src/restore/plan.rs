@@ -1,4 +1,4 @@
-//! Which claims are created, and how.
+//! Plans a restore: the name, size, StorageClass and state of each claim that is created from a snapshot.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Running operations with the time that it takes until it is done: evacuations of pools, moves, reverts, claims
-//! that are filled from data sources, and other copies. All of them are computed from objects, as the status
-//! page of the driver computes it.
+//! Running operations, each with the time that it still takes: evacuations of pools, moves, reverts,
+//! claims that are filled from data sources, and other copies. They are computed from objects, as the
+//! driver's status page computes them.
 
 mod copies;
 
@@ -59,7 +59,8 @@ pub struct Operation {
     pub outdated: bool,
     /// When its progress was reported last, if that is known.
     pub reported_at: Option<Timestamp>,
-    /// Volumes of which it is done, and all of them; `None` if it is about one, or if the user may not list all of them.
+    /// The number of volumes that are done, and of all volumes; `None` for an operation on one volume, or
+    /// if the user may not list all of them.
     pub volumes_done: Option<u64>,
     pub volumes: Option<u64>,
     pub bytes_done: i64,

@@ -1,9 +1,9 @@
-//! A transfer is given up: the volume goes back to the claim that it was taken from, as long as the new
-//! claim is not bound to it. As for the transfer, the next step is decided from what exists.
+//! `transfer --undo`: the volume goes back to its former claim, unless the new claim is already bound. As
+//! for the transfer, the next step is decided from what exists.
 //!
-//! The record is marked first, so that no run of the transfer goes on. One that has decided to delete the
-//! old claim before that deletes it only in the version that it has read, so the claim is written to before
-//! the volume loses the policy Retain.
+//! The record is marked first, so no run of the transfer continues. A run that has already decided to
+//! delete the former claim names the version that it has read; so the undo writes to that claim before
+//! it restores the reclaim policy.
 
 use serde_json::json;
 

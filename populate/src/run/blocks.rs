@@ -1,4 +1,5 @@
-//! What one object contains: blocks, an image in the format qcow2, or an archive.
+//! Writes one object to the volume: as blocks, as a qcow2 image that is converted, or as an archive that
+//! is unpacked.
 
 use std::io::{self, Read};
 

@@ -23,7 +23,7 @@ impl Snapshots {
         for id in &request.base_snapshot_ids {
             bases.push((id.as_str(), self.pools.get_snapshot_or_base(id)?.2, false));
         }
-        let (mut members, mut loans, mut records) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut members, mut reads, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for id in &request.snapshot_ids {
             let (pool, _, record) = self.pools.get_snapshot(id)?;
             let mut same = bases.iter_mut();
@@ -34,7 +34,7 @@ impl Snapshots {
             });
             let (member, outgoing, of) = self.member(&pool, (id, &record), base)?;
             members.push(member);
-            loans.push((outgoing, of));
+            reads.push((outgoing, of));
             records.push(record);
         }
         if let Some((id, ..)) = bases.iter().find(|(_, _, is_used)| !is_used) {
@@ -46,7 +46,7 @@ impl Snapshots {
             members,
         };
         let mut archive = ArchiveWriter::begin(to, &manifest)?;
-        for (member, (mut outgoing, of)) in (0..).zip(loans) {
+        for (member, (mut outgoing, of)) in (0..).zip(reads) {
             let copying = self.copies.listed.begin(of);
             copying.starts(0, outgoing.bytes());
             while let Some(range) = self.read_next(&mut outgoing)? {

@@ -145,7 +145,7 @@ impl Snapshots {
         Ok((pool, Side { record, image }))
     }
 
-    /// The next range of a outgoing, at a bounded rate; `None` at its end. It has a checksum only if
+    /// The next range of a snapshot that is being read, at a bounded rate; `None` at its end. It has a checksum only if
     /// digests are wanted: where it goes decides which one it needs.
     pub fn read_next(&self, outgoing: &mut OutgoingRead) -> Result<Option<SnapshotRange>> {
         if self.pools.in_flight.is_stopping() {

@@ -1,4 +1,4 @@
-//! One agent.
+//! One agent: its connection, its last description, and when it last answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! `slackwater pool adopt --cluster`: the PersistentVolumes of a pool follow it to its new home.
+//! `slackwater pool adopt --cluster`: the PersistentVolumes of a pool follow it to its new home. A home
+//! is the value of the topology label of the node that has the pool.
 //!
 //! The node affinity of a PersistentVolume contains the home at which it may be used, and Kubernetes
 //! does not let it be changed. So each PersistentVolume with another home than its pool is deleted and

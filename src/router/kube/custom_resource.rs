@@ -1,4 +1,5 @@
-//! Custom resources: what the API of Kubernetes needs to know of a kind of objects of our own.
+//! What all kinds of objects of this driver share: their API group and version, UID, path and
+//! finalizers.
 
 pub(super) mod duration;
 

@@ -5,6 +5,16 @@
 //! VolumeMove was removed. What a move must not forget is in its status, in the fence of its
 //! source, and in the annotation in which the PersistentVolume is stored while it is exchanged. IDs
 //! of the copy and of the snapshot follow from the UID of the move.
+//!
+//! | file | content |
+//! |---|---|
+//! | `object` | the VolumeMove |
+//! | `observe`, `decide`, `execute` | the reconciler |
+//! | `propose` | where a volume could go |
+//! | `others`, `pod_use` | what pods require |
+//! | `fences` | fences without a move |
+//! | `show` | the status |
+//! | `trust` | what its status may say |
 
 mod decide;
 mod execute;

@@ -7,6 +7,15 @@
 //! while. A router that becomes the leader starts to count from zero.
 //!
 //! [`unowned_snapshots`] is a command that deletes single snapshots that no object owns.
+//!
+//! | file | content |
+//! |---|---|
+//! | `controller` | the reconciler |
+//! | `ask` | lists of a driver |
+//! | `deletion` | which orphans are deleted, and when |
+//! | `described` | what a person needs to adopt one |
+//! | `named` | the check before a deletion |
+//! | `unowned_snapshots` | the command |
 
 mod ask;
 mod controller;

@@ -1,4 +1,5 @@
-//! What decides on the node of a new volume, and whether the volume is still wanted there.
+//! What Kubernetes objects say about the node of a new volume, for `create_volume`, and whether a copy to
+//! that node is still wanted.
 
 pub(super) mod pod_claims;
 pub(super) mod unwanted_copies;

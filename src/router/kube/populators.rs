@@ -5,6 +5,16 @@
 //! prime claim. The router uses nothing of it but the objects of sources, for its status page, and nothing
 //! here calls an agent: it runs in a Deployment of its own, with rights of its own.
 //!
+//! | file | content |
+//! |---|---|
+//! | `source` | the data sources |
+//! | `observe`, `decide`, `execute`, `controller` | the reconciler |
+//! | `pod`, `state` | the pod that fills a volume, and the annotations |
+//! | `cache`, `snapshots`, `clean` | the cache of snapshots |
+//! | `turns` | the order of claims |
+//! | `grant` | ReferenceGrants |
+//! | `status`, `metrics` | what is reported |
+//!
 //! [ADR 0047]: ../../../docs/adr/0047-a-controller-of-its-own-fills-claims.md
 
 mod cache;

@@ -4,6 +4,14 @@
 //! [`object`] has the VolumeRevert, [`decide`] has all decisions, and [`fences`] ends fences whose
 //! VolumeRevert was removed. What a revert must not forget is in its status, and in the fences of
 //! its volumes, which their agents keep.
+//!
+//! | file | content |
+//! |---|---|
+//! | `object` | the VolumeRevert |
+//! | `observe`, `decide`, `execute` | the reconciler |
+//! | `propose` | with which members a revert begins |
+//! | `read` | reads the objects that it names |
+//! | `fences` | fences without a revert |
 
 mod decide;
 mod execute;

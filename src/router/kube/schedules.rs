@@ -4,6 +4,17 @@
 //!
 //! [`decide`] has all decisions. What must not be forgotten is in the names of the sets, and in the
 //! status of the schedule.
+//!
+//! | file | content |
+//! |---|---|
+//! | `object`, `spec` | the SnapshotSchedule, and what it requests |
+//! | `observe`, `decide`, `execute` | the reconciler |
+//! | `cron`, `slots`, `skipped` | times |
+//! | `names`, `sets` | the snapshots of a slot |
+//! | `retention`, `uses` | what is deleted, and what is still used |
+//! | `duty` | since when sets must exist |
+//! | `check` | the CronJob that checks snapshots |
+//! | `shown` | what the status page shows |
 
 mod check;
 mod cron;

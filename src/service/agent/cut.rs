@@ -1,4 +1,4 @@
-//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteSnapshotOptions: the agent's side of cuts across nodes.
+//! Cut, GetGroup, SettleGroup, DeleteGroup and DeleteOne: the agent's side of cuts across nodes.
 //!
 //! A stream is one participation in a cut. A separate thread works on it, while a task reads the
 //! stream: as soon as the router disconnects in any way, the task thaws, even in the middle of a

@@ -387,7 +387,7 @@ const KNOWN: &[Known] = &[
     ("Used space", 0, NODE, Above(0.0)),
     ("Time until the pool is full", 0, NODE, Above(0.0)),
     ("Free bytes", 0, NODE, Above(1e6)),
-    ("Promised share", 0, NODE, Above(0.0)),
+    ("Provisioned share", 0, NODE, Above(0.0)),
     ("Bytes of volumes, snapshots and bases", 0, POOL, Above(0.0)),
     ("Bytes of volumes, snapshots and bases", 1, POOL, Above(0.0)),
     ("Volumes and snapshots", 0, POOL, Is(3.0)),

@@ -1,5 +1,5 @@
-//! The volumes that operations copy. The copies that run add their bytes to it; those that are no part of another
-//! operation are operations by themselves.
+//! The volumes that operations copy. A running copy adds its bytes to the operation that it is a part
+//! of; any other copy is an operation by itself.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! The steps of one PersistentVolume, done at the API server. It is stored in an annotation of a Pool
-//! object before it is deleted, so the annotation's prefix says who completes what was begun.
+//! Exchanges one PersistentVolume for a copy that differs in its home: the requests to the API server.
+//! Moves use it too. The PersistentVolume is stored in an annotation of a Pool object before it is
+//! deleted, so the annotation's prefix says who completes what was begun.
 
 use ::kube::Client;
 use ::kube::api::{Api, DeleteParams, DynamicObject, PostParams, Preconditions};

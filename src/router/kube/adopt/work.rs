@@ -1,4 +1,4 @@
-//! The steps of adoption, done at the API server.
+//! `slackwater pool adopt --cluster`: exchanges all PersistentVolumes of a pool, one after the other.
 
 use std::collections::BTreeMap;
 use std::fmt;

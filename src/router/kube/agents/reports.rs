@@ -1,4 +1,5 @@
-//! [`AgentReports`] of the router's own agents.
+//! What controllers request of agents: their reports, their volumes, deletions of orphans and changes
+//! of pools. Implements [`AgentReports`] with calls to agents.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

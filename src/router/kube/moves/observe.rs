@@ -1,4 +1,4 @@
-//! Reads what is decided about a move.
+//! Reads everything that the decision about a move needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 

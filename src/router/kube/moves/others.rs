@@ -1,4 +1,5 @@
-//! The pods beside which those of a claim have to run.
+//! The other pods of the cluster, where the pods of a moved claim have affinity or anti-affinity to
+//! others.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! All volumes and snapshots of a driver, page by page.
+//! Asks a driver for all its volumes and snapshots, page by page, with limits on what a false list can
+//! contain.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The last look before an orphan is deleted: the API server is asked whether anything names it, because
+//! Asks the API server, immediately before an orphan is deleted, whether any object names it, because
 //! what is in memory may be some seconds old.
 
 use ::kube::api::{DynamicObject, GroupVersionKind};

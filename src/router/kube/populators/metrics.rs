@@ -1,4 +1,5 @@
-//! The last line of a pod's log. It is text that the pod controls, so only numbers are believed.
+//! Progress numbers of a populating pod, parsed from the last line of its log. The pod controls that text,
+//! so only numbers are accepted.
 
 use serde::Deserialize;
 

@@ -1,5 +1,6 @@
-//! Reads what is decided about a claim. Claim, prime claim, pod and PersistentVolume are read from the API
-//! server each time, because a decision from an outdated pod would repeat an attempt.
+//! Reads everything that the decision about a claim needs. Claim, prime claim, pod and PersistentVolume
+//! are read from the API server each time, because a decision from an outdated pod would repeat an
+//! attempt.
 
 use std::fmt;
 

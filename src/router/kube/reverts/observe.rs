@@ -1,4 +1,4 @@
-//! Reads what is decided about a revert.
+//! Reads everything that the decision about a revert needs.
 
 use std::collections::BTreeMap;
 

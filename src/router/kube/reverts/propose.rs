@@ -1,4 +1,4 @@
-//! What a revert would begin with, or why it cannot begin.
+//! With which members a revert begins, or why it is refused, now or for good.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Since when each claim of a schedule must have sets. A slot in which the schedule was suspended, or that
-//! is older than the claim in its spec, needs none.
+//! Since when each claim of a schedule must have a set, for the condition that reports overdue sets. A
+//! slot in which the schedule was suspended, or that is older than the claim in its spec, needs none.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

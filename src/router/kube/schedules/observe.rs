@@ -1,4 +1,4 @@
-//! Reads what is decided about schedules.
+//! Reads everything that decisions about schedules need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -29,19 +29,19 @@ fn name_of(error: &Error) -> &'static str {
         Error::NotFound { .. } => "Not found",
         Error::Exists { .. } => "Exists",
         Error::Pending { .. } => "Pending",
-        Error::GroupInDoubt { .. } => "GroupInDoubt",
+        Error::GroupInDoubt { .. } => "Group in doubt",
         Error::InUse { .. } => "In use",
         Error::Refused { .. } | Error::Locked { .. } => "Refused",
         Error::Busy { .. } => "Busy",
         Error::OutOfSpace { .. } => "Out of space",
-        Error::SpaceGuaranteed { .. } => "Promised",
+        Error::SpaceGuaranteed { .. } => "Space guaranteed",
         Error::OutOfMetadata { .. } => "Out of metadata",
         Error::OutOfRange { .. } => "Out of range",
-        Error::TopologyMismatch { .. } => "Elsewhere only",
+        Error::TopologyMismatch { .. } => "Topology mismatch",
         Error::Unfit { .. } => "Unfit",
         Error::BadToken { .. } => "Bad token",
         Error::Unreachable { .. } => "Unreachable",
-        Error::NotEnabled { .. } => "Unsupported",
+        Error::NotEnabled { .. } => "Not enabled",
         Error::Damaged { .. } => "Damaged",
         Error::Host { .. } if error.is_no_space() => "Host: disk full",
         Error::Host { source, .. } if source.is_too_large() => "Host: file too large",
@@ -50,11 +50,11 @@ fn name_of(error: &Error) -> &'static str {
             HostCause::NoAnswer => "Host: no answer",
             HostCause::Errno(_) | HostCause::Tool { .. } | HostCause::Unexpected(_) => "Host",
         },
-        Error::RollbackFailed { .. } => "Undo",
+        Error::RollbackFailed { .. } => "Rollback failed",
         Error::QuiesceFailed { .. } => "Quiesce failed",
         Error::CutLost { .. } => "Cut lost",
         Error::Paused { .. } => "Paused",
-        Error::Forwarded { .. } => "Answered",
+        Error::Forwarded { .. } => "Forwarded",
         Error::Stopping => "Stopping",
         Error::Bug { .. } => "Bug",
     }
@@ -293,9 +293,10 @@ fn conditions() -> Vec<Condition> {
 /// Why a code differs from that of the other calls.
 fn exception(condition: &str, code: Code) -> &'static str {
     match (condition, code) {
-        ("Out of space" | "Promised" | "Out of metadata" | "Host: disk full", Code::OutOfRange) => {
-            "the resizer would retry indefinitely; this code lets the user lower the claim again"
-        }
+        (
+            "Out of space" | "Space guaranteed" | "Out of metadata" | "Host: disk full",
+            Code::OutOfRange,
+        ) => "the resizer would retry indefinitely; this code lets the user lower the claim again",
         ("Host: program missing", Code::Internal) => {
             "the resizer takes FAILED_PRECONDITION for \"in use\" and would not retry"
         }
@@ -449,7 +450,7 @@ fn every_condition_is_described_once() {
 fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
     let may_leave = [
         "Pending",
-        "GroupInDoubt",
+        "Group in doubt",
         "Busy",
         "Undo",
         "Unreachable",
@@ -502,7 +503,7 @@ fn growth_beyond_the_free_space_can_be_reverted() {
             let code = code(rpc, &condition.example);
             let never = [
                 "Out of space",
-                "Promised",
+                "Space guaranteed",
                 "Host: disk full",
                 "Host: file too large",
             ];

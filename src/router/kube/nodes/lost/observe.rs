@@ -1,4 +1,4 @@
-//! Reads what is decided about the claims of lost nodes.
+//! Reads everything that decisions about claims of lost nodes need.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -221,7 +221,7 @@ fn a_request_is_listed_however_many_orphans_there_are() {
 /// What happens between two checks.
 #[derive(Clone, Debug)]
 enum Event {
-    /// This number of minutes passes.
+    /// Time passes: this many minutes.
     Wait(i64),
     /// The clock of the router is changed, by hours.
     Clock(i64),

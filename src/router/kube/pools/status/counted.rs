@@ -1,4 +1,4 @@
-//! Which reports of a pool count.
+//! If several agents report one pool: whose report counts.
 
 use super::PoolStatuses;
 use super::observation::Observation;
