@@ -452,7 +452,7 @@ fn a_new_volume_is_never_forgotten_while_something_may_be_left() {
         "Pending",
         "Group in doubt",
         "Busy",
-        "Undo",
+        "Rollback failed",
         "Unreachable",
         "Stopping",
         "Damaged",
@@ -510,7 +510,7 @@ fn growth_beyond_the_free_space_can_be_reverted() {
             assert!(!never.contains(&condition.name) || code == Code::OutOfRange);
             let waits = [
                 "Pending",
-                "Undo",
+                "Rollback failed",
                 "Unreachable",
                 "Stopping",
                 "Host: no answer",
