@@ -21,27 +21,24 @@ use make::Probe;
 
 /// What is mounted where a pool's file system belongs.
 enum FoundMount {
-    None,
     /// The device of the pool.
     Own,
     /// Another device; the text says which.
     Foreign(String),
 }
 
-fn find_mount(host: &dyn Host, device: &Device, target: &Path) -> Result<FoundMount> {
+fn find_mount(host: &dyn Host, device: &Device, target: &Path) -> Result<Option<FoundMount>> {
     let table = host.mounts().context(|| "read the mount table".into())?;
-    Ok(
-        match table.iter().rfind(|mount| mount.mount_point == target) {
-            None => FoundMount::None,
-            Some(mount) if mount.device == device.rdev => FoundMount::Own,
-            Some(mount) => FoundMount::Foreign(format!(
-                "{} ({}) is mounted at {}; unmount it",
-                mount.source.display(),
-                mount.fs_name,
-                target.display()
-            )),
-        },
-    )
+    let found = table.iter().rfind(|mount| mount.mount_point == target);
+    Ok(found.map(|mount| match mount.device == device.rdev {
+        true => FoundMount::Own,
+        false => FoundMount::Foreign(format!(
+            "{} ({}) is mounted at {}; unmount it",
+            mount.source.display(),
+            mount.fs_name,
+            target.display()
+        )),
+    }))
 }
 
 /// What must stay open while the folder of a pool is in use.

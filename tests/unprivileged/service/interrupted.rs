@@ -247,15 +247,18 @@ async fn leftovers_on_one_pool_are_cleaned_up_while_the_disk_of_another_hangs() 
         volume.parameters = parameters.map(|(k, v)| (k.into(), v.into())).into();
         // The effect that fails may be one of the periodic work. Then the deletion succeeds, and the volume
         // is created again.
-        let status = loop {
+        let mut refused = None;
+        for _ in 0..20 {
             let created = controller.create_volume(volume.clone()).await.unwrap();
             let volume_id = created.into_inner().volume.unwrap().volume_id;
             // The volume is in the trash then, and its blocks still exist.
             machine.fail_effect(2, FaultMode::Before(Errno::EIO));
-            if let Err(status) = controller.delete_volume(delete(&volume_id)).await {
-                break status;
+            refused = controller.delete_volume(delete(&volume_id)).await.err();
+            if refused.is_some() {
+                break;
             }
-        };
+        }
+        let status = refused.expect("the planned failure is one of the deletion");
         assert_eq!(status.code(), Code::Aborted, "{status:?}");
     }
     host.close("discard");

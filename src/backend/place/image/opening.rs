@@ -340,9 +340,9 @@ impl ImageOpener<'_> {
         let target = folder.as_path();
         self.perform(&Effect::MakeDir { path: target }, "create the mount point")?;
         match find_mount(self.host, device, target)? {
-            FoundMount::Own => {}
-            FoundMount::Foreign(holder) => return Err(self.busy(holder)),
-            FoundMount::None => {
+            Some(FoundMount::Own) => {}
+            Some(FoundMount::Foreign(holder)) => return Err(self.busy(holder)),
+            None => {
                 let options = OPTIONS.map(str::to_string);
                 let spec = MountSpec {
                     device,

@@ -421,9 +421,9 @@ impl LvmOpener<'_> {
     fn mount(&self, device: &Device, target: &Path) -> Result<()> {
         make_folders(self.host, target)?;
         match find_mount(self.host, device, target)? {
-            FoundMount::Own => return Ok(()),
-            FoundMount::Foreign(holder) => return Err(self.busy(holder)),
-            FoundMount::None => {}
+            Some(FoundMount::Own) => return Ok(()),
+            Some(FoundMount::Foreign(holder)) => return Err(self.busy(holder)),
+            None => {}
         }
         let options = OPTIONS.map(str::to_string);
         let spec = MountSpec {
